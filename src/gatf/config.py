@@ -1,0 +1,155 @@
+"""One run, wholly described: `RunConfig`, recipes and dotted overrides."""
+
+from collections.abc import Iterable, Mapping
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import Field, NonNegativeInt, PositiveInt, SerializeAsAny, ValidationError, field_validator
+
+from gatf.errors import UserError, near_misses
+from gatf.methods import METHODS, method_class
+from gatf.settings import (
+    BackboneConfig,
+    DataConfig,
+    MethodConfig,
+    OptimisationConfig,
+    ScenarioConfig,
+    Strict,
+    explain,
+)
+
+PER_METHOD = "per_method"
+
+
+class RunConfig(Strict):
+    """Everything a run depends on; saved beside its results, and enough to repeat it."""
+
+    data: DataConfig = DataConfig()
+    scenario: ScenarioConfig = ScenarioConfig()
+    backbone: BackboneConfig = BackboneConfig()
+    optimisation: OptimisationConfig = OptimisationConfig()
+    method: SerializeAsAny[MethodConfig]
+    seed: NonNegativeInt = 0
+    """Seed of everything but the class order."""
+    class_order_seed: NonNegativeInt = 1993
+    """Seed of the class order, where it is drawn."""
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    precision: Literal["32-true", "bf16-mixed", "16-mixed"] = "32-true"
+    diagnostics: bool = False
+    """Reserved for drift diagnostics, which look at old data the method cannot reach."""
+    checkpoint_every: PositiveInt | None = Field(default=None)
+    """Save within a task every so many epochs; a checkpoint after every task is always kept."""
+
+    @field_validator("method", mode="before")
+    @classmethod
+    def _choose_method(cls, value: Any) -> Any:
+        if isinstance(value, MethodConfig):
+            return value
+        if not isinstance(value, dict) or "name" not in value:
+            raise ValueError("needs a name: " + ", ".join(METHODS))
+        if value["name"] not in METHODS:
+            raise ValueError(f"no method is called '{value['name']}'{near_misses(value['name'], METHODS)}")
+        return METHODS[value["name"]].Config.model_validate(value)
+
+    def to_yaml(self) -> str:
+        return str(yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True))
+
+
+def recipe_names() -> list[str]:
+    """Recipes shipped with the package."""
+    return sorted(entry.name.removesuffix(".yaml") for entry in files("gatf.recipes").iterdir() if _is_yaml(entry.name))
+
+
+def _is_yaml(name: str) -> bool:
+    return name.endswith((".yaml", ".yml"))
+
+
+def read_recipe(name_or_file: str) -> dict[str, Any]:
+    """A shipped recipe by name, or any YAML file."""
+    if _is_yaml(name_or_file):
+        path = Path(name_or_file)
+        if not path.is_file():
+            raise UserError(f"there is no recipe file {path}")
+        text = path.read_text(encoding="utf-8")
+    elif name_or_file in recipe_names():
+        text = files("gatf.recipes").joinpath(f"{name_or_file}.yaml").read_text(encoding="utf-8")
+    else:
+        hint = near_misses(name_or_file, recipe_names())
+        raise UserError(f"no recipe is called '{name_or_file}'{hint} (a file must end in .yaml)")
+    return _mapping(text, name_or_file)
+
+
+def _mapping(text: str, origin: str) -> dict[str, Any]:
+    try:
+        loaded = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise UserError(f"recipe '{origin}' is not valid YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(loaded, dict):
+        raise UserError(f"recipe '{origin}' must be a mapping of sections such as data, scenario, method")
+    return loaded
+
+
+def load_config(
+    recipe: str | Mapping[str, Any] | None = None,
+    *,
+    method: str | None = None,
+    overrides: Mapping[str, Any] | None = None,
+) -> RunConfig:
+    """Layers, later ones win: the recipe's common sections, the method's own defaults, the recipe's `per_method` entry,
+    the overrides (dotted paths). A recipe that is itself for the chosen method comes after that method's defaults.
+    """
+    content = dict(read_recipe(recipe) if isinstance(recipe, str) else recipe or {})
+    per_method = content.pop(PER_METHOD, None) or {}
+    own = (content.get("method") or {}).get("name")
+    name = method or (overrides or {}).get("method.name") or own or "gatf"
+    chosen = method_class(str(name))
+    if own is not None and own != name:
+        content.pop("method")
+    layers = [content, chosen.defaults] if own != name else [chosen.defaults, content]
+    layers += [per_method.get(name) or {}, {"method": {"name": name}}]
+    merged: dict[str, Any] = {}
+    for layer in layers:
+        merged = deep_merge(merged, layer)
+    for path, value in (overrides or {}).items():
+        merged = deep_merge(merged, nest(path, value))
+    return validated(merged)
+
+
+def validated(values: Mapping[str, Any]) -> RunConfig:
+    try:
+        return RunConfig.model_validate(dict(values))
+    except ValidationError as error:
+        name = (values.get("method") or {}).get("name") if isinstance(values.get("method"), Mapping) else None
+        raise explain(error, RunConfig, method=METHODS[name].Config if name in METHODS else None) from None
+
+
+def parse_overrides(assignments: Iterable[str]) -> dict[str, Any]:
+    """`["method.ridge=0.1"]` → `{"method.ridge": 0.1}`; values are YAML."""
+    parsed = {}
+    for assignment in assignments:
+        path, sign, text = assignment.partition("=")
+        if not sign or not path:
+            raise UserError(f"--set takes path=value, e.g. --set method.ridge=0.1, not '{assignment}'")
+        try:
+            parsed[path.strip()] = yaml.safe_load(text)
+        except yaml.YAMLError:
+            raise UserError(f"--set {assignment}: the value is not valid YAML") from None
+    return parsed
+
+
+def nest(path: str, value: Any) -> dict[str, Any]:
+    """`nest("a.b", 1)` is `{"a": {"b": 1}}`."""
+    for part in reversed(path.split(".")):
+        value = {part: value}
+    return dict(value)
+
+
+def deep_merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """`over` laid on `base`, mapping by mapping."""
+    merged = dict(base)
+    for key, value in over.items():
+        nested = isinstance(value, Mapping) and isinstance(merged.get(key), Mapping)
+        merged[key] = deep_merge(merged[key], value) if nested else value
+    return merged

@@ -1,0 +1,338 @@
+"""Batched augmentation on the device: steps on uint8 images, then normalisation to float32.
+
+A step is a callable `step(images, generator) -> images` on uint8 `[B, C, H, W]` (C is 1 or 3) that draws every
+random number from the given generator, which lives on the images' device. A `Pipeline` runs steps in order and
+normalises. There is no loop over images: what differs between images is an index, a matrix or a table.
+"""
+
+import difflib
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from gatf.data.image_ops import Op, apply_operations, resize_windows
+from gatf.data.policies import AutoAugment, TrivialAugment
+
+
+class Step(Protocol):
+    """One augmentation of a uint8 batch `[B, C, H, W]`; all randomness comes from `generator`."""
+
+    def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor: ...
+
+
+# --- steps ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class RandomCrop:
+    """Zero-pad every side by `padding`, then cut a window of the original size at a random offset."""
+
+    padding: int
+
+    def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
+        count, channels, height, width = images.shape
+        offsets = torch.randint(2 * self.padding + 1, (2, count), generator=generator, device=images.device)
+        padded = F.pad(images, (self.padding,) * 4)
+        # Every memory offset of `padded` starts a window (a view, nothing is copied); image i picks its own.
+        per_image, *strides = padded.stride()
+        extent = sum((size - 1) * stride for size, stride in zip(images.shape[1:], strides, strict=True))
+        windows = padded.as_strided((padded.numel() - extent, channels, height, width), (1, *strides))
+        images_start = torch.arange(count, device=images.device) * per_image
+        return windows.index_select(0, images_start + offsets[0] * strides[1] + offsets[1] * strides[2])
+
+
+@dataclass(frozen=True)
+class RandomFlip:
+    """Mirror each image left to right with probability one half."""
+
+    def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
+        count = len(images)
+        mirrored = torch.randint(2, (count,), generator=generator, device=images.device)
+        both = torch.cat([images, images.flip(-1)])
+        return both.index_select(0, torch.arange(count, device=images.device) + count * mirrored)
+
+
+@dataclass(frozen=True)
+class Pad:
+    """Zero-pad every side by `padding`: the images grow, for a resized crop to cut from (EFC)."""
+
+    padding: int
+
+    def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
+        return F.pad(images, (self.padding,) * 4)
+
+
+@dataclass(frozen=True)
+class ResizedCrop:
+    """Cut a window of random area (a fraction in `scale`) and aspect ratio (3/4 … 4/3), resize it to size × size.
+
+    Ten windows are drawn an image and the first that fits is taken; if none does, the largest centred window whose
+    ratio is in range. Resizing is Pillow's antialiased bilinear.
+    """
+
+    size: int
+    scale: tuple[float, float] = (0.08, 1.0)
+
+    def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
+        count, _, rows, columns = images.shape
+        top, left, height, width = self.draw(count, rows, columns, generator)
+        return resize_windows(images, top, left, height, width, size=self.size)
+
+    def draw(self, count: int, rows: int, columns: int, generator: torch.Generator) -> tuple[Tensor, ...]:
+        """Top, left, height and width of each image's window, whole pixels, each `[count]`."""
+        attempts, smallest, largest = 10, 3 / 4, 4 / 3
+        uniform = torch.rand((4, attempts, count), generator=generator, device=generator.device)
+        area = rows * columns * (self.scale[0] + (self.scale[1] - self.scale[0]) * uniform[0])
+        ratio = (math.log(smallest) + (math.log(largest) - math.log(smallest)) * uniform[1]).exp()
+        width, height = (area * ratio).sqrt().round().long(), (area / ratio).sqrt().round().long()
+        fits = (width >= 1) & (width <= columns) & (height >= 1) & (height <= rows)
+        top, left = (uniform[2] * (rows - height + 1)).long(), (uniform[3] * (columns - width + 1)).long()
+
+        whole_height = rows if columns / rows >= smallest else round(columns / smallest)
+        whole_width = columns if columns / rows <= largest else round(rows * largest)
+        fallback = ((rows - whole_height) // 2, (columns - whole_width) // 2, whole_height, whole_width)
+        preference = fits * torch.arange(attempts, 0, -1, device=fits.device)[:, None]  # the first that fits wins
+        first = preference.argmax(0, keepdim=True)
+        fitted = fits.any(0)
+        drawn = (top, left, height, width)
+        return tuple(
+            torch.where(fitted, tensor.gather(0, first)[0], default)
+            for tensor, default in zip(drawn, fallback, strict=True)
+        )
+
+
+@dataclass(frozen=True)
+class ColorJitter:
+    """Brightness, contrast and saturation by factors uniform in [1 − strength, 1 + strength], in random order.
+
+    PASS uses brightness 63/255 alone. Each image has its own factors and its own order.
+    """
+
+    brightness: float = 0.0
+    contrast: float = 0.0
+    saturation: float = 0.0
+
+    def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
+        strengths = {Op.BRIGHTNESS: self.brightness, Op.CONTRAST: self.contrast, Op.COLOR: self.saturation}
+        used = {op: strength for op, strength in strengths.items() if strength > 0}
+        if not used:
+            return images
+        shape, device = (len(images), len(used)), images.device
+        order = torch.rand(shape, generator=generator, device=device).argsort(1)
+        uniform = torch.rand(shape, generator=generator, device=device)
+        low = torch.tensor([max(0.0, 1 - strength) for strength in used.values()], device=device)
+        high = torch.tensor([1 + strength for strength in used.values()], device=device)
+        factors = (low + (high - low) * uniform).gather(1, order)
+        operations = torch.tensor(list(used), device=device)[order]
+        for position in range(len(used)):
+            images = apply_operations(images, operations[:, position], factors[:, position])
+        return images
+
+
+@dataclass(frozen=True)
+class Cutout:
+    """Paint a size × size square around a random pixel with `fill`; at the border part of it falls outside."""
+
+    size: int
+    fill: int = 0
+
+    def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
+        count, _, height, width = images.shape
+        device = images.device
+
+        def covered(length: int) -> Tensor:  # [B, length]
+            start = torch.randint(length, (count, 1), generator=generator, device=device) - self.size // 2
+            pixels = torch.arange(length, device=device)
+            return (pixels >= start) & (pixels < start + self.size)
+
+        square = covered(height)[:, None, :, None] & covered(width)[:, None, None, :]
+        return images.masked_fill(square, self.fill)
+
+
+# --- the pipeline -----------------------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=64)
+def _scale_and_shift(
+    mean: tuple[float, ...], std: tuple[float, ...], channels: int, width: int, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Rows `[W * C]` such that `pixel * scale + shift = (pixel / 255 - mean) / std`, made once a device.
+
+    A whole row rather than C numbers, because broadcasting over an innermost dimension of 3 is not vectorised.
+    """
+    mean_, std_ = (torch.tensor(v, dtype=torch.float64).expand(channels).repeat(width) for v in (mean, std))
+    return (1 / (255 * std_)).float().to(device), (-mean_ / std_).float().to(device)
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """Steps on uint8, then `(pixel / 255 - mean) / std` as float32 in channels_last memory format.
+
+    `mean` and `std` are in the [0, 1] pixel scale, one number or one a channel. Without a generator the steps
+    are skipped: that is the test transform.
+    """
+
+    steps: tuple[Step, ...]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if min(self.std, default=0.0) <= 0:
+            raise ValueError(f"std must be positive numbers, one or one a channel, not {self.std}.")
+
+    def __call__(self, images: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        if images.dtype != torch.uint8 or images.ndim != 4:
+            raise ValueError(f"images must be uint8 [B, C, H, W], not {images.dtype} {list(images.shape)}.")
+        if not {len(self.mean), len(self.std)} <= {1, images.shape[1]}:
+            raise ValueError(
+                f"mean and std must have 1 or {images.shape[1]} numbers for images of {images.shape[1]} channels, "
+                f"not {len(self.mean)} and {len(self.std)}."
+            )
+        if generator is not None:
+            for step in self.steps:
+                images = step(images, generator)
+        count, channels, height, width = images.shape
+        scale, shift = _scale_and_shift(self.mean, self.std, channels, width, images.device)
+        pixels = torch.empty((count, height, width, channels), device=images.device)
+        for channel in range(channels):  # in one copy, the loop over 3 channels would be the innermost
+            pixels[..., channel].copy_(images[:, channel])
+        pixels.view(count, height, width * channels).mul_(scale).add_(shift)
+        return pixels.permute(0, 3, 1, 2)
+
+
+# --- names ------------------------------------------------------------------------------------------------------------
+
+
+class _Arguments:
+    """What follows the colon of a step's name, read piece by piece: "32,0.08,1.0" or "contrast=0.2"."""
+
+    def __init__(self, text: str) -> None:
+        self.pieces = [piece.strip() for piece in text.split(",")] if text else []
+
+    def number(self, what: str, low: float, high: float, *, default: float | None = None) -> float:
+        """The next piece as a number in [low, high]; `default` if there is none left."""
+        if not self.pieces:
+            if default is None:
+                raise ValueError(f"{what} is missing")
+            return default
+        return _number(self.pieces.pop(0), what, low, high)
+
+    def integer(self, what: str, low: int, high: float = math.inf, *, default: int | None = None) -> int:
+        """The next piece as a whole number in [low, high]."""
+        value = self.number(what, low, high, default=default)
+        if value != int(value):
+            raise ValueError(f"{what} must be a whole number, not {value:g}")
+        return int(value)
+
+
+def _number(text: str, what: str, low: float, high: float) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        raise ValueError(f"{what} must be a number, not {text!r}") from None
+    if not (low <= value <= high and math.isfinite(value)):
+        wanted = f"at least {low:g}" if high == math.inf else f"between {low:g} and {high:g}"
+        raise ValueError(f"{what} must be {wanted}, not {text}")
+    return value
+
+
+def _resized_crop(arguments: _Arguments) -> Step:
+    size = arguments.integer("the size", 1)
+    smallest = arguments.number("the smallest area", 1e-6, 1.0, default=0.08)
+    return ResizedCrop(size, (smallest, arguments.number("the largest area", smallest, 1.0, default=1.0)))
+
+
+def _jitter(arguments: _Arguments) -> Step:
+    strengths: dict[str, float] = {}
+    names = ("brightness", "contrast", "saturation")
+    while arguments.pieces:
+        name, equals, number = arguments.pieces.pop(0).rpartition("=")
+        if not equals and not strengths:
+            name = "brightness"
+        if name not in names:
+            raise ValueError(f"{name or number!r} is not one of {', '.join(names)}{_near(name, names)}")
+        strengths[name] = _number(number, name, 0.0, math.inf)
+    if not strengths:
+        raise ValueError("a strength is missing")
+    return ColorJitter(**strengths)
+
+
+class _Entry(NamedTuple):
+    example: str
+    build: Callable[[_Arguments], Step]
+
+
+STEPS: dict[str, _Entry] = {
+    "crop": _Entry("crop:4", lambda given: RandomCrop(given.integer("the padding", 1))),
+    "flip": _Entry("flip", lambda given: RandomFlip()),
+    "pad": _Entry("pad:4", lambda given: Pad(given.integer("the padding", 1))),
+    "resized_crop": _Entry("resized_crop:32 or resized_crop:32,0.08,1.0", _resized_crop),
+    "jitter": _Entry("jitter:0.247 or jitter:brightness=0.247,contrast=0.2,saturation=0.2", _jitter),
+    "trivial": _Entry("trivial", lambda given: TrivialAugment()),
+    "autoaugment": _Entry(
+        "autoaugment or autoaugment:128", lambda given: AutoAugment(given.integer("the fill", 0, 255, default=0))
+    ),
+    "cutout": _Entry(
+        "cutout:16 or cutout:16,128",
+        lambda given: Cutout(given.integer("the size", 1), given.integer("the fill", 0, 255, default=0)),
+    ),
+}
+
+
+def _near(word: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(word, list(known), n=2)
+    return f" (did you mean {' or '.join(near)}?)" if near else ""
+
+
+def parse_augmentation(names: Sequence[str]) -> tuple[Step, ...]:
+    """Turn names such as "crop:4", "flip" and "trivial" into steps, in the given order; `STEPS` lists them all."""
+    if isinstance(names, str):
+        raise ValueError(f"augmentation must be a list of names, not the text {names!r}: write [{names!r}].")
+    steps = []
+    for text in names:
+        name, _, rest = text.partition(":")
+        if name not in STEPS:
+            raise ValueError(f"unknown augmentation {text!r}{_near(name, STEPS)}: there are {', '.join(STEPS)}.")
+        arguments = _Arguments(rest)
+        try:
+            steps.append(STEPS[name].build(arguments))
+            if arguments.pieces:
+                raise ValueError(f"{','.join(arguments.pieces)!r} is too much")
+        except ValueError as error:
+            raise ValueError(f"bad augmentation {text!r}: {error}; write {STEPS[name].example}.") from None
+    return tuple(steps)
+
+
+# --- helpers of methods: rotations as extra classes, noisy prototypes -------------------------------------------------
+
+
+def rotate_quarter(images: Tensor, k: int) -> Tensor:
+    """Rotate `[..., H, W]` counter-clockwise by k quarter turns."""
+    return torch.rot90(images, k, dims=(-2, -1))
+
+
+def four_rotations(images: Tensor) -> Tensor:
+    """`[B, C, H, W]` (square) → `[4B, C, H, W]`: all images at 0°, then all at 90°, at 180° and at 270°."""
+    return torch.cat([rotate_quarter(images, k) for k in range(4)])
+
+
+def rotation_labels(labels: Tensor, classes: int) -> Tensor:
+    """Labels of `four_rotations` as in AdaGauss: class c at k quarter turns is `c + k * classes`."""
+    return torch.cat([labels + k * classes for k in range(4)])
+
+
+def rotation_labels_class_major(labels: Tensor) -> Tensor:
+    """Labels of `four_rotations` as in PASS: class y at k quarter turns is `4 y + k`."""
+    return torch.cat([4 * labels + k for k in range(4)])
+
+
+def prototype_noise(prototypes: Tensor, radius: float | Tensor, generator: torch.Generator) -> Tensor:
+    """Prototypes `[n, D]` moved by `radius` times standard normal noise (PASS, prototype augmentation)."""
+    noise = torch.randn(prototypes.shape, dtype=prototypes.dtype, device=prototypes.device, generator=generator)
+    return prototypes + radius * noise

@@ -1,0 +1,180 @@
+"""Augmentation policies: which operation, how strong, for every image of a batch.
+
+TrivialAugment (Müller and Hutter, ICCV 2021) with its wide ranges, and the CIFAR-10 policy of AutoAugment (Cubuk et
+al., CVPR 2019, appendix table 7), with the magnitude ranges that torchvision documents for both.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from gatf.data.image_ops import Op, apply_operations
+
+SIGNED = {  # the sign of these magnitudes is a coin toss
+    Op.SHEAR_X, Op.SHEAR_Y, Op.TRANSLATE_X, Op.TRANSLATE_Y, Op.ROTATE,
+    Op.BRIGHTNESS, Op.COLOR, Op.CONTRAST, Op.SHARPNESS,
+}  # fmt: skip
+ENHANCEMENTS = {Op.BRIGHTNESS, Op.COLOR, Op.CONTRAST, Op.SHARPNESS}  # magnitude m means the factor 1 ± m
+
+TRIVIAL_OPERATIONS = (
+    Op.IDENTITY, Op.SHEAR_X, Op.SHEAR_Y, Op.TRANSLATE_X, Op.TRANSLATE_Y, Op.ROTATE, Op.BRIGHTNESS, Op.COLOR,
+    Op.CONTRAST, Op.SHARPNESS, Op.POSTERIZE, Op.SOLARIZE, Op.AUTOCONTRAST, Op.EQUALIZE,
+)  # fmt: skip
+TRIVIAL_BINS = 31
+AUTOAUGMENT_BINS = 10
+
+# (operation, probability, magnitude bin) twice; the bin of an operation without magnitude is 0
+AUTOAUGMENT_CIFAR10 = (
+    ((Op.INVERT, 0.1, 0), (Op.CONTRAST, 0.2, 6)),
+    ((Op.ROTATE, 0.7, 2), (Op.TRANSLATE_X, 0.3, 9)),
+    ((Op.SHARPNESS, 0.8, 1), (Op.SHARPNESS, 0.9, 3)),
+    ((Op.SHEAR_Y, 0.5, 8), (Op.TRANSLATE_Y, 0.7, 9)),
+    ((Op.AUTOCONTRAST, 0.5, 0), (Op.EQUALIZE, 0.9, 0)),
+    ((Op.SHEAR_Y, 0.2, 7), (Op.POSTERIZE, 0.3, 7)),
+    ((Op.COLOR, 0.4, 3), (Op.BRIGHTNESS, 0.6, 7)),
+    ((Op.SHARPNESS, 0.3, 9), (Op.BRIGHTNESS, 0.7, 9)),
+    ((Op.EQUALIZE, 0.6, 0), (Op.EQUALIZE, 0.5, 0)),
+    ((Op.CONTRAST, 0.6, 7), (Op.SHARPNESS, 0.6, 5)),
+    ((Op.COLOR, 0.7, 7), (Op.TRANSLATE_X, 0.5, 8)),
+    ((Op.EQUALIZE, 0.3, 0), (Op.AUTOCONTRAST, 0.4, 0)),
+    ((Op.TRANSLATE_Y, 0.4, 3), (Op.SHARPNESS, 0.2, 6)),
+    ((Op.BRIGHTNESS, 0.9, 6), (Op.COLOR, 0.2, 8)),
+    ((Op.SOLARIZE, 0.5, 2), (Op.INVERT, 0.0, 0)),
+    ((Op.EQUALIZE, 0.2, 0), (Op.AUTOCONTRAST, 0.6, 0)),
+    ((Op.EQUALIZE, 0.2, 0), (Op.EQUALIZE, 0.6, 0)),
+    ((Op.COLOR, 0.9, 9), (Op.EQUALIZE, 0.6, 0)),
+    ((Op.AUTOCONTRAST, 0.8, 0), (Op.SOLARIZE, 0.2, 8)),
+    ((Op.BRIGHTNESS, 0.1, 3), (Op.COLOR, 0.7, 0)),
+    ((Op.SOLARIZE, 0.4, 5), (Op.AUTOCONTRAST, 0.9, 0)),
+    ((Op.TRANSLATE_Y, 0.9, 9), (Op.TRANSLATE_Y, 0.7, 9)),
+    ((Op.AUTOCONTRAST, 0.9, 0), (Op.SOLARIZE, 0.8, 3)),
+    ((Op.EQUALIZE, 0.8, 0), (Op.INVERT, 0.1, 0)),
+    ((Op.TRANSLATE_Y, 0.7, 9), (Op.AUTOCONTRAST, 0.9, 0)),
+)
+
+
+def magnitudes(op: Op, bins: int, *, wide: bool, height: int, width: int) -> list[float]:
+    """The magnitude of every bin before the sign: TrivialAugment's wide ranges, or AutoAugment's."""
+    fractions = [index / (bins - 1) for index in range(bins)]
+    ranges = {
+        Op.SHEAR_X: 0.99 if wide else 0.3,
+        Op.SHEAR_Y: 0.99 if wide else 0.3,
+        Op.TRANSLATE_X: 32.0 if wide else 150 / 331 * width,
+        Op.TRANSLATE_Y: 32.0 if wide else 150 / 331 * height,
+        Op.ROTATE: 135.0 if wide else 30.0,
+        **dict.fromkeys(ENHANCEMENTS, 0.99 if wide else 0.9),
+    }
+    if op in (Op.TRANSLATE_X, Op.TRANSLATE_Y):
+        return [float(int(ranges[op] * fraction)) for fraction in fractions]
+    if op in ranges:
+        return [ranges[op] * fraction for fraction in fractions]
+    if op is Op.POSTERIZE:
+        return [8.0 - round((6 if wide else 4) * fraction) for fraction in fractions]
+    if op is Op.SOLARIZE:
+        return [255 * (1 - fraction) for fraction in fractions]
+    return [0.0] * bins
+
+
+def _signed_values(ops: Tensor, sizes: Tensor, negative: Tensor) -> Tensor:
+    """Magnitudes to the values `apply_operations` takes: a sign where one applies, factors around 1."""
+    signed, enhancement = _traits(ops.device)
+    return torch.where(signed[ops] & negative, -sizes, sizes) + enhancement[ops]
+
+
+@lru_cache(maxsize=32)
+def _traits(device: torch.device) -> tuple[Tensor, Tensor]:
+    """For every `Op`: is it signed (bool), and the value its magnitude is added to (1 for enhancements)."""
+    signed = torch.tensor([op in SIGNED for op in Op], device=device)
+    return signed, torch.tensor([float(op in ENHANCEMENTS) for op in Op], device=device)
+
+
+# --- TrivialAugment ---------------------------------------------------------------------------------------------------
+
+
+class TrivialDraw(NamedTuple):
+    """What TrivialAugment does to each image; all `[n]`."""
+
+    operations: Tensor  # Op
+    bins: Tensor  # 0 … 30, drawn for every image, without effect where the operation has no magnitude
+    values: Tensor  # in the operation's unit, signed
+
+
+@lru_cache(maxsize=32)
+def _trivial_tables(device: torch.device) -> tuple[Tensor, Tensor]:
+    """The operations `[14]` and their magnitudes `[14, 31]`."""
+    sizes = [magnitudes(op, TRIVIAL_BINS, wide=True, height=0, width=0) for op in TRIVIAL_OPERATIONS]
+    return torch.tensor(TRIVIAL_OPERATIONS, device=device), torch.tensor(sizes, device=device)
+
+
+def draw_trivial(count: int, generator: torch.Generator) -> TrivialDraw:
+    """Draw for each image one operation and one magnitude, both uniformly (TrivialAugment, algorithm 1)."""
+    device = generator.device
+    operations, sizes = _trivial_tables(device)
+    choice = torch.randint(len(TRIVIAL_OPERATIONS), (count,), generator=generator, device=device)
+    bins = torch.randint(TRIVIAL_BINS, (count,), generator=generator, device=device)
+    negative = torch.randint(2, (count,), generator=generator, device=device) == 1
+    chosen = operations[choice]
+    return TrivialDraw(chosen, bins, _signed_values(chosen, sizes[choice, bins], negative))
+
+
+@dataclass(frozen=True)
+class TrivialAugment:
+    """TrivialAugmentWide: one random operation at a random strength an image; bilinear as in AdaGauss' code."""
+
+    bilinear: bool = True
+    fill: int = 0
+
+    def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
+        draw = draw_trivial(len(images), generator)
+        return apply_operations(images, draw.operations, draw.values, bilinear=self.bilinear, fill=self.fill)
+
+
+# --- AutoAugment ------------------------------------------------------------------------------------------------------
+
+
+class AutoAugmentDraw(NamedTuple):
+    """What AutoAugment does to each image."""
+
+    policies: Tensor  # [n] row of AUTOAUGMENT_CIFAR10
+    operations: Tensor  # [n, 2] Op, IDENTITY where the probability said no
+    values: Tensor  # [n, 2] in the operation's unit, signed
+
+
+@lru_cache(maxsize=32)
+def _autoaugment_tables(height: int, width: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """Operations, probabilities and magnitudes of the sub-policies, each `[25, 2]`."""
+    sizes = [
+        [magnitudes(op, AUTOAUGMENT_BINS, wide=False, height=height, width=width)[bin_] for op, _, bin_ in pair]
+        for pair in AUTOAUGMENT_CIFAR10
+    ]
+    operations = torch.tensor([[op for op, _, _ in pair] for pair in AUTOAUGMENT_CIFAR10], device=device)
+    probabilities = torch.tensor([[p for _, p, _ in pair] for pair in AUTOAUGMENT_CIFAR10], device=device)
+    return operations, probabilities, torch.tensor(sizes, device=device)
+
+
+def draw_autoaugment(count: int, height: int, width: int, generator: torch.Generator) -> AutoAugmentDraw:
+    """Draw a sub-policy for each image and toss its two probabilities; translations scale with the image's size."""
+    device = generator.device
+    operations, probabilities, sizes = _autoaugment_tables(height, width, device)
+    policies = torch.randint(len(AUTOAUGMENT_CIFAR10), (count,), generator=generator, device=device)
+    applied = torch.rand((count, 2), generator=generator, device=device) < probabilities[policies]
+    negative = torch.randint(2, (count, 2), generator=generator, device=device) == 1
+    chosen = torch.where(applied, operations[policies], int(Op.IDENTITY))
+    return AutoAugmentDraw(policies, chosen, _signed_values(chosen, sizes[policies], negative))
+
+
+@dataclass(frozen=True)
+class AutoAugment:
+    """AutoAugment's CIFAR-10 policy; nearest sampling, and `fill` for what a geometric operation uncovers."""
+
+    fill: int = 0
+    bilinear: bool = False
+
+    def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
+        draw = draw_autoaugment(len(images), *images.shape[-2:], generator)
+        for operations, values in zip(draw.operations.unbind(1), draw.values.unbind(1), strict=True):
+            images = apply_operations(images, operations, values, bilinear=self.bilinear, fill=self.fill)
+        return images

@@ -1,0 +1,333 @@
+"""One run: scenario × method × seed → train, evaluate, checkpoint, log, resume."""
+
+import json
+import platform
+import resource
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning_fabric import Fabric
+from torch import Tensor
+
+from gatf.config import RunConfig, read_recipe, validated
+from gatf.data.augment import Pipeline, parse_augmentation
+from gatf.data.loader import EVALUATION_BATCH, TaskData, TaskInfo
+from gatf.data.scenario import Scenario, build_scenario
+from gatf.data.sources import open_source
+from gatf.errors import UserError
+from gatf.evaluation.metrics import Evaluation, evaluate, forgetting, incremental_accuracy, last_accuracy
+from gatf.methods import Method, method_class
+from gatf.nets import build_backbone
+from gatf.seeding import keyed_init
+from gatf.training import checkpoint
+from gatf.training.events import JsonLines, Listener
+from gatf.training.loop import Interrupted, Position, train_phase
+
+CONFIG, SUMMARY, EVENTS, MODEL, CHECKPOINTS = (
+    "config.yaml", "summary.json", "metrics.jsonl", "model.safetensors", "checkpoints",
+)  # fmt: skip
+
+
+@dataclass
+class Progress:
+    """What is known of the finished tasks."""
+
+    accuracy_matrix: list[list[float]] = field(default_factory=list)
+    accuracy_seen: list[float] = field(default_factory=list)
+    task_aware: list[list[float]] = field(default_factory=list)
+    by_class: list[list[float]] = field(default_factory=list)
+    old_to_new: list[float | None] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    peak_memory_mb: list[float] = field(default_factory=list)
+    seconds_of_task: float = 0.0
+    """Spent on the task in hand by earlier processes."""
+
+    def add(self, result: Evaluation, seconds: float, memory: float) -> None:
+        self.accuracy_matrix.append(result.by_task)
+        self.accuracy_seen.append(result.seen)
+        self.task_aware.append(result.task_aware)
+        self.by_class.append(result.by_class)
+        self.old_to_new.append(result.old_to_new)
+        self.seconds.append(round(seconds, 3))
+        self.peak_memory_mb.append(round(memory, 1))
+        self.seconds_of_task = 0.0
+
+
+def start(config: RunConfig, folder: Path, listeners: tuple[Listener, ...] = ()) -> dict[str, Any]:
+    """Begin a run in a new folder; returns its summary."""
+    experiment = Experiment(config)  # everything that can be wrong with the config is found before the folder is made
+    if (folder / CONFIG).exists():
+        raise UserError(f"{folder} already holds a run; go on with --resume {folder} or choose another --out")
+    try:
+        (folder / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
+        write_text(folder / CONFIG, config.to_yaml())
+    except OSError as error:
+        raise UserError(f"cannot write to {folder} ({error.strerror}); choose another --out") from None
+    return experiment.run(folder, listeners)
+
+
+def resume(folder: Path, listeners: tuple[Listener, ...] = ()) -> dict[str, Any]:
+    """Go on with an interrupted run, or return the summary of a finished one."""
+    if not (folder / CONFIG).is_file():
+        raise UserError(f"{folder} holds no run to resume (it has no {CONFIG})")
+    if (folder / SUMMARY).is_file():
+        summary: dict[str, Any] = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
+        return summary
+    config = validated(read_recipe(str(folder / CONFIG)))
+    return Experiment(config).run(folder, listeners)
+
+
+class Experiment:
+    """A config brought to life: data, scenario, method and the engine that trains it."""
+
+    def __init__(self, config: RunConfig) -> None:
+        self.config = config
+        source = open_source(config.data)
+        self.scenario: Scenario = build_scenario(source, config.scenario, config.class_order_seed)
+        self.pipeline = Pipeline(parse_augmentation(config.data.augment), source.mean, source.std)
+        accelerator = {"auto": "auto", "cpu": "cpu", "cuda": "cuda", "mps": "mps"}[config.device]
+        self.fabric = Fabric(accelerator=accelerator, devices=1, precision=config.precision)
+        self.method: Method = build_method(config, self.scenario).to(self.fabric.device)
+
+    def task_info(self, task: int) -> TaskInfo:
+        first = task if self.method.exemplar_free else 0
+        members, _ = self.scenario.members(self.scenario.source.train, first, task)
+        return TaskInfo(task, self.scenario.offsets[task], self.scenario.task_sizes[task], len(members))
+
+    def task_data(self, task: int) -> TaskData:
+        """The task's training images; of all tasks so far for a method that is not exemplar-free."""
+        first = task if self.method.exemplar_free else 0
+        members = self.scenario.members(self.scenario.source.train, first, task)
+        return TaskData(
+            self.task_info(task), self.scenario.source.train, members,
+            pipeline=self.pipeline, seed=self.config.seed, device=self.fabric.device,
+        )  # fmt: skip
+
+    def run(self, folder: Path, listeners: tuple[Listener, ...]) -> dict[str, Any]:
+        events = JsonLines(folder / EVENTS)
+        session = _Session(self, folder, events, listeners)
+        with stop_signals() as stopping:
+            session.stop = stopping
+            try:
+                return session.run()
+            finally:
+                events.close()
+
+    @torch.inference_mode()
+    def test_scores(self, task: int) -> tuple[Tensor, Tensor]:
+        """Scores [N, classes seen] and labels [N] of the test images of tasks 0..task, on the CPU."""
+        self.method.eval()
+        images = self.scenario.source.test
+        members, labels = self.scenario.members(images, 0, task)
+        scores = [
+            self.method.scores(self.pipeline(images.images[chunk].to(self.fabric.device), None)).cpu()
+            for chunk in members.split(EVALUATION_BATCH)
+        ]
+        return torch.cat(scores), labels
+
+
+class _Session:
+    """One process's part of a run."""
+
+    def __init__(
+        self, experiment: Experiment, folder: Path, events: JsonLines, listeners: tuple[Listener, ...]
+    ) -> None:
+        self.experiment, self.folder, self.events = experiment, folder, events
+        self.method, self.config = experiment.method, experiment.config
+        self.listeners: tuple[Listener, ...] = (events, *listeners)
+        self.progress = Progress()
+        self.stop: Callable[[], bool] = lambda: False
+        self._clock = time.monotonic()
+
+    def tell(self, kind: str, /, **fields: Any) -> None:
+        for listener in self.listeners:
+            listener(kind, **fields)
+
+    def run(self) -> dict[str, Any]:
+        tasks = len(self.experiment.scenario)
+        tensors, meta = self._latest()
+        first, phase, position = self._restore(tensors, meta)
+        self.tell("run_start", tasks=tasks, method=self.config.method.name, resumed_at=first if meta else None)
+        for task in range(first, tasks):
+            self._learn(task, phase if task == first else 0, position if task == first else None, tensors)
+            if self.stop() and task + 1 < tasks:
+                raise Interrupted
+        summary = self.summary()
+        checkpoint.save(self.folder / MODEL, self.method.state_dict(), {"config": self.config.model_dump(mode="json")})
+        write_text(self.folder / SUMMARY, json.dumps(summary, indent=2))
+        self.tell("run", **{name: summary[name] for name in ("a_last", "a_inc", "forgetting", "total_seconds")})
+        return summary
+
+    def _learn(self, task: int, phase: int, position: Position | None, tensors: dict[str, Tensor]) -> None:
+        """One task: begin, phases, end, evaluation, checkpoint."""
+        self._clock = time.monotonic()
+        method, data = self.method, self.experiment.task_data(task)
+        if position is None:
+            method.begin_task(data.info)
+        phases = method.phases(data.info)
+        steps = sum(p.stage.epochs * data.steps(p.loaded, p.stage.drop_last) for p in phases)
+        self.tell("task_start", task=task, classes=data.info.new, images=len(data), steps=steps)
+        for number, current in enumerate(phases):
+            if number < phase:
+                continue
+            restoring = position is not None and number == phase
+            train_phase(
+                current, data, self.experiment.fabric,
+                listener=self._with_task(task),
+                position=position if restoring and position is not None else Position(),
+                save=lambda at, optimiser, number=number: self._save(task, number, at, optimiser),
+                restore=(lambda optimiser: checkpoint.restore_optimiser(optimiser, tensors)) if restoring else None,
+                stop=self.stop,
+                save_every=self.config.checkpoint_every,
+            )  # fmt: skip
+        method.eval()
+        method.end_task(data)
+        data.close()
+        self._drain_notices(task)
+        scores, labels = self.experiment.test_scores(task)
+        task_of_class = self.experiment.scenario.task_of_class()[: data.info.seen]
+        result = evaluate(scores, labels, task_of_class)
+        self.progress.add(result, self._seconds_of_task(), peak_memory_mb(self.experiment.fabric.device))
+        self.tell("task", task=task, seen=result.seen, accuracies=result.by_task, seconds=self.progress.seconds[-1])
+        self._save(task + 1, 0, Position(), None)
+
+    def _with_task(self, task: int) -> Listener:
+        def tell(kind: str, /, **fields: Any) -> None:
+            self._drain_notices(task)
+            self.tell(kind, task=task, **fields)
+
+        return tell
+
+    def _drain_notices(self, task: int) -> None:
+        for notice in self.method.notices:
+            self.tell("notice", name=notice.name, task=task, **notice.values)
+        self.method.notices.clear()
+
+    def _seconds_of_task(self) -> float:
+        return self.progress.seconds_of_task + time.monotonic() - self._clock
+
+    def _save(self, task: int, phase: int, position: Position, optimiser: torch.optim.Optimizer | None) -> None:
+        """Write a checkpoint named by where the run stands, then drop all but the newest two."""
+        tensors = {f"method.{name}": value for name, value in self.method.state_dict().items()}
+        tensors |= {f"sums.{name}": value for name, value in position.sums.items()}
+        if optimiser is not None:
+            tensors |= checkpoint.flatten_optimiser(optimiser)
+        progress = asdict(self.progress)
+        if optimiser is not None:
+            progress["seconds_of_task"] = self._seconds_of_task()
+        meta = {
+            "task": task, "phase": phase, "epoch": position.epoch, "step": position.step,
+            "within_task": optimiser is not None, "progress": progress, "events": self.events.position(),
+        }  # fmt: skip
+        name = f"task{task:03d}-phase{phase}-epoch{position.epoch:04d}-step{position.step:05d}.safetensors"
+        checkpoint.save(self.folder / CHECKPOINTS / name, tensors, meta)
+        for old in sorted((self.folder / CHECKPOINTS).glob("*.safetensors"))[:-2]:
+            old.unlink()
+
+    def _latest(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        found = sorted((self.folder / CHECKPOINTS).glob("*.safetensors"))
+        return checkpoint.load(found[-1]) if found else ({}, {})
+
+    def _restore(self, tensors: dict[str, Tensor], meta: dict[str, Any]) -> tuple[int, int, Position | None]:
+        """Put the method where the checkpoint was: the task, the phase and the position in it."""
+        self.events.truncate(meta.get("events", 0))
+        if not meta:
+            return 0, 0, None
+        self.progress = Progress(**meta["progress"])
+        if meta["within_task"]:
+            self.method.begin_task(self.experiment.task_info(meta["task"]))
+        self.method.load_state_dict(_with_prefix(tensors, "method."))
+        if not meta["within_task"]:
+            return meta["task"], 0, None
+        return meta["task"], meta["phase"], Position(meta["epoch"], meta["step"], _with_prefix(tensors, "sums."))
+
+    def summary(self) -> dict[str, Any]:
+        progress, scenario = self.progress, self.experiment.scenario
+        return {
+            "method": self.config.method.name,
+            "dataset": self.config.data.name,
+            "tasks": len(scenario),
+            "seed": self.config.seed,
+            "class_order": list(scenario.order),
+            "class_names": list(scenario.class_names),
+            "a_last": last_accuracy(progress.accuracy_seen),
+            "a_inc": incremental_accuracy(progress.accuracy_seen),
+            "forgetting": forgetting(progress.accuracy_matrix),
+            "accuracy_matrix": progress.accuracy_matrix,
+            "accuracy_seen": progress.accuracy_seen,
+            "task_aware": progress.task_aware,
+            "accuracy_by_class": progress.by_class,
+            "old_to_new": progress.old_to_new,
+            "seconds": progress.seconds,
+            "total_seconds": round(sum(progress.seconds), 3),
+            "peak_memory_mb": progress.peak_memory_mb,
+            "bytes_per_class": self.method.bytes_per_class(),
+            "versions": versions(),
+        }
+
+
+def build_method(config: RunConfig, scenario: Scenario) -> Method:
+    """The method with a fresh backbone, its weights drawn from the seed."""
+    channels = scenario.source.image_shape[0]
+    with keyed_init(config.seed, "init", "backbone"):
+        backbone = build_backbone(config.backbone, channels).to(memory_format=torch.channels_last)
+    return method_class(config.method.name)(config.method, backbone, config.optimisation, config.seed)
+
+
+def _with_prefix(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+
+
+def write_text(path: Path, text: str) -> None:
+    """The file appears complete, by rename, or not at all."""
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(path)
+
+
+@contextmanager
+def stop_signals() -> Iterator[Callable[[], bool]]:
+    """Inside, Ctrl-C and SIGTERM ask for a stop after the step in hand; a second one ends the process at once."""
+    asked = False
+
+    def ask(number: int, frame: Any) -> None:
+        nonlocal asked
+        if asked:
+            raise KeyboardInterrupt
+        asked = True
+
+    try:
+        previous = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    except ValueError:  # not in the main thread: signals are the caller's
+        yield lambda: False
+        return
+    try:
+        yield lambda: asked
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def peak_memory_mb(device: torch.device) -> float:
+    """Largest memory of the process so far, or allocated on the GPU since the last call."""
+    if device.type == "cuda":
+        peak = torch.cuda.max_memory_allocated(device) / 2**20
+        torch.cuda.reset_peak_memory_stats(device)
+        return peak
+    kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return kilobytes / (2**20 if sys.platform == "darwin" else 2**10)
+
+
+def versions() -> dict[str, str]:
+    return {
+        "python": platform.python_version(),
+        **{name: version(name) for name in ("gatf", "torch", "numpy", "lightning-fabric")},
+    }

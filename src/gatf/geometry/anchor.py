@@ -1,0 +1,145 @@
+"""The Analytic Geometric Anchor of GATF (Xu & Krawczyk, ECCV 2026, Eq. 5 and Theorem 1): z_new ≈ P z_old + b.
+
+Column convention: P is [S_new, S_old], covariances are of centred features, K = Cov(new, old) is [S_new, S_old].
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from gatf.geometry.moments import PairedMoments
+from gatf.geometry.spd import cholesky, symmetrise
+
+AnchorKind = Literal["sylvester", "ridge"]
+
+
+def _clipped_spectrum(cov: Tensor, clip: float) -> tuple[Tensor, Tensor]:
+    """Eigenvalues raised to `clip` times the largest, [S], and eigenvectors, [S, S]."""
+    values, vectors = torch.linalg.eigh(symmetrise(cov))
+    return torch.maximum(values, clip * values[-1]).clamp_min(0), vectors
+
+
+def _check_ridge(ridge: float) -> None:
+    if ridge < 0:
+        raise ValueError(f"ridge must not be negative, got {ridge}")
+
+
+def solve_sylvester(cov_old: Tensor, cov_new: Tensor, *, cross: Tensor, ridge: float, clip: float = 1e-10) -> Tensor:
+    """P with P Σ_o + ρ Σ_n P = K (GATF, Theorem 1), [S_new, S_old].
+
+    With Σ_n = U diag(λ) Uᵀ and Σ_o = V diag(γ) Vᵀ: P = U X Vᵀ, X_ij = (Uᵀ K V)_ij / (γ_j + ρ λ_i). Eigenvalues are
+    clipped at `clip` times the largest, so that a rank-deficient Σ_o (few samples, dead features) gives a finite P;
+    a direction without any variance on either side is mapped to zero.
+    """
+    _check_ridge(ridge)
+    values_old, basis_old = _clipped_spectrum(cov_old, clip)
+    values_new, basis_new = _clipped_spectrum(cov_new, clip)
+    denominator = values_old[None, :] + ridge * values_new[:, None]  # [S_new, S_old]
+    rotated = basis_new.mT @ cross.to(torch.float64) @ basis_old
+    return basis_new @ (rotated / denominator.clamp_min(torch.finfo(torch.float64).tiny)) @ basis_old.mT
+
+
+def solve_ridge(cov_old: Tensor, cross: Tensor, *, ridge: float, clip: float = 1e-10) -> Tensor:
+    """P = K (Σ_o + ρI)⁻¹, ordinary ridge regression, [S_new, S_old]: what the GATF release computes.
+
+    Whitening the targets by Σ_n and un-whitening the solution cancels, so only `solve_sylvester` couples Σ_n. The two
+    coincide for isotropic Σ_n = σ²I, with this ridge equal to ρσ².
+    """
+    _check_ridge(ridge)
+    values, basis = _clipped_spectrum(cov_old, clip)
+    denominator = (values + ridge).clamp_min(torch.finfo(torch.float64).tiny)  # [S_old]
+    return (cross.to(torch.float64) @ basis / denominator) @ basis.mT
+
+
+def anchor_objective(weight: Tensor, cov_old: Tensor, *, cov_new: Tensor, cross: Tensor, ridge: float) -> Tensor:
+    """E‖P x − y‖²_{Σ_n⁻¹} + ρ‖P‖²_F over centred pairs (x, y) (GATF, Eq. 5), [].
+
+    From moments alone: tr Σ_n⁻¹(P Σ_o Pᵀ − P Kᵀ − K Pᵀ + Σ_n) + ρ‖P‖². Differentiable in P.
+    """
+    weight, cov_old, cross = (each.to(torch.float64) for each in (weight, cov_old, cross))
+    mixed = cross @ weight.mT
+    residual = weight @ cov_old @ weight.mT - mixed - mixed.mT + cov_new  # [S_new, S_new]
+    whitened = torch.cholesky_solve(residual, cholesky(cov_new).lower)
+    return whitened.diagonal().sum() + ridge * weight.square().sum()
+
+
+@dataclass(frozen=True)
+class Affine:
+    """z ↦ P z + b."""
+
+    weight: Tensor
+    """P, [S_new, S_old]."""
+    bias: Tensor
+    """b, [S_new]."""
+
+    def __call__(self, z: Tensor) -> Tensor:
+        """[..., S_old] → [..., S_new], in the dtype and on the device of z."""
+        return z @ self.weight.to(z).mT + self.bias.to(z)
+
+    @classmethod
+    def identity(cls, dim: int, *, device: torch.device | str | None = None) -> Affine:
+        """The map that changes nothing, in float64."""
+        return cls(
+            torch.eye(dim, dtype=torch.float64, device=device), torch.zeros(dim, dtype=torch.float64, device=device)
+        )
+
+
+def fit_anchor(moments: PairedMoments, ridge: float, *, kind: AnchorKind = "sylvester") -> Affine:
+    """The anchor of these pairs: P by `kind`, b = μ_n − P μ_o (GATF, Eq. 5)."""
+    if kind == "sylvester":
+        weight = solve_sylvester(moments.cov_old, moments.cov_new, cross=moments.cross, ridge=ridge)
+    elif kind == "ridge":
+        weight = solve_ridge(moments.cov_old, moments.cross, ridge=ridge)
+    else:
+        raise ValueError(f"kind of anchor must be 'sylvester' or 'ridge', got {kind!r}")
+    return Affine(weight, moments.mean_new - weight @ moments.mean_old)
+
+
+@dataclass(frozen=True)
+class AnchorEMA:
+    """Moving average of anchors over refreshes (GATF, Sec. 3.3): P̄ ← m P̄ + (1−m) P̂, b̄ likewise."""
+
+    weight: Tensor
+    """Accumulated P, [S, S]; not yet divided by 1 − mᵏ."""
+    bias: Tensor
+    """Accumulated b, [S]."""
+    steps: int
+    """k, the refreshes seen."""
+    momentum: float
+    """m."""
+    bias_correct: bool
+    """True: start from zero and divide by 1 − mᵏ, so that few refreshes are not held at the first one, which is ≈ I.
+    False: the first refresh is the start, as in the release."""
+
+    @classmethod
+    def empty(
+        cls, dim: int, momentum: float, *, bias_correct: bool, device: torch.device | str | None = None
+    ) -> AnchorEMA:
+        """An average of nothing yet."""
+        if not 0 <= momentum < 1:
+            raise ValueError(f"momentum must be in [0, 1), got {momentum}")
+        weight = torch.zeros(dim, dim, dtype=torch.float64, device=device)
+        return cls(weight, weight.new_zeros(dim), 0, momentum, bias_correct)
+
+    def update(self, anchor: Affine) -> AnchorEMA:
+        """The average after one more refresh."""
+        start = self.steps == 0 and not self.bias_correct
+        keep, take = (0.0, 1.0) if start else (self.momentum, 1 - self.momentum)
+        return AnchorEMA(
+            keep * self.weight + take * anchor.weight.to(self.weight),
+            keep * self.bias + take * anchor.bias.to(self.bias),
+            self.steps + 1,
+            self.momentum,
+            self.bias_correct,
+        )
+
+    def value(self) -> Affine:
+        """P̄ and b̄."""
+        if self.steps == 0:
+            raise ValueError("the moving average of the anchor has no value before its first update")
+        weight_seen = 1 - self.momentum**self.steps if self.bias_correct else 1.0
+        return Affine(self.weight / weight_seen, self.bias / weight_seen)

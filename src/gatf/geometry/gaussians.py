@@ -1,0 +1,140 @@
+"""One Gaussian a class: what exemplar-free methods keep instead of images, and how a map of features moves it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gatf.geometry.anchor import Affine
+from gatf.geometry.moments import Moments
+from gatf.geometry.spd import Factor, cholesky, symmetrise
+
+
+@dataclass(frozen=True)
+class Gaussians:
+    """Means and covariances of C classes, in float64."""
+
+    means: Tensor
+    """[C, S]."""
+    covs: Tensor
+    """[C, S, S]."""
+
+    def __post_init__(self) -> None:
+        if self.means.ndim != 2 or self.covs.shape != (*self.means.shape, self.means.shape[-1]):
+            raise ValueError(
+                f"means must be [C, S] and covs [C, S, S], got {list(self.means.shape)} and {list(self.covs.shape)}"
+            )
+        object.__setattr__(self, "means", self.means.to(torch.float64))
+        object.__setattr__(self, "covs", self.covs.to(torch.float64))
+
+    @classmethod
+    def empty(cls, dim: int, *, device: torch.device | str | None = None) -> Gaussians:
+        """No classes yet."""
+        return cls(torch.zeros(0, dim, device=device), torch.zeros(0, dim, dim, device=device))
+
+    def __len__(self) -> int:
+        return len(self.means)
+
+    def __getitem__(self, classes: slice | Tensor) -> Gaussians:
+        """Some of the classes: a slice, an index tensor or a bool mask."""
+        return Gaussians(self.means[classes], self.covs[classes])
+
+    def concat(self, other: Gaussians) -> Gaussians:
+        """These classes, then the other's."""
+        return Gaussians(torch.cat([self.means, other.means]), torch.cat([self.covs, other.covs]))
+
+    def to(self, device: torch.device | str) -> Gaussians:
+        """The same on a device."""
+        return Gaussians(self.means.to(device), self.covs.to(device))
+
+
+def white_noise(
+    samples: int,
+    dim: int,
+    *,
+    generator: torch.Generator,
+    matched: bool,
+    device: torch.device | str | None = None,
+) -> Tensor:
+    """Standard normal draws, [samples, dim], made on the generator's device and moved to `device`.
+
+    `matched` recentres and whitens them: the sample mean is then exactly 0 and the unbiased sample covariance exactly
+    I (up to rounding), so that an affine map is transported exactly whatever the number of samples, and what
+    Monte-Carlo error remains is that of the map's non-linear part. Needs samples > dim, for rank.
+    """
+    if matched and samples <= dim:
+        raise ValueError(f"matched noise needs more samples than dimensions, got {samples} samples of {dim} dimensions")
+    noise = torch.randn(samples, dim, generator=generator, dtype=torch.float64, device=generator.device)
+    if matched:
+        orthonormal, upper = torch.linalg.qr(noise - noise.mean(0))
+        # the sign makes the draw independent of LAPACK's convention: uniform over all orthonormal frames ⟂ 1
+        noise = orthonormal * upper.diagonal().sign() * (samples - 1) ** 0.5
+    return noise.to(device if device is not None else generator.device)
+
+
+def sample(gaussians: Gaussians, noise: Tensor, *, factor: Factor | None = None) -> Tensor:
+    """μ_c + L_c ε_n for every class c and every row ε_n of the noise [N, S] → [C, N, S].
+
+    Every class sees the same noise (common random numbers). `factor` = spd.cholesky(gaussians.covs) unless given.
+    """
+    factor = cholesky(gaussians.covs) if factor is None else factor
+    return gaussians.means[:, None, :] + noise.to(gaussians.covs) @ factor.lower.mT
+
+
+def push_affine(gaussians: Gaussians, affine: Affine) -> Gaussians:
+    """The exact image under z ↦ P z + b: P μ + b, P Σ Pᵀ."""
+    weight = affine.weight.to(gaussians.covs)
+    return Gaussians(affine(gaussians.means), symmetrise(weight @ gaussians.covs @ weight.mT))
+
+
+def push_forward(
+    gaussians: Gaussians,
+    transport: Callable[[Tensor], Tensor],
+    *,
+    noise: Tensor,
+    chunk_rows: int = 200_000,
+    dtype: torch.dtype = torch.float32,
+    factor: Factor | None = None,
+) -> Gaussians:
+    """Mean and unbiased covariance of the image of every class under any map: the "full" transport of AdaGauss.
+
+    Samples μ_c + L_c·noise are mapped in chunks of whole classes, at most `chunk_rows` rows [rows, S] at once (one
+    class at least); `transport` sees them in `dtype` and without gradients, moments are taken in float64. All classes
+    share the noise [N, S], see `white_noise`. Pass `factor` to report what the factorisation needed.
+    """
+    if len(gaussians) == 0:
+        return gaussians
+    factor = cholesky(gaussians.covs) if factor is None else factor
+    samples = len(noise)
+    classes_at_once = max(1, chunk_rows // samples)
+    means, covs = [], []
+    with torch.no_grad():
+        for start in range(0, len(gaussians), classes_at_once):
+            chunk = slice(start, start + classes_at_once)
+            part = Factor(factor.lower[chunk], factor.jitter[chunk], factor.clipped[chunk])
+            drawn = sample(gaussians[chunk], noise, factor=part)  # [k, N, S]
+            mapped = transport(drawn.flatten(0, 1).to(dtype))  # [k·N, S_new]
+            moments = Moments.of(mapped.reshape(-1, samples, mapped.shape[-1]))
+            means.append(moments.mean)
+            covs.append(moments.covariance())
+    return Gaussians(torch.cat(means), torch.cat(covs))
+
+
+def pack(covs: Tensor) -> Tensor:
+    """Lower triangles, row by row: [C, S, S] → [C, S(S+1)/2], half the storage."""
+    rows, columns = torch.tril_indices(covs.shape[-1], covs.shape[-1], device=covs.device)
+    return covs.to(torch.float64)[..., rows, columns]
+
+
+def unpack(packed: Tensor, dim: int) -> Tensor:
+    """The symmetric matrices of `pack`: [C, S(S+1)/2] → [C, S, S]."""
+    if packed.shape[-1] != dim * (dim + 1) // 2:
+        raise ValueError(f"{packed.shape[-1]} numbers are not a triangle of a {dim}×{dim} matrix")
+    rows, columns = torch.tril_indices(dim, dim, device=packed.device)
+    covs = packed.new_zeros((*packed.shape[:-1], dim, dim), dtype=torch.float64)
+    covs[..., rows, columns] = packed.to(torch.float64)
+    covs[..., columns, rows] = covs[..., rows, columns]
+    return covs

@@ -1,0 +1,180 @@
+"""Mergeable first and second moments, so that streams, ranks and chunks give the same answer as one pass.
+
+Centred sums are kept instead of E[zzᵀ] − μμᵀ, which loses every digit when ‖μ‖ ≫ std. Merging follows Chan, Golub &
+LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances" (1979).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gatf.geometry.spd import symmetrise
+
+CHUNK_ELEMENTS = 4 * 2**20
+"""Float64 elements in one padded block of `class_moments` (32 MB)."""
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Count, mean and centred scatter of feature vectors; float64; any leading batch shape."""
+
+    count: Tensor
+    """Number of vectors, [...]."""
+    mean: Tensor
+    """[..., S]; zero where the count is."""
+    scatter: Tensor
+    """Σ_n (z_n − mean)(z_n − mean)ᵀ, [..., S, S]."""
+
+    @classmethod
+    def of(cls, features: Tensor) -> Moments:
+        """Moments over the next-to-last dimension: [N, S] → no batch shape, [..., N, S] → batch shape [...]."""
+        features = features.to(torch.float64)
+        *batch, samples, dim = features.shape
+        if samples == 0:
+            return cls.zeros(dim, tuple(batch), device=features.device)
+        return _masked_moments(features, features.new_full(tuple(batch), samples), mask=None)
+
+    @classmethod
+    def zeros(cls, dim: int, batch: tuple[int, ...] = (), *, device: torch.device | str | None = None) -> Moments:
+        """Moments of no vectors: the neutral element of `merge`."""
+
+        def zeros(*shape: int) -> Tensor:
+            return torch.zeros(shape, dtype=torch.float64, device=device)
+
+        return cls(zeros(*batch), zeros(*batch, dim), zeros(*batch, dim, dim))
+
+    def merge(self, other: Moments) -> Moments:
+        """Moments of both sets of vectors together; batch shapes must agree. Either count may be zero."""
+        total = self.count + other.count
+        weight = other.count / torch.where(total > 0, total, 1.0)  # [...]
+        delta = other.mean - self.mean  # [..., S]
+        between = delta[..., :, None] * delta[..., None, :] * (self.count * weight)[..., None, None]
+        return Moments(total, self.mean + delta * weight[..., None], self.scatter + other.scatter + between)
+
+    def covariance(self, unbiased: bool = True) -> Tensor:
+        """Scatter over count − 1 (or count), [..., S, S], symmetric; zeros where there are fewer than two vectors."""
+        divisor = (self.count - 1 if unbiased else self.count).clamp_min(1)[..., None, None]
+        return symmetrise(torch.where(self.count[..., None, None] > 1, self.scatter / divisor, 0.0))
+
+
+def _masked_moments(features: Tensor, count: Tensor, *, mask: Tensor | None) -> Moments:
+    """Moments of features [..., N, S] whose first `count` [...] rows count, as `mask` [..., N, 1] says; None = all.
+
+    The mean is corrected by the mean of the centred rows: with ‖μ‖ = 1e8·std its rounding alone would show in the
+    scatter.
+    """
+
+    def total(rows: Tensor) -> Tensor:
+        return (rows if mask is None else rows * mask).sum(-2, keepdim=True)
+
+    divisor = count.clamp_min(1)[..., None, None]
+    mean = total(features) / divisor  # [..., 1, S]
+    centred = features - mean
+    correction = total(centred) / divisor
+    centred -= correction
+    if mask is not None:
+        centred *= mask
+    return Moments(count, (mean + correction).squeeze(-2), centred.mT @ centred)
+
+
+def class_moments(features: Tensor, labels: Tensor, *, classes: int) -> Moments:
+    """Moments of every class at once: features [N, S], labels [N] in 0..classes−1 → Moments with batch shape [classes].
+
+    Rows are gathered by class into padded blocks [k, n_max, S] of bounded size, largest classes first so that little
+    is padded, and each block is one batched product. A class without samples gets count 0.
+    """
+    if len(features) != len(labels):
+        raise ValueError(f"{len(features)} features but {len(labels)} labels")
+    samples, dim = features.shape
+    if samples == 0:
+        return Moments.zeros(dim, (classes,), device=features.device)
+    labels = labels.to(features.device)
+    lowest, highest = int(labels.min()), int(labels.max())
+    if lowest < 0 or highest >= classes:
+        raise ValueError(f"labels run from {lowest} to {highest}, expected 0 to {classes - 1}")
+
+    by_class = labels.argsort(stable=True)  # [N], rows of class 0 first
+    counts = torch.bincount(labels, minlength=classes)  # [classes]
+    starts = counts.cumsum(0) - counts
+    largest_first = counts.argsort(descending=True)
+    sizes: list[int] = counts[largest_first].tolist()
+
+    blocks: list[Moments] = []
+    done = 0
+    while done < classes:
+        longest = max(sizes[done], 1)
+        members = largest_first[done : done + max(1, CHUNK_ELEMENTS // (longest * dim))]  # [k]
+        slots = torch.arange(longest, device=features.device)
+        mask = slots < counts[members, None]  # [k, longest]
+        rows = by_class[(starts[members, None] + slots).clamp_max(samples - 1)]
+        # rows past a class's end are other classes': zeroed, not only weighted by zero, as they may not be finite
+        block = features[rows].to(torch.float64).masked_fill(~mask[..., None], 0.0)  # [k, longest, S]
+        blocks.append(_masked_moments(block, counts[members].to(torch.float64), mask=mask[..., None]))
+        done += len(members)
+
+    back = largest_first.argsort()
+    return Moments(
+        torch.cat([block.count for block in blocks])[back],
+        torch.cat([block.mean for block in blocks])[back],
+        torch.cat([block.scatter for block in blocks])[back],
+    )
+
+
+@dataclass(frozen=True)
+class PairedMoments:
+    """Joint moments of (old, new) features of the same images: what the anchor is solved from (GATF, Eq. 5)."""
+
+    joint: Moments
+    """Moments of the concatenated vector (old, new), S_old + S_new long."""
+    dim_old: int
+
+    @classmethod
+    def of(cls, old: Tensor, new: Tensor) -> PairedMoments:
+        """Moments of row-wise pairs, [N, S_old] and [N, S_new]."""
+        if len(old) != len(new):
+            raise ValueError(f"pairs need as many old as new features, got {len(old)} and {len(new)}")
+        return cls(Moments.of(torch.cat([old.to(torch.float64), new.to(torch.float64)], dim=-1)), old.shape[-1])
+
+    @classmethod
+    def zeros(cls, dim_old: int, dim_new: int, *, device: torch.device | str | None = None) -> PairedMoments:
+        """Moments of no pairs."""
+        return cls(Moments.zeros(dim_old + dim_new, device=device), dim_old)
+
+    def merge(self, other: PairedMoments) -> PairedMoments:
+        """Moments of both sets of pairs together."""
+        if self.dim_old != other.dim_old:
+            raise ValueError(f"pairs of {self.dim_old} and of {other.dim_old} old dimensions do not merge")
+        return PairedMoments(self.joint.merge(other.joint), self.dim_old)
+
+    @property
+    def count(self) -> Tensor:
+        """Number of pairs, []."""
+        return self.joint.count
+
+    @property
+    def mean_old(self) -> Tensor:
+        """μ_o, [S_old]."""
+        return self.joint.mean[..., : self.dim_old]
+
+    @property
+    def mean_new(self) -> Tensor:
+        """μ_n, [S_new]."""
+        return self.joint.mean[..., self.dim_old :]
+
+    @property
+    def cov_old(self) -> Tensor:
+        """Σ_o, unbiased, [S_old, S_old]."""
+        return self.joint.covariance()[..., : self.dim_old, : self.dim_old]
+
+    @property
+    def cov_new(self) -> Tensor:
+        """Σ_n, unbiased, [S_new, S_new]."""
+        return self.joint.covariance()[..., self.dim_old :, self.dim_old :]
+
+    @property
+    def cross(self) -> Tensor:
+        """K = Cov(new, old), unbiased, [S_new, S_old]; the paper's C_onᵀ."""
+        return self.joint.covariance()[..., self.dim_old :, : self.dim_old]

@@ -1,0 +1,152 @@
+"""Symmetric positive (semi-)definite matrices: shrinking, normalising and factorising class covariances.
+
+All functions take a batch [..., S, S] and work in float64, whatever comes in.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+STD_GUARD = 1e-12
+"""Smallest standard deviation `correlation` divides by."""
+FIRST_RUNG = 1e-6
+"""First jitter of the ladder, as a fraction of the mean variance."""
+RUNGS = 3
+"""Jitters tried, each ten times the last, before eigenvalues are clipped."""
+CLIP_GUARD = 1e-10
+"""Eigenvalues are never clipped below this fraction of the largest: float64 could not tell them from zero."""
+
+
+def symmetrise(m: Tensor) -> Tensor:
+    """(M + Mᵀ)/2, [..., S, S] → [..., S, S]."""
+    m = m.to(torch.float64)
+    return (m + m.mT) / 2
+
+
+def _mean_variance(cov: Tensor) -> Tensor:
+    return cov.diagonal(dim1=-2, dim2=-1).mean(-1)  # [...]
+
+
+def _plus_diagonal(cov: Tensor, amount: Tensor | float) -> Tensor:
+    """Σ + amount·I for one amount, or one a matrix ([...])."""
+    eye = torch.eye(cov.shape[-1], dtype=cov.dtype, device=cov.device)
+    return cov + (amount[..., None, None] * eye if isinstance(amount, Tensor) else amount * eye)
+
+
+def shrink(cov: Tensor, amount: float, *, off_diagonal: float = 0.0) -> Tensor:
+    """Σ + amount·V₁·I + off_diagonal·V₂·(J − I), V₁ and V₂ the mean diagonal and off-diagonal entry.
+
+    AdaGauss's sh(Σ, a) has the first term only; FeCAM (Goswami et al., NeurIPS 2023) has both. V₂ averages over all
+    S(S−1) entries, zeros included, which keeps the result positive definite when features are dead. A second pass
+    with the same γ equals one pass with (1+γ)² − 1. [..., S, S] → [..., S, S].
+    """
+    cov = cov.to(torch.float64)
+    dim = cov.shape[-1]
+    mean_variance = _mean_variance(cov)
+    shrunk = _plus_diagonal(cov, amount * mean_variance)
+    if off_diagonal != 0.0 and dim > 1:
+        mean_covariance = (cov.sum((-2, -1)) - dim * mean_variance) / (dim * (dim - 1))
+        hollow = 1.0 - torch.eye(dim, dtype=cov.dtype, device=cov.device)  # J − I, [S, S]
+        shrunk = shrunk + off_diagonal * mean_covariance[..., None, None] * hollow
+    return shrunk
+
+
+def correlation(cov: Tensor) -> Tensor:
+    """R_ij = Σ_ij / √(Σ_ii Σ_jj), with a diagonal of exactly one. [..., S, S] → [..., S, S].
+
+    A dead feature (no variance) becomes one that correlates with nothing, instead of a zero row nobody can invert.
+    """
+    cov = cov.to(torch.float64)
+    std = cov.diagonal(dim1=-2, dim2=-1).clamp_min(0).sqrt().clamp_min(STD_GUARD)  # [..., S]
+    normalised = cov / std[..., :, None] / std[..., None, :]
+    eye = torch.eye(cov.shape[-1], dtype=torch.bool, device=cov.device)
+    return normalised.masked_fill(eye, 1.0)
+
+
+def clip_eigenvalues(cov: Tensor, floor: float, *, relative: bool = False) -> Tensor:
+    """Raise every eigenvalue to at least `floor`, or to `floor` times the largest one when `relative`.
+
+    [..., S, S] → [..., S, S]: the nearest matrix in Frobenius norm whose spectrum starts there.
+    """
+    values, vectors = torch.linalg.eigh(symmetrise(cov))  # [..., S] ascending, [..., S, S]
+    lowest = floor * values[..., -1:].clamp_min(0) if relative else torch.full_like(values[..., -1:], floor)
+    clipped = torch.maximum(values, lowest)
+    return symmetrise((vectors * clipped[..., None, :]) @ vectors.mT)
+
+
+def condition_number(cov: Tensor) -> Tensor:
+    """λ_max / λ_min, [..., S, S] → [...]; +inf for a matrix that is not positive definite."""
+    values = torch.linalg.eigvalsh(symmetrise(cov))  # [..., S] ascending
+    lowest, highest = values[..., 0], values[..., -1]
+    return torch.where(lowest > 0, highest / lowest, torch.inf)
+
+
+@dataclass(frozen=True)
+class Factor:
+    """Lower Cholesky factors and what it took to get them."""
+
+    lower: Tensor
+    """L with L·Lᵀ = the matrix (repaired where needed), [..., S, S]."""
+    jitter: Tensor
+    """What a rung of the ladder added to the diagonal, [...]; 0 where the matrix factorised as asked."""
+    clipped: Tensor
+    """Where eigenvalues had to be clipped, bool [...]."""
+
+    @property
+    def repaired(self) -> Tensor:
+        """Which matrices needed the ladder, bool [...]."""
+        return (self.jitter > 0) | self.clipped
+
+    @property
+    def climbed(self) -> bool:
+        """Whether any matrix needed the ladder, so that the caller can report it (waits for the device)."""
+        return bool(self.repaired.any())
+
+
+def cholesky(cov: Tensor, jitter: float = 0.0, *, floor: float = 1e-4) -> Factor:
+    """Lower Cholesky factor of Σ + jitter·I, [..., S, S], by a ladder that finite input never falls off.
+
+    1. Σ symmetrised, plus `jitter` on the diagonal.
+    2. The matrices that failed, and only those: jitter j, 10j, 100j with j = max(10·jitter, 1e-6·mean(diag Σ)),
+       instead of the one asked for.
+    3. Those that still fail: eigenvalues of Σ raised to max(floor, 1e-10·λ_max) (the GATF release clamps at 1e-4);
+       the factor is the R of a QR of √Λ·Vᵀ, which cannot fail again.
+
+    A matrix that is singular only up to rounding may pass step 1 with a tiny pivot: shrink first if L is to be
+    inverted. Raises ValueError for NaN or infinite entries.
+    """
+    if floor <= 0:
+        raise ValueError(f"floor must be positive, got {floor}")
+    batch = cov.shape[:-2]
+    matrices = symmetrise(cov).flatten(0, -3) if batch else symmetrise(cov)[None]  # [M, S, S]
+    finite = matrices.isfinite().all(-1).all(-1)  # [M]
+    if not bool(finite.all()):
+        bad = int((~finite).sum())
+        raise ValueError(f"{bad} of {len(matrices)} covariance matrices have entries that are not finite")
+
+    lower, info = torch.linalg.cholesky_ex(_plus_diagonal(matrices, jitter))
+    added = matrices.new_zeros(len(matrices))
+    clipped = torch.zeros_like(added, dtype=torch.bool)
+    failed = info.nonzero().flatten()  # indices of the matrices still without a factor
+    for rung in range(RUNGS):
+        if len(failed) == 0:
+            break
+        start = (FIRST_RUNG * _mean_variance(matrices[failed])).clamp_min(10 * jitter)
+        added[failed] = start * 10.0**rung
+        lower[failed], info = torch.linalg.cholesky_ex(_plus_diagonal(matrices[failed], added[failed]))
+        failed = failed[info != 0]
+    if len(failed) > 0:
+        added[failed], clipped[failed] = 0.0, True
+        lower[failed] = _clipped_factor(matrices[failed], floor)
+    return Factor(lower.reshape(cov.shape), added.reshape(batch), clipped.reshape(batch))
+
+
+def _clipped_factor(matrices: Tensor, floor: float) -> Tensor:
+    values, vectors = torch.linalg.eigh(matrices)  # [M, S] ascending, [M, S, S]
+    lowest = (CLIP_GUARD * values[:, -1:]).clamp_min(floor)
+    root = torch.maximum(values, lowest).sqrt()[:, :, None] * vectors.mT  # rootᵀ·root = the clipped matrix
+    upper: Tensor = torch.linalg.qr(root, mode="r").R
+    return (upper * upper.diagonal(dim1=-2, dim2=-1).sign()[:, :, None]).mT  # positive diagonal, as Cholesky has

@@ -1,0 +1,97 @@
+"""The contract every method keeps. The loop runs phases and nothing else; a method never opens a data set, never logs,
+never knows where it runs."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from gatf.data.loader import Batch, TaskData, TaskInfo
+from gatf.seeding import keyed_init
+from gatf.settings import MethodConfig, OptimisationConfig, StageConfig
+from gatf.training.phase import Phase
+
+__all__ = ["Batch", "Method", "Notice", "Phase", "TaskData", "TaskInfo"]
+
+
+@dataclass(frozen=True)
+class Notice:
+    """Something a method wants known (a condition number, a repaired matrix); the experiment writes it down."""
+
+    name: str
+    values: dict[str, float]
+
+
+class Method(nn.Module, ABC):
+    """A class-incremental learner. Subclasses are final: what two methods share is a function or a component."""
+
+    name: ClassVar[str]
+    Config: ClassVar[type[MethodConfig]]
+    summary: ClassVar[str]
+    """One line for `gatf methods`."""
+    exemplar_free: ClassVar[bool] = True
+    """Only `joint` says False, and is then handed the data of all tasks so far."""
+    defaults: ClassVar[dict[str, Any]] = {}
+    """Settings of other sections that belong to the method (its optimiser, no bottleneck), shaped like a config."""
+
+    def __init__(self, config: MethodConfig, backbone: nn.Module, optimisation: OptimisationConfig, seed: int) -> None:
+        super().__init__()
+        self.config: Any = config
+        self.backbone = backbone
+        self.optimisation = optimisation
+        self.seed = seed
+        self.notices: list[Notice] = []
+
+    @property
+    def feature_dim(self) -> int:
+        """S, the dimension of the backbone's features."""
+        return int(self.backbone.feature_dim)  # type: ignore[arg-type]
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.backbone.parameters()).device
+
+    @abstractmethod
+    def begin_task(self, task: TaskInfo) -> None:
+        """Make what lives for one task: heads, frozen teacher, auxiliary modules. Depends on nothing but `task`, the
+        seed and the state kept so far, so that a resumed run can call it again before loading its checkpoint."""
+
+    @abstractmethod
+    def phases(self, task: TaskInfo) -> list[Phase]:
+        """What is trained, in order; empty when nothing is."""
+
+    @abstractmethod
+    def end_task(self, data: TaskData) -> None:
+        """Statistics and transport, no gradient training; then drop what lived for the task."""
+
+    @abstractmethod
+    def scores(self, images: Tensor) -> Tensor:
+        """[B, classes seen], higher is better, in the scenario's class order. Called in eval mode, without gradient."""
+
+    def bytes_per_class(self) -> int:
+        """Memory kept for each class between tasks, beside the networks."""
+        return 0
+
+    def note(self, name: str, **values: float) -> None:
+        self.notices.append(Notice(name, values))
+
+    def make(self, build: Callable[[], nn.Module], *purpose: str | int) -> Any:
+        """Construct a module on the method's device with weights keyed by (seed, purpose)."""
+        with keyed_init(self.seed, "init", *purpose):
+            return build().to(self.device)
+
+    def frozen_copy(self, module: nn.Module) -> Any:
+        """A teacher: a copy in eval mode whose parameters take no gradient."""
+        teacher = deepcopy(module).eval()
+        return teacher.requires_grad_(False)
+
+    def train_groups(self, stage: StageConfig, *others: nn.Module) -> list[dict[str, Any]]:
+        """Parameter groups of the backbone, at its own rate where the stage has one, and of other modules."""
+        backbone: dict[str, Any] = {"params": list(self.backbone.parameters())}
+        if stage.lr_backbone is not None:
+            backbone["lr"] = stage.lr_backbone
+        return [backbone, {"params": [p for module in others for p in module.parameters()]}]

@@ -1,0 +1,204 @@
+"""What several methods are made of: losses, feature passes, the memory of class Gaussians."""
+
+from collections.abc import Callable, Iterator
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from gatf.data.augment import four_rotations, rotation_labels
+from gatf.errors import UserError
+from gatf.geometry import gaussians, moments, readout, spd
+from gatf.methods.base import Batch, Phase, TaskData, TaskInfo
+from gatf.seeding import generator, key
+from gatf.settings import OptimisationConfig, StageConfig
+
+Rule = Literal["bayes", "mahalanobis", "nmc", "linear"]
+
+
+def anti_collapse(features: Tensor, clamp: float = 1.0, jitter: float = 1e-6) -> Tensor:
+    """AdaGauss's anti-collapse loss (NeurIPS 2024, Eq. 3): −(1/S)·Σ_i min(A_ii, β).
+
+    A is the Cholesky factor of the batch's unbiased covariance plus `jitter`·I; features [B, S] with B > S. A matrix
+    that still does not factorise gets ten times the jitter, up to three times.
+    """
+    with torch.autocast(features.device.type, enabled=False):
+        centred = features.float() - features.float().mean(dim=0)
+        covariance = centred.T @ centred / (len(features) - 1)  # [S, S]
+        identity = torch.eye(len(covariance), device=covariance.device)
+        lower, failed = torch.linalg.cholesky_ex(covariance + jitter * identity)
+        for rung in (10.0, 100.0, 1000.0):
+            if not failed.item():
+                break
+            lower, failed = torch.linalg.cholesky_ex(covariance + rung * jitter * identity)
+        return -lower.diagonal().clamp(max=clamp).mean()
+
+
+@torch.no_grad()
+def extract(net: nn.Module, data: TaskData, *, mirror: bool = False) -> tuple[Tensor, Tensor]:
+    """Features [N, S] and labels [N] of a task's images under the test transform, `net` in eval mode.
+
+    With `mirror` the horizontally flipped images follow the plain ones.
+    """
+    net.eval()
+    features, labels = [], []
+    for flip in (False, True) if mirror else (False,):
+        for batch in data.batches("test"):
+            features.append(net(batch.images.flip(-1) if flip else batch.images))
+            labels.append(batch.labels)
+    return torch.cat(features), torch.cat(labels)
+
+
+class Growing(nn.Module):
+    """A module whose buffers take whatever shape a loaded state has."""
+
+    def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *args: Any) -> None:
+        for name, buffer in self._buffers.items():
+            loaded = state_dict.get(prefix + name)
+            if buffer is not None and loaded is not None and loaded.shape != buffer.shape:
+                self._buffers[name] = buffer.new_empty(loaded.shape)
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+class GaussianMemory(Growing):
+    """One Gaussian a class, kept as float32 mean and packed triangle of the covariance: S + S(S+1)/2 numbers."""
+
+    means: Tensor
+    triangles: Tensor
+
+    def __init__(self, dim: int, *, rule: Rule, seed: int) -> None:
+        super().__init__()
+        self.dim, self.rule, self.seed = dim, rule, seed
+        self.register_buffer("means", torch.zeros(0, dim))
+        self.register_buffer("triangles", torch.zeros(0, dim * (dim + 1) // 2))
+        self._readout: Any = None
+
+    def __len__(self) -> int:
+        return len(self.means)
+
+    def get(self) -> gaussians.Gaussians:
+        """The Gaussians in float64."""
+        return gaussians.Gaussians(self.means.double(), gaussians.unpack(self.triangles.double(), self.dim))
+
+    def set(self, stored: gaussians.Gaussians) -> None:
+        self.means, self.triangles = stored.means.float(), gaussians.pack(stored.covs).float()
+        self._readout = None
+
+    def learn(self, net: nn.Module, data: TaskData, *, shrink: float = 0.0, diagonal: bool = False) -> None:
+        """Append the new classes: moments of the features of every image and of its mirror image (AdaGauss)."""
+        features, labels = extract(net, data, mirror=True)
+        new = moments.class_moments(features, labels - data.info.old, classes=data.info.new)
+        learnt = gaussians.Gaussians(new.mean, _limited(new.covariance(), shrink, diagonal))
+        self.set(self.get().concat(learnt))
+
+    @torch.no_grad()
+    def transport(
+        self, mapping: Callable[[Tensor], Tensor], *, samples: int, matched: bool, task: int, shrink: float = 0.0,
+        diagonal: bool = False,
+    ) -> dict[str, float]:  # fmt: skip
+        """Push every stored Gaussian through a map: draw, map, re-estimate mean and covariance (AdaGauss Alg. 1).
+
+        Returns how many covariances had to be repaired before they could be factorised.
+        """
+        stored = self.get()
+        factor = spd.cholesky(stored.covs)
+        draws = generator(self.seed, "transport", task)
+        noise = gaussians.white_noise(samples, self.dim, generator=draws, matched=matched, device=self.means.device)
+        moved = gaussians.push_forward(stored, mapping, noise=noise, factor=factor)
+        self.set(gaussians.Gaussians(moved.means, _limited(moved.covs, shrink, diagonal)))
+        return {"jittered": float((factor.jitter > 0).sum()), "clipped": float(factor.clipped.sum())}
+
+    def scores(self, features: Tensor) -> Tensor:
+        """[B, classes]: minus the distance of the chosen rule, or the logits of `linear`."""
+        if self.rule == "nmc":
+            return -readout.nearest_mean_distances(features, self.means)
+        if self._readout is None:
+            self._readout = self._build()
+        if self.rule == "linear":
+            weight, bias = self._readout
+            return features.double() @ weight.T + bias
+        return -self._readout.distances(features)
+
+    def _build(self) -> Any:
+        if self.rule == "bayes":
+            return readout.bayes_readout(self.get())
+        if self.rule == "mahalanobis":
+            return readout.mahalanobis_readout(self.get())
+        draws = torch.Generator(self.means.device).manual_seed(key(self.seed, "linear readout", len(self)))
+        return readout.linear_from_samples(self.get(), generator=draws)
+
+    def bytes_per_class(self) -> int:
+        return self.means.element_size() * (self.dim + self.dim * (self.dim + 1) // 2)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *args: Any) -> None:
+        self._readout = None
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+def _limited(covariances: Tensor, shrink: float, diagonal: bool) -> Tensor:
+    """Shrunk, and without off-diagonal entries where only variances are wanted."""
+    covariances = spd.shrink(covariances, shrink) if shrink else covariances
+    return torch.diag_embed(covariances.diagonal(dim1=-2, dim2=-1)) if diagonal else covariances
+
+
+@torch.no_grad()
+def feature_pairs(
+    teacher: nn.Module, student: nn.Module, data: TaskData, *, batch_size: int, purpose: str, epoch: int = 0
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """(old, new) features of the same augmented images, both networks in eval mode; one epoch."""
+    student.eval()
+    for batch in data.batches("train", batch_size=batch_size, purpose=purpose, epoch=epoch, shuffle=True):
+        yield teacher(batch.images), student(batch.images)
+
+
+def task_batch(batch: Batch, task: TaskInfo, rotate: bool) -> tuple[Tensor, Tensor]:
+    """Images and task-local labels 0..n−1; with `rotate` four turned copies and 4·n labels (AdaGauss, task 0)."""
+    labels = batch.labels - task.old
+    if not rotate:
+        return batch.images, labels
+    return four_rotations(batch.images), rotation_labels(labels, task.new)
+
+
+def adapter_phase(
+    adapter: nn.Module, mapping: Callable[[Tensor], Tensor], teacher: nn.Module, student: nn.Module, *,
+    stage: StageConfig, anti_collapse_weight: float, clamp: float,
+    on_epoch_start: Callable[[int, TaskData], None] | None = None,
+) -> Phase:  # fmt: skip
+    """AdaGauss's adapter stage: with both networks frozen, fit old → new features and keep the images full rank."""
+
+    def loss(batch: Batch) -> dict[str, Tensor]:
+        with torch.no_grad():
+            old, new = teacher(batch.images), student(batch.images)
+        moved = mapping(old)
+        terms = {"adapter": nn.functional.mse_loss(moved, new)}
+        if anti_collapse_weight and len(moved) > moved.shape[1]:
+            terms["adapter_anti_collapse"] = anti_collapse_weight * anti_collapse(moved, clamp)
+        return terms
+
+    def set_mode() -> None:
+        student.eval()
+        adapter.train()
+
+    return Phase("adapter", {"adapter": adapter}, loss, stage, on_epoch_start=on_epoch_start, set_mode=set_mode)
+
+
+def adapter_stage(stage: StageConfig, lr: float, milestones: tuple[float, ...]) -> StageConfig:
+    """How AdaGauss fits its adapter: half the epochs, SGD at its own rate, the last batch dropped."""
+    changes = {"optimiser": "sgd", "epochs": max(1, stage.epochs // 2), "lr": lr, "milestones": milestones}
+    return stage.model_copy(update={**changes, "schedule": "steps", "decay": 0.1, "drop_last": True})
+
+
+def warmup_epochs(stage: StageConfig) -> int:
+    """Epochs in which the backbone does not learn yet: the floor of a fraction."""
+    return int(stage.warmup * stage.epochs + 1e-9)
+
+
+def check_batches(config: OptimisationConfig, dim: int) -> None:
+    """The anti-collapse loss factorises the batch's covariance, which needs more rows than dimensions."""
+    for name, stage in (("first", config.first), ("next", config.next)):
+        if stage.batch_size <= dim:
+            raise UserError(
+                f"optimisation.{name}.batch_size is {stage.batch_size}, but the anti-collapse loss needs more images a "
+                f"batch than feature dimensions ({dim}): raise --batch-size, lower backbone.bottleneck, or set "
+                "method.anti_collapse=0"
+            )

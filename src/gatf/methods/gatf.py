@@ -1,0 +1,297 @@
+"""GATF (Xu & Krawczyk, "Geometry-Anchored Transport Framework for Exemplar-Free Class-Incremental Learning", ECCV 2026).
+
+Backbone, heads, rotation, warm-up, Gaussians and classifier are AdaGauss's, so that any gain is the transport's.
+"""
+
+from typing import Any, Literal
+
+import torch
+from pydantic import PositiveInt, model_validator
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, mse_loss, normalize
+
+from gatf.geometry import anchor, moments, spd
+from gatf.methods.base import Batch, Method, Phase, TaskData, TaskInfo
+from gatf.methods.components import (
+    GaussianMemory,
+    Rule,
+    adapter_phase,
+    adapter_stage,
+    anti_collapse,
+    check_batches,
+    feature_pairs,
+    task_batch,
+    warmup_epochs,
+)
+from gatf.nets.mlp import feature_mlp, zero_residual
+from gatf.settings import Fraction, MethodConfig, NotNegative, Positive
+
+
+class GATFConfig(MethodConfig):
+    name: Literal["gatf"] = "gatf"
+    preset: Literal["paper", "release"] = "paper"
+    """The paper's equations, or what the authors' released code does."""
+    top_aware: bool = True
+    """Train the map old → new and its inverse together with the backbone (off: AdaGauss's distillation)."""
+    aga: bool = True
+    """Start the map from the Analytic Geometric Anchor (off: an MLP alone)."""
+    refine: bool = False
+    """Fit the map further on frozen features after training, as AdaGauss fits its adapter."""
+    topology: NotNegative = 5.0
+    """Weight λ_top of the forward and the backward term."""
+    distill: NotNegative = 10.0
+    """Weight of the distillation when `top_aware` is off."""
+    anchor: Literal["sylvester", "ridge"] = "sylvester"
+    """The anchor of Theorem 1, or plain ridge regression."""
+    ridge: Positive = 0.01
+    """ρ of the anchor."""
+    refresh: PositiveInt = 10
+    """K: epochs between two estimates of the anchor."""
+    ema: Fraction = 0.9
+    """m: weight of the past in the running anchor."""
+    bias_correct: bool = True
+    """Divide the running anchor by 1 − mᵏ, so that short runs are not stuck at their first estimate."""
+    final_refresh: bool = False
+    """After training, solve the anchor once more for what the residual leaves."""
+    anti_collapse: NotNegative = 1.0
+    """Weight α of the anti-collapse loss."""
+    clamp: Positive = 1.0
+    """β of the anti-collapse loss."""
+    rotation: bool = True
+    """Learn four rotations of every class at task 0."""
+    expansion: PositiveInt = 32
+    """Hidden units of residual and distiller, as a multiple of S."""
+    map_lr: Positive | None = None
+    """Learning rate of residual and distiller, where it differs from the stage's."""
+    map_weight_decay: NotNegative | None = None
+    """Weight decay of residual and distiller, where it differs from the stage's."""
+    adapter_lr: Positive = 0.01
+    """Learning rate of `refine`."""
+    cycle: NotNegative = 0.0
+    """Weight of the release's cycle-consistency terms."""
+    pairwise: NotNegative = 0.0
+    """Weight of the release's pairwise cosine terms."""
+    perturb: NotNegative = 0.0
+    """Step of the release's task-0 feature perturbation (0.5 in its CUB script)."""
+    samples: PositiveInt = 10_000
+    """Points drawn from each Gaussian to carry it through the map."""
+    matched_noise: bool = True
+    """Draw points whose sample mean and covariance are exact, so that the anchor adds no sampling error."""
+    readout: Rule = "bayes"
+    """How classes are told apart."""
+
+    @classmethod
+    def presets(cls) -> dict[str, dict[str, Any]]:
+        release = {"anchor": "ridge", "cycle": 2.0, "pairwise": 0.05, "bias_correct": False, "matched_noise": False}
+        return {"release": release}
+
+    @model_validator(mode="after")
+    def _map_is_trained(self) -> "GATFConfig":
+        if not (self.top_aware or self.aga or self.refine):
+            raise ValueError("without top_aware and aga nothing trains the map; set refine=true")
+        return self
+
+
+class RunningAnchor(nn.Module):
+    """The exponential moving average of the anchor (Sec. 3.3): buffers, never parameters."""
+
+    weight: Tensor
+    bias: Tensor
+    steps: Tensor
+
+    def __init__(self, dim: int, momentum: float, bias_correct: bool) -> None:
+        super().__init__()
+        self.momentum, self.bias_correct = momentum, bias_correct
+        self.replace(anchor.AnchorEMA.empty(dim, momentum, bias_correct=bias_correct))
+
+    def replace(self, ema: anchor.AnchorEMA) -> None:
+        self.register_buffer("weight", ema.weight)
+        self.register_buffer("bias", ema.bias)
+        self.register_buffer("steps", torch.tensor(ema.steps))
+        self._value: anchor.Affine | None = None
+
+    def update(self, estimate: anchor.Affine, restart: bool = False) -> None:
+        """P̄ ← m P̄ + (1 − m) P̂, b̄ likewise; with `restart` the estimate stands alone."""
+        ema = self._ema()
+        if restart:
+            ema = anchor.AnchorEMA.empty(len(self.bias), self.momentum, bias_correct=self.bias_correct)
+        self.replace(ema.update(estimate))
+
+    def forward(self, old: Tensor) -> Tensor:
+        """Ā_lin(z) = P̄ z + b̄."""
+        if self._value is None:
+            exact = self._ema().value()
+            self._value = anchor.Affine(exact.weight.to(old.dtype), exact.bias.to(old.dtype))
+        return self._value(old)
+
+    def _ema(self) -> anchor.AnchorEMA:
+        return anchor.AnchorEMA(self.weight, self.bias, int(self.steps), self.momentum, self.bias_correct)
+
+    def _load_from_state_dict(self, *args: Any) -> None:
+        self._value = None
+        super()._load_from_state_dict(*args)
+
+
+class GATF(Method):
+    """The map A_t = anchor + residual is trained together with the backbone; a distiller maps back."""
+
+    name = "gatf"
+    Config = GATFConfig
+    summary = "Gaussians carried by an analytic anchor plus residual, trained with the backbone (ECCV 2026)"
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        if self.config.anti_collapse:
+            check_batches(self.optimisation, self.feature_dim)
+        self.memory = GaussianMemory(self.feature_dim, rule=self.config.readout, seed=self.seed)
+        self.head: Any = None
+        self.teacher: Any = None
+        self.residual: Any = None
+        self.distiller: Any = None
+        self.anchor: Any = None
+
+    def begin_task(self, task: TaskInfo) -> None:
+        dim, config = self.feature_dim, self.config
+        outputs = 4 * task.new if self._rotates(task) else task.new
+        self.head = self.make(lambda: nn.Linear(dim, outputs), "head", task.index)
+        if task.index > 0:
+            build = zero_residual if config.aga else feature_mlp
+            self.teacher = self.frozen_copy(self.backbone)
+            self.residual = self.make(lambda: build(dim, config.expansion), "old to new", task.index)
+            self.distiller = self.make(lambda: feature_mlp(dim, config.expansion), "new to old", task.index)
+            if config.aga:
+                self.anchor = RunningAnchor(dim, config.ema, config.bias_correct).to(self.device)
+
+    def map(self, old: Tensor) -> Tensor:
+        """A_t(z) = P̄ z + b̄ + g(z): old features in the new space."""
+        return self.residual(old) if self.anchor is None else self.anchor(old) + self.residual(old)
+
+    def phases(self, task: TaskInfo) -> list[Phase]:
+        config, stage = self.config, self.optimisation.stage(task.index)
+        modules = {"backbone": self.backbone, "head": self.head}
+        groups = self.train_groups(stage, self.head)
+        if task.index > 0:
+            maps = {"distiller": self.distiller} | ({"residual": self.residual} if config.top_aware else {})
+            modules |= maps
+            group: dict[str, Any] = {"params": [p for module in maps.values() for p in module.parameters()]}
+            group |= {"lr": config.map_lr} if config.map_lr is not None else {}
+            group |= {"weight_decay": config.map_weight_decay} if config.map_weight_decay is not None else {}
+            groups.append(group)
+        training = Phase(
+            "backbone",
+            modules,
+            lambda batch: self._loss(batch, task),
+            stage,
+            groups=groups,
+            batch_size=stage.batch_size // 4 if self._rotates(task) else None,
+            on_epoch_start=self._refresh,
+        )
+        if task.index == 0 or not config.refine:
+            return [training]
+        refining = adapter_phase(
+            self.residual,
+            self.map,
+            self.teacher,
+            self.backbone,
+            stage=adapter_stage(stage, config.adapter_lr, (0.3, 0.6, 0.9)),
+            anti_collapse_weight=config.anti_collapse,
+            clamp=config.clamp,
+            on_epoch_start=self._restart_anchor,
+        )
+        return [training, refining]
+
+    def _loss(self, batch: Batch, task: TaskInfo) -> dict[str, Tensor]:
+        """L = L_CE + λ_top·(‖g(z_old) − sg(z_new − Ā_lin(z_old))‖² + ‖D(z_new) − z_old‖²) + α·L_AC(z_new) (Eq. 8).
+
+        The forward term trains g only, the backward term the distiller and the backbone; squares are means.
+        """
+        config = self.config
+        images, labels = task_batch(batch, task, self._rotates(task))
+        new = self.backbone(images)
+        if batch.epoch < warmup_epochs(self.optimisation.stage(task.index)):
+            new = new.detach()
+        terms = {"ce": cross_entropy(self.head(new), labels)}
+        if task.index > 0:
+            with torch.no_grad():
+                old = self.teacher(images)
+            back = self.distiller(new)
+            if config.top_aware:
+                moved = self.map(old)
+                terms["forward"] = config.topology * mse_loss(moved, new.detach())
+                terms["backward"] = config.topology * mse_loss(back, old)
+                terms |= self._release_terms(old, new.detach(), moved, back)
+            else:
+                terms["distill"] = config.distill * mse_loss(back, old)
+        elif config.perturb:
+            terms |= perturbation_terms(self.head, new, labels, config.perturb)
+        if config.anti_collapse and len(new) > new.shape[1]:
+            terms["anti_collapse"] = config.anti_collapse * anti_collapse(new, config.clamp)
+        return terms
+
+    def _release_terms(self, old: Tensor, new: Tensor, moved: Tensor, back: Tensor) -> dict[str, Tensor]:
+        """Cycle consistency and pairwise cosine geometry, found in the released code only; `new` carries no gradient."""
+        terms = {}
+        if self.config.cycle:
+            there = mse_loss(self.map(back.detach()), new)
+            home = mse_loss(self.distiller(moved.detach()), old)
+            terms["cycle"] = self.config.cycle * (there + home)
+        if self.config.pairwise:
+            pairs = mse_loss(cosines(moved), cosines(new)) + mse_loss(cosines(back), cosines(old))
+            terms["pairwise"] = self.config.pairwise * pairs
+        return terms
+
+    def _refresh(self, epoch: int, data: TaskData) -> None:
+        """Before the first step, and then every K epochs, estimate the anchor from one epoch of pairs (Eq. 5, Thm 1)."""
+        if self.anchor is not None and epoch % self.config.refresh == 0:
+            self.anchor.update(self._estimate(data, epoch, "anchor"))
+
+    def _restart_anchor(self, epoch: int, data: TaskData) -> None:
+        if self.anchor is not None and epoch == 0:
+            self.anchor.update(self._estimate(data, epoch, "refine anchor"), restart=True)
+
+    def _estimate(self, data: TaskData, epoch: int, purpose: str, residual: nn.Module | None = None) -> anchor.Affine:
+        """The anchor of one epoch of pairs (z_old, z_new), or (z_old, z_new − g(z_old)) when given g."""
+        total = moments.PairedMoments.zeros(self.feature_dim, self.feature_dim)
+        size = self.optimisation.stage(data.info.index).batch_size
+        for old, new in feature_pairs(self.teacher, self.backbone, data, batch_size=size, purpose=purpose, epoch=epoch):
+            total = total.merge(moments.PairedMoments.of(old, new if residual is None else new - residual(old)))
+        self.note("anchor", epoch=epoch, condition_old=float(spd.condition_number(total.cov_old)))
+        return anchor.fit_anchor(total, self.config.ridge, kind=self.config.anchor)
+
+    @torch.no_grad()
+    def end_task(self, data: TaskData) -> None:
+        self.backbone.eval()
+        config, task = self.config, data.info.index
+        if task > 0:
+            if config.final_refresh and self.anchor is not None:
+                self.anchor.update(self._estimate(data, 0, "final anchor", self.residual), restart=True)
+            repairs = self.memory.transport(self.map, samples=config.samples, matched=config.matched_noise, task=task)
+            self.note("transport", **repairs)
+        self.memory.learn(self.backbone, data)
+        self.head = self.teacher = self.residual = self.distiller = self.anchor = None
+
+    def scores(self, images: Tensor) -> Tensor:
+        return self.memory.scores(self.backbone(images))
+
+    def bytes_per_class(self) -> int:
+        return self.memory.bytes_per_class()
+
+    def _rotates(self, task: TaskInfo) -> bool:
+        return bool(self.config.rotation) and task.index == 0
+
+
+def cosines(features: Tensor, rows: int = 128) -> Tensor:
+    """Cosine Gram matrix of the first rows of a batch."""
+    unit = normalize(features[:rows], dim=1)
+    return unit @ unit.T
+
+
+def perturbation_terms(head: nn.Module, features: Tensor, labels: Tensor, step: float) -> dict[str, Tensor]:
+    """Task-0 feature perturbation of the released CUB script: cross-entropy after a step along the normalised gradient
+    in feature space, and that gradient's norm."""
+    if not features.requires_grad:
+        features = features.detach().requires_grad_()
+    per_image = cross_entropy(head(features), labels, reduction="sum")
+    (gradient,) = torch.autograd.grad(per_image, features, create_graph=True)
+    moved = features + step * normalize(gradient, dim=1).detach()
+    return {"adversarial": cross_entropy(head(moved), labels), "gradient_norm": gradient.norm(dim=1).mean()}

@@ -1,0 +1,49 @@
+"""Joint training: the ceiling. At every task a fresh network is trained on all classes seen so far, old images included."""
+
+from copy import deepcopy
+from typing import Any, ClassVar, Literal
+
+from torch import Tensor, nn
+
+from gatf.methods.base import Batch, Method, Phase, TaskData, TaskInfo
+from gatf.nets.heads import Heads
+from gatf.settings import MethodConfig
+
+
+class JointConfig(MethodConfig):
+    name: Literal["joint"] = "joint"
+
+
+class Joint(Method):
+    """The only method that keeps images; it is here to show what forgetting costs the others."""
+
+    name = "joint"
+    Config = JointConfig
+    summary = "all images of all tasks so far, from scratch each time: the ceiling (not exemplar-free)"
+    exemplar_free = False
+    defaults: ClassVar[dict[str, Any]] = {"backbone": {"bottleneck": None}}
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.heads = Heads(self.feature_dim)
+        self._untrained = deepcopy(self.backbone.state_dict())
+
+    def begin_task(self, task: TaskInfo) -> None:
+        self.backbone.load_state_dict(self._untrained)
+        self.heads.layers = nn.ModuleList()
+        self.make(lambda: self.heads.grow(task.seen), "head", task.index)
+
+    def phases(self, task: TaskInfo) -> list[Phase]:
+        stage = self.optimisation.first
+
+        def loss(batch: Batch) -> dict[str, Tensor]:
+            return {"ce": nn.functional.cross_entropy(self.heads(self.backbone(batch.images)), batch.labels)}
+
+        modules = {"backbone": self.backbone, "head": self.heads}
+        return [Phase("train", modules, loss, stage, groups=self.train_groups(stage, self.heads))]
+
+    def end_task(self, data: TaskData) -> None:
+        pass
+
+    def scores(self, images: Tensor) -> Tensor:
+        return self.heads(self.backbone(images))

@@ -1,0 +1,27 @@
+"""A small network for images of 8 to 16 pixels."""
+
+import torch
+from torch import Tensor, nn
+
+from gatf.nets.resnet import init_convolutions
+
+
+class SmallNet(nn.Module):
+    """Three 3×3 convolutions with batch-norm and ReLU, halving the image after the first and the second."""
+
+    def __init__(self, channels: int = 1, *, width: int = 32, bottleneck: int | None = 32) -> None:
+        super().__init__()
+        sizes = [channels, width, 2 * width, 4 * width]
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Conv2d(inputs, outputs, 3, 1, 1, bias=False), nn.BatchNorm2d(outputs))
+            for inputs, outputs in zip(sizes[:-1], sizes[1:], strict=True)
+        )
+        self.bottleneck: nn.Module = nn.Identity() if bottleneck is None else nn.Linear(sizes[-1], bottleneck)
+        self.feature_dim = sizes[-1] if bottleneck is None else bottleneck
+        init_convolutions(self)
+
+    def forward(self, x: Tensor) -> Tensor:
+        first, second, third = self.blocks
+        x = nn.functional.max_pool2d(torch.relu(first(x)), 2)
+        x = nn.functional.max_pool2d(torch.relu(second(x)), 2)
+        return self.bottleneck(torch.relu(third(x)).mean(dim=(2, 3)))

@@ -1,0 +1,103 @@
+"""What a run tells: one event a line in metrics.jsonl, and a live display for people."""
+
+import json
+import time
+from pathlib import Path
+from typing import Any, Protocol
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+
+class Listener(Protocol):
+    """Receives every event of a run: a kind and its fields (JSON values)."""
+
+    def __call__(self, kind: str, /, **fields: Any) -> None: ...
+
+
+class JsonLines:
+    """Appends events to a file, one JSON object a line. `truncate` forgets what came after a checkpoint."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("a", encoding="utf-8")
+
+    def __call__(self, kind: str, /, **fields: Any) -> None:
+        if kind == "step":
+            return
+        self._file.write(json.dumps({"event": kind, **fields}, allow_nan=True) + "\n")
+        self._file.flush()
+
+    def position(self) -> int:
+        return self._file.tell()
+
+    def truncate(self, position: int) -> None:
+        self._file.truncate(position)
+        self._file.seek(position)
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class LiveDisplay:
+    """Task, phase, epoch, losses and seconds left, redrawn in place on a terminal; a line a task elsewhere."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self._live: Live | None = None
+        self._tasks = self._task = self._steps_done = self._steps_of_task = 0
+        self._phase, self._losses = "", ""
+        self._epoch, self._epochs = 0, 0
+        self._started = self._training_seconds = 0.0
+        self._all_steps = 0
+
+    def __call__(self, kind: str, /, **fields: Any) -> None:
+        if kind == "run_start":
+            self._tasks = fields["tasks"]
+            if self.console.is_terminal:
+                self._live = Live(self._line(), console=self.console, refresh_per_second=8, transient=True)
+                self._live.start()
+        elif kind == "task_start":
+            self._task, self._steps_of_task, self._steps_done = fields["task"], fields["steps"], 0
+            self._started = time.monotonic()
+        elif kind == "step":
+            self._steps_done += 1
+            self._all_steps += 1
+            self._phase, self._epoch, self._epochs = fields["phase"], fields["epoch"], fields["epochs"]
+        elif kind == "epoch":
+            self._losses = "  ".join(f"{name} {value:.3f}" for name, value in fields["losses"].items())
+        elif kind == "task":
+            self._training_seconds += time.monotonic() - self._started
+            row = "  ".join(f"{accuracy:5.1f}" for accuracy in fields["accuracies"])
+            self._print(f"task {fields['task'] + 1}/{self._tasks}  seen {fields['seen']:5.1f} %   by task: {row}")
+        elif kind == "notice" and (fields.get("jittered") or fields.get("clipped")):
+            self._print(f"note: {fields['jittered']:.0f} covariances jittered, {fields['clipped']:.0f} clipped")
+        if self._live is not None:
+            self._live.update(self._line())
+
+    def close(self) -> None:
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def _print(self, text: str) -> None:
+        self.console.print(text, highlight=False)
+
+    def _line(self) -> Table:
+        table = Table.grid(padding=(0, 2))
+        table.add_row(
+            Text(f"task {self._task + 1}/{self._tasks}", style="bold"),
+            f"{self._phase} epoch {self._epoch + 1}/{self._epochs}",
+            self._losses,
+            self._left(),
+        )
+        return table
+
+    def _left(self) -> str:
+        """Seconds left, taking every task to come as long as this one, by the speed so far."""
+        spent = self._training_seconds + (time.monotonic() - self._started if self._started else 0.0)
+        if self._all_steps < 5:
+            return ""
+        steps = self._steps_of_task - self._steps_done + (self._tasks - self._task - 1) * self._steps_of_task
+        return f"≈ {max(steps, 0) * spent / self._all_steps:.0f} s left"

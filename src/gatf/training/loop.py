@@ -1,0 +1,109 @@
+"""The one epoch loop. It runs phases and never knows which method it trains."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from lightning_fabric import Fabric
+from torch import Tensor, nn
+
+from gatf.data.loader import Batch, TaskData
+from gatf.training.events import Listener
+from gatf.training.optim import build_optimiser, set_rates
+from gatf.training.phase import Phase
+
+
+class Interrupted(Exception):
+    """A stop was asked for; the step in hand is finished and saved."""
+
+
+@dataclass
+class Position:
+    """Where in a phase training stands: the next step to take, and the epoch's loss sums up to it."""
+
+    epoch: int = 0
+    step: int = 0
+    sums: dict[str, Tensor] = field(default_factory=dict)
+
+
+class _LossModule(nn.Module):
+    """The phase as one module whose forward pass is the loss, so that Fabric can wrap it for any strategy."""
+
+    def __init__(self, phase: Phase) -> None:
+        super().__init__()
+        self.trained = nn.ModuleDict(phase.modules)
+        self._loss = phase.loss
+
+    def forward(self, batch: Batch) -> dict[str, Tensor]:
+        return self._loss(batch)
+
+
+Save = Callable[[Position, torch.optim.Optimizer], None]
+
+
+def train_phase(
+    phase: Phase, data: TaskData, fabric: Fabric, *, listener: Listener, position: Position, save: Save,
+    restore: Callable[[torch.optim.Optimizer], None] | None, stop: Callable[[], bool], save_every: int | None,
+) -> None:  # fmt: skip
+    """Train one phase from `position` to its end.
+
+    `save` is called every `save_every` epochs and when `stop` says so, in which case `Interrupted` follows. Losses are
+    summed on the device and read once an epoch.
+    """
+    module, optimiser = fabric.setup(_LossModule(phase), build_optimiser(phase))
+    if restore is not None:
+        restore(optimiser)
+    stage, batch_size = phase.stage, data.batch_size(phase.loaded)
+    steps = data.steps(batch_size, stage.drop_last)
+    while position.epoch < stage.epochs:
+        started = time.monotonic()
+        if position.step == 0 and phase.on_epoch_start is not None:
+            phase.on_epoch_start(position.epoch, data)
+        _enter_training(phase)
+        set_rates(optimiser, stage, position.epoch)
+        batches = data.batches(
+            "train", batch_size=batch_size, purpose=phase.name, epoch=position.epoch, start=position.step,
+            shuffle=True, drop_last=stage.drop_last,
+        )  # fmt: skip
+        for batch in batches:
+            terms = module(batch)
+            fabric.backward(sum(terms.values()))
+            if stage.clip is not None:
+                fabric.clip_gradients(module, optimiser, max_norm=stage.clip, error_if_nonfinite=False)
+            optimiser.step()
+            optimiser.zero_grad(set_to_none=True)
+            for name, term in terms.items():
+                position.sums[name] = position.sums.get(name, 0.0) + term.detach()
+            position.step = batch.step + 1
+            listener("step", phase=phase.name, epoch=position.epoch, epochs=stage.epochs)
+            if stop():
+                _finish_epoch(position, steps, phase, optimiser, listener, started)
+                save(position, optimiser)
+                raise Interrupted
+        _finish_epoch(position, steps, phase, optimiser, listener, started)
+        if save_every is not None and position.epoch % save_every == 0 and position.epoch < stage.epochs:
+            save(position, optimiser)
+
+
+def _enter_training(phase: Phase) -> None:
+    if phase.set_mode is not None:
+        phase.set_mode()
+        return
+    for module in phase.modules.values():
+        module.train()
+
+
+def _finish_epoch(
+    position: Position, steps: int, phase: Phase, optimiser: Any, listener: Listener, started: float
+) -> None:
+    """After an epoch's last step: tell its mean losses and stand before the next one."""
+    if position.step < steps:
+        return
+    losses = {name: float(total) / steps for name, total in position.sums.items()}
+    listener(
+        "epoch", phase=phase.name, epoch=position.epoch, losses=losses, lr=optimiser.param_groups[-1]["lr"],
+        seconds=round(time.monotonic() - started, 4),
+    )  # fmt: skip
+    position.epoch, position.step, position.sums = position.epoch + 1, 0, {}

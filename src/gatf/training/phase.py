@@ -1,0 +1,39 @@
+"""A phase: what a method asks the loop to train."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor, nn
+
+from gatf.data.loader import Batch, TaskData
+from gatf.settings import StageConfig
+
+
+@dataclass
+class Phase:
+    """What is trained, and how: one stretch of epochs over the task's training images."""
+
+    name: str
+    modules: dict[str, nn.Module]
+    """Everything with parameters that this phase trains."""
+    loss: Callable[[Batch], dict[str, Tensor]]
+    """Named terms; the loop sums, steps, clips and logs them."""
+    stage: StageConfig
+    """Optimiser, schedule, epochs, batch, clip."""
+    groups: list[dict[str, Any]] = field(default_factory=list)
+    """Parameter groups with their own `lr` or `weight_decay`; empty: all parameters of `modules` alike."""
+    batch_size: int | None = None
+    """Images loaded a step, where it differs from what the network sees (rotations)."""
+    on_epoch_start: Callable[[int, TaskData], None] | None = None
+    set_mode: Callable[[], None] | None = None
+    """Puts networks into train or eval mode; default: all of `modules` into train mode."""
+
+    @property
+    def loaded(self) -> int:
+        return self.batch_size or self.stage.batch_size
+
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        if self.groups:
+            return self.groups
+        return [{"params": [p for module in self.modules.values() for p in module.parameters()]}]

@@ -1,0 +1,177 @@
+import pytest
+import torch
+from torch import nn
+
+from gatf.geometry import (
+    Gaussians,
+    QuadraticReadout,
+    bayes_readout,
+    linear_from_samples,
+    mahalanobis_readout,
+    margins,
+    nearest_mean_distances,
+    readout,
+)
+
+F64 = torch.float64
+
+
+def seeded(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+@pytest.fixture
+def gaussians(make_spd):
+    return Gaussians(torch.randn(6, 5, generator=seeded(1), dtype=F64), make_spd(seeded(2), 6, 5))
+
+
+@pytest.fixture
+def features():
+    return torch.randn(40, 5, generator=seeded(3), dtype=F64)
+
+
+def test_bayes_by_hand():
+    one = Gaussians(torch.tensor([[5.0, 0.0]]), torch.tensor([[[1.0, 0.5], [0.5, 3.0]]]))
+    rule = bayes_readout(one)
+    inverse = (rule.whiteners.mT @ rule.whiteners)[0]
+    expected = torch.tensor([[1.003984, -0.063245], [-0.063245, 1.003984]], dtype=F64)
+    torch.testing.assert_close(inverse, expected, rtol=0, atol=1e-6)
+    x = torch.tensor([[3.0, 4.0]])
+    torch.testing.assert_close(rule.distances(x).item(), 0.843664, rtol=0, atol=1e-6)
+    torch.testing.assert_close(nearest_mean_distances(x, one.means, normalise=True).item(), 0.8)
+
+
+def test_fecam_by_hand():
+    root = torch.tensor([[3.0, 4.0]])  # of the mean (9, 16)
+    for matrix, expected in (([[1, 0.33450], [0.33450, 1]], 1.14184), ([[1, 0.33806], [0.33806, 1]], 1.14750)):
+        rule = QuadraticReadout.of(root, torch.tensor([matrix]), normalise=True)
+        torch.testing.assert_close(rule.distances(torch.tensor([[1.0, 0.0]])).item(), expected, rtol=0, atol=2e-5)
+
+
+def slow_distances(points, centres, matrices):
+    rows = [[(z - v) @ torch.linalg.inv(m) @ (z - v) for v, m in zip(centres, matrices, strict=True)] for z in points]
+    return torch.tensor(rows, dtype=F64)
+
+
+@pytest.mark.parametrize(("elements", "rows"), [(1, 1), (35, 7), (2**21, 1024)])
+def test_distances_equal_the_obvious_formula_however_chunked(gaussians, features, monkeypatch, elements, rows):
+    monkeypatch.setattr(readout, "CHUNK_ELEMENTS", elements)
+    monkeypatch.setattr(readout, "CHUNK_ROWS", rows)
+    mean_variance = gaussians.covs.diagonal(dim1=-2, dim2=-1).mean(-1)[:, None, None]
+    shrunk = gaussians.covs + 1e-3 * mean_variance * torch.eye(5, dtype=F64)
+    got = mahalanobis_readout(gaussians).distances(features)
+    torch.testing.assert_close(got, slow_distances(features, gaussians.means, shrunk))
+
+
+def test_bayes_does_not_see_scale(gaussians, features):
+    expected = bayes_readout(gaussians).distances(features)
+    factors = torch.logspace(-3, 3, 6, dtype=F64)
+    other_means = Gaussians(gaussians.means * factors[:, None], gaussians.covs)
+    other_covs = Gaussians(gaussians.means, gaussians.covs * factors[:, None, None])
+    for got in (
+        bayes_readout(gaussians).distances(features * 1e4),
+        bayes_readout(other_means).distances(features),
+        bayes_readout(other_covs).distances(features),
+    ):
+        torch.testing.assert_close(got, expected)
+    assert not torch.allclose(mahalanobis_readout(other_covs).distances(features), expected)
+
+
+def test_bayes_with_round_classes_is_nearest_mean(gaussians, features):
+    sizes = torch.arange(1.0, 7.0, dtype=F64)[:, None, None]
+    round_classes = Gaussians(gaussians.means, sizes * torch.eye(5, dtype=F64))
+    cosine = nearest_mean_distances(features, gaussians.means, normalise=True)
+    torch.testing.assert_close(bayes_readout(round_classes).distances(features), cosine)
+    unit = Gaussians(gaussians.means, torch.eye(5).expand(6, 5, 5))
+    euclid = nearest_mean_distances(features, gaussians.means)
+    torch.testing.assert_close(4 * bayes_readout(unit, normalise=False).distances(features), euclid)  # sh(I, 3) = 4I
+
+
+def test_distances_keep_their_digits_far_from_the_origin(gaussians, features):
+    far = Gaussians(gaussians.means + 2.0**26, gaussians.covs)
+    moved = (features + 2.0**26) - 2.0**26
+    centred = Gaussians(far.means - 2.0**26, gaussians.covs)
+    torch.testing.assert_close(
+        mahalanobis_readout(far).distances(moved + 2.0**26), mahalanobis_readout(centred).distances(moved)
+    )
+    torch.testing.assert_close(
+        nearest_mean_distances(moved + 2.0**26, far.means),
+        nearest_mean_distances(moved, centred.means),
+        rtol=1e-5,
+        atol=1e-5,
+    )
+
+
+def test_a_class_of_one_sample_is_reported_and_still_has_distances():
+    classes = Gaussians(torch.tensor([[1.0, 0.0], [0.0, 1.0]]), torch.stack([torch.eye(2), torch.zeros(2, 2)]))
+    rule = mahalanobis_readout(classes)
+    assert rule.repaired.tolist() == [False, True]
+    assert rule.distances(torch.tensor([[3.0, 4.0]])).isfinite().all()
+    assert not bayes_readout(classes).repaired.any()  # its correlation matrix is I
+
+
+def test_no_classes_and_no_features_have_no_distances(gaussians):
+    assert bayes_readout(Gaussians.empty(5)).distances(torch.zeros(3, 5)).shape == (3, 0)
+    assert bayes_readout(gaussians).distances(torch.zeros(0, 5)).shape == (0, 6)
+
+
+def test_features_at_the_origin_have_distances(gaussians):
+    assert bayes_readout(gaussians).distances(torch.zeros(1, 5)).isfinite().all()
+
+
+def test_nearest_mean_by_hand():
+    got = nearest_mean_distances(torch.tensor([[0.0, 0.0], [3.0, 4.0]]), torch.tensor([[3.0, 4.0], [0.0, 4.0]]))
+    torch.testing.assert_close(got, torch.tensor([[25.0, 16.0], [0.0, 9.0]], dtype=F64), rtol=0, atol=1e-12)
+    assert (got >= 0).all()
+
+
+def test_margins_by_hand():
+    distances = torch.tensor([[1.0, 4.0, 2.0], [5.0, 3.0, 9.0]])
+    assert margins(distances, torch.tensor([0, 0])).tolist() == [1, -2]
+    assert margins(torch.tensor([[7.0]]), torch.tensor([0])).tolist() == [torch.inf]
+
+
+def reference_linear(gaussians, generator):
+    """The recipe with torch's own layer and scheduler: 4 epochs of 300 samples, rate dropped at epoch 2."""
+    classes, dim = gaussians.means.shape
+    start = (2 * torch.rand(classes, dim + 1, generator=generator) - 1) / dim**0.5
+    layer = nn.Linear(dim, classes)
+    with torch.no_grad():
+        layer.weight.copy_(start[:, :dim])
+        layer.bias.copy_(start[:, dim])
+    optimiser = torch.optim.SGD(layer.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-4)
+    schedule = torch.optim.lr_scheduler.MultiStepLR(optimiser, [2], gamma=0.1)
+    lowers = torch.linalg.cholesky(gaussians.covs).float()
+    for _ in range(4):
+        labels = torch.randint(classes, (300,), generator=generator)
+        noise = torch.randn(300, dim, generator=generator)
+        inputs = torch.stack([gaussians.means[y].float() + lowers[y] @ e for y, e in zip(labels, noise, strict=True)])
+        for start_row in (0, 128, 256):
+            rows = slice(start_row, min(start_row + 128, 300))
+            loss = nn.functional.cross_entropy(layer(inputs[rows]), labels[rows])
+            optimiser.zero_grad()
+            loss.backward()
+            nn.utils.clip_grad_norm_(layer.parameters(), 1.0)
+            optimiser.step()
+        schedule.step()
+    return layer
+
+
+def test_linear_is_the_recipe_even_where_gradients_are_off(gaussians):
+    spread = Gaussians(5 * gaussians.means, gaussians.covs)
+    expected = reference_linear(spread, seeded(4))
+    with torch.inference_mode():
+        weight, bias = linear_from_samples(spread, generator=seeded(4), epochs=4, samples_per_epoch=300, milestone=2)
+    torch.testing.assert_close(weight, expected.weight.detach().double(), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(bias, expected.bias.detach().double(), rtol=1e-4, atol=1e-5)
+
+
+def test_linear_separates_what_can_be_separated_and_repeats():
+    centres = 6 * torch.eye(4)
+    classes = Gaussians(centres, torch.eye(4).expand(4, 4, 4))
+    weight, bias = linear_from_samples(classes, generator=seeded(5), epochs=3)
+    again, _ = linear_from_samples(classes, generator=seeded(5), epochs=3)
+    assert torch.equal(weight, again)
+    labels = torch.arange(4).repeat_interleave(500)
+    points = centres[labels] + torch.randn(2000, 4, generator=seeded(6))
+    assert ((points.double() @ weight.mT + bias).argmax(1) == labels).double().mean() > 0.99
