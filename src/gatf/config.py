@@ -57,26 +57,29 @@ class RunConfig(Strict):
         return str(yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True))
 
 
-def recipe_names() -> list[str]:
+RECIPES, BENCH_RECIPES = "gatf.recipes", "gatf.recipes.bench"
+
+
+def recipe_names(package: str = RECIPES) -> list[str]:
     """Recipes shipped with the package."""
-    return sorted(entry.name.removesuffix(".yaml") for entry in files("gatf.recipes").iterdir() if _is_yaml(entry.name))
+    return sorted(entry.name.removesuffix(".yaml") for entry in files(package).iterdir() if _is_yaml(entry.name))
 
 
 def _is_yaml(name: str) -> bool:
     return name.endswith((".yaml", ".yml"))
 
 
-def read_recipe(name_or_file: str) -> dict[str, Any]:
+def read_recipe(name_or_file: str, package: str = RECIPES) -> dict[str, Any]:
     """A shipped recipe by name, or any YAML file."""
     if _is_yaml(name_or_file):
         path = Path(name_or_file)
         if not path.is_file():
             raise UserError(f"there is no recipe file {path}")
         text = path.read_text(encoding="utf-8")
-    elif name_or_file in recipe_names():
-        text = files("gatf.recipes").joinpath(f"{name_or_file}.yaml").read_text(encoding="utf-8")
+    elif name_or_file in recipe_names(package):
+        text = files(package).joinpath(f"{name_or_file}.yaml").read_text(encoding="utf-8")
     else:
-        hint = near_misses(name_or_file, recipe_names())
+        hint = near_misses(name_or_file, recipe_names(package))
         raise UserError(f"no recipe is called '{name_or_file}'{hint} (a file must end in .yaml)")
     return _mapping(text, name_or_file)
 

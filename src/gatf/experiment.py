@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -183,7 +184,7 @@ class _Session:
                 current, data, self.experiment.fabric,
                 listener=self._with_task(task),
                 position=position if restoring and position is not None else Position(),
-                save=lambda at, optimiser, number=number: self._save(task, number, at, optimiser),
+                save=partial(self._save, task, number),
                 restore=(lambda optimiser: checkpoint.restore_optimiser(optimiser, tensors)) if restoring else None,
                 stop=self.stop,
                 save_every=self.config.checkpoint_every,
@@ -278,7 +279,8 @@ def build_method(config: RunConfig, scenario: Scenario) -> Method:
     """The method with a fresh backbone, its weights drawn from the seed."""
     channels = scenario.source.image_shape[0]
     with keyed_init(config.seed, "init", "backbone"):
-        backbone = build_backbone(config.backbone, channels).to(memory_format=torch.channels_last)
+        backbone = build_backbone(config.backbone, channels)
+    backbone = backbone.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return method_class(config.method.name)(config.method, backbone, config.optimisation, config.seed)
 
 

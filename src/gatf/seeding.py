@@ -1,4 +1,4 @@
-"""Every random draw comes from a generator keyed by what it is for, so a run can be repeated and resumed bit for bit."""
+"""Every random draw comes from a generator keyed by its purpose: runs repeat, and resume, bit for bit."""
 
 import hashlib
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ def generator(seed: int, *purpose: str | int, device: torch.device | str = "cpu"
 
 @contextmanager
 def keyed_init(seed: int, *purpose: str | int) -> Iterator[None]:
-    """Inside, PyTorch's global generator is keyed: module constructors draw their weights from it. Outside, it is untouched."""
+    """Inside, PyTorch's global generator, which module constructors draw weights from, is keyed; outside, untouched."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(key(seed, *purpose))
         yield

@@ -101,8 +101,8 @@ def test_a_certified_prediction_never_changes(make_spd, adversarial):
 
 
 def test_certified_by_hand():
-    distances = torch.tensor([[1.0, 4.0, 9.0]] * 4)
-    bounds = torch.tensor([[1.0, 1.9, 0.0], [1.0, 2.0, 0.0], [1.0, 0.0, 2.5], [0.0, 0.0, torch.inf]])
-    # margin 3 against 2.9, exactly 3, 3.5 (the largest other bound counts, whichever class is nearest), infinity
-    assert certified(distances, bounds).tolist() == [True, False, False, False]
+    distances = torch.tensor([[1.0, 4.0, 9.0]] * 5)
+    bounds = torch.tensor([[1.0, 1.9, 0.0], [1.0, 2.0, 0.0], [1.0, 0.0, 2.5], [0.0, 0.0, torch.inf], [2.0, 0.5, 0.0]])
+    # margin 3 against 2.9, exactly 3, 3.5 (the largest other bound counts, whichever class is nearest), infinity, 2.5
+    assert certified(distances, bounds).tolist() == [True, False, False, False, True]
     assert certified(torch.tensor([[5.0]]), torch.tensor([[2.0]])).tolist() == [True]

@@ -190,11 +190,12 @@ class Pipeline:
         if images.dtype != torch.uint8 or images.ndim != 4:
             raise ValueError(f"images must be uint8 [B, C, H, W], not {images.dtype} {list(images.shape)}.")
         if not {len(self.mean), len(self.std)} <= {1, images.shape[1]}:
-            raise ValueError(
-                f"mean and std must have 1 or {images.shape[1]} numbers for images of {images.shape[1]} channels, "
-                f"not {len(self.mean)} and {len(self.std)}."
+            channels = images.shape[1]
+            wanted = (
+                "1 number for images of 1 channel" if channels == 1 else f"1 or {channels} numbers for these images"
             )
-        if generator is not None:
+            raise ValueError(f"mean and std must have {wanted}, not {len(self.mean)} and {len(self.std)}.")
+        if generator is not None and len(images) > 0:
             for step in self.steps:
                 images = step(images, generator)
         count, channels, height, width = images.shape

@@ -107,7 +107,9 @@ def sample_bilinear(images: Tensor, matrices: Tensor, *, fill: int) -> Tensor:
     ones = torch.ones(height * width, device=device, dtype=torch.float64)
     centres = torch.stack([centres_x.repeat(height), centres_y.repeat_interleave(width), ones])  # [3, H*W]
     to_unit = torch.tensor([[2 / width], [2 / height]], device=device, dtype=torch.float64)
-    coordinates = ((matrices * to_unit) @ centres - 1).float()  # [n, 2, H*W], the image spans [-1, 1)
+    to_grid = matrices * to_unit
+    to_grid[:, :, 2] -= 1
+    coordinates = (to_grid @ centres).float()  # [n, 2, H*W], the image spans [-1, 1)
     inside = ((coordinates >= -1) & (coordinates < 1)).float()
     inside = (inside[:, 0] * inside[:, 1]).view(count, 1, height, width)
     grid = coordinates.transpose(1, 2).view(count, height, width, 2)
@@ -149,7 +151,7 @@ def apply_curves(images: Tensor, values: Tensor, counts: list[int]) -> Tensor:
         autocontrast_curves(autocontrast[0]),
         equalize_curves(equalize[0]),
     ]
-    count, channels = images.shape[:2]
+    channels = images.shape[1]
     tables = torch.cat([curve.to(torch.uint8).expand(-1, channels, -1) for curve in curves])  # [n, C, 256]
     return tables.gather(2, images.flatten(2).long()).view(images.shape)
 

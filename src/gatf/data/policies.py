@@ -174,7 +174,8 @@ class AutoAugment:
     bilinear: bool = False
 
     def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
-        draw = draw_autoaugment(len(images), *images.shape[-2:], generator)
+        count, _, height, width = images.shape
+        draw = draw_autoaugment(count, height, width, generator)
         for operations, values in zip(draw.operations.unbind(1), draw.values.unbind(1), strict=True):
             images = apply_operations(images, operations, values, bilinear=self.bilinear, fill=self.fill)
         return images

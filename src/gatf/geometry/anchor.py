@@ -28,7 +28,7 @@ def _check_ridge(ridge: float) -> None:
         raise ValueError(f"ridge must not be negative, got {ridge}")
 
 
-def solve_sylvester(cov_old: Tensor, cov_new: Tensor, *, cross: Tensor, ridge: float, clip: float = 1e-10) -> Tensor:
+def solve_sylvester(cov_old: Tensor, cov_new: Tensor, cross: Tensor, ridge: float, *, clip: float = 1e-10) -> Tensor:
     """P with P Σ_o + ρ Σ_n P = K (GATF, Theorem 1), [S_new, S_old].
 
     With Σ_n = U diag(λ) Uᵀ and Σ_o = V diag(γ) Vᵀ: P = U X Vᵀ, X_ij = (Uᵀ K V)_ij / (γ_j + ρ λ_i). Eigenvalues are

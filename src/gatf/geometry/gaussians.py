@@ -95,7 +95,7 @@ def push_forward(
     transport: Callable[[Tensor], Tensor],
     *,
     noise: Tensor,
-    chunk_rows: int = 200_000,
+    chunk_rows: int = 20_000,
     dtype: torch.dtype = torch.float32,
     factor: Factor | None = None,
 ) -> Gaussians:

@@ -24,7 +24,7 @@ class Moments:
     count: Tensor
     """Number of vectors, [...]."""
     mean: Tensor
-    """[..., S]; zero where the count is."""
+    """[..., S]; zero where the count is zero."""
     scatter: Tensor
     """Σ_n (z_n − mean)(z_n − mean)ᵀ, [..., S, S]."""
 
@@ -57,27 +57,17 @@ class Moments:
     def covariance(self, unbiased: bool = True) -> Tensor:
         """Scatter over count − 1 (or count), [..., S, S], symmetric; zeros where there are fewer than two vectors."""
         divisor = (self.count - 1 if unbiased else self.count).clamp_min(1)[..., None, None]
-        return symmetrise(torch.where(self.count[..., None, None] > 1, self.scatter / divisor, 0.0))
+        return symmetrise(self.scatter / divisor)
 
 
 def _masked_moments(features: Tensor, count: Tensor, *, mask: Tensor | None) -> Moments:
-    """Moments of features [..., N, S] whose first `count` [...] rows count, as `mask` [..., N, 1] says; None = all.
-
-    The mean is corrected by the mean of the centred rows: with ‖μ‖ = 1e8·std its rounding alone would show in the
-    scatter.
-    """
-
-    def total(rows: Tensor) -> Tensor:
-        return (rows if mask is None else rows * mask).sum(-2, keepdim=True)
-
-    divisor = count.clamp_min(1)[..., None, None]
-    mean = total(features) / divisor  # [..., 1, S]
+    """Moments of features [..., N, S] of which `count` [...] rows count and the rest are zero; `mask` [..., N, 1]
+    tells them apart, None means all count."""
+    mean = features.sum(-2, keepdim=True) / count.clamp_min(1)[..., None, None]  # [..., 1, S]
     centred = features - mean
-    correction = total(centred) / divisor
-    centred -= correction
     if mask is not None:
         centred *= mask
-    return Moments(count, (mean + correction).squeeze(-2), centred.mT @ centred)
+    return Moments(count, mean.squeeze(-2), centred.mT @ centred)
 
 
 def class_moments(features: Tensor, labels: Tensor, *, classes: int) -> Moments:
@@ -110,7 +100,7 @@ def class_moments(features: Tensor, labels: Tensor, *, classes: int) -> Moments:
         slots = torch.arange(longest, device=features.device)
         mask = slots < counts[members, None]  # [k, longest]
         rows = by_class[(starts[members, None] + slots).clamp_max(samples - 1)]
-        # rows past a class's end are other classes': zeroed, not only weighted by zero, as they may not be finite
+        # rows past a class's end belong to other classes
         block = features[rows].to(torch.float64).masked_fill(~mask[..., None], 0.0)  # [k, longest, S]
         blocks.append(_masked_moments(block, counts[members].to(torch.float64), mask=mask[..., None]))
         done += len(members)

@@ -7,6 +7,8 @@ from gatf.methods.finetune import Finetune
 from gatf.methods.gatf import GATF
 from gatf.methods.joint import Joint
 
+__all__ = ["METHODS", "Method", "method_class"]
+
 METHODS: dict[str, type[Method]] = {
     "gatf": GATF,
     "adagauss": AdaGauss,

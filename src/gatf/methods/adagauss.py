@@ -49,7 +49,7 @@ class AdaGaussConfig(MethodConfig):
     samples: PositiveInt = 10_000
     """Points drawn from each Gaussian to carry it through the adapter."""
     matched_noise: bool = True
-    """Draw points whose sample mean and covariance are exact, so that the affine part of a map adds no sampling error."""
+    """Draw points whose sample mean and covariance are exact, so that an affine map adds no sampling error."""
     shrink: NotNegative = 0.0
     """Shrinkage of stored covariances (0.5 in the ablation without anti-collapse)."""
     readout: Rule = "bayes"

@@ -1,4 +1,4 @@
-"""GATF (Xu & Krawczyk, "Geometry-Anchored Transport Framework for Exemplar-Free Class-Incremental Learning", ECCV 2026).
+"""GATF (Xu & Krawczyk, "Geometry-Anchored Transport Framework for EFCIL", ECCV 2026).
 
 Backbone, heads, rotation, warm-up, Gaussians and classifier are AdaGauss's, so that any gain is the transport's.
 """
@@ -229,7 +229,7 @@ class GATF(Method):
         return terms
 
     def _release_terms(self, old: Tensor, new: Tensor, moved: Tensor, back: Tensor) -> dict[str, Tensor]:
-        """Cycle consistency and pairwise cosine geometry, found in the released code only; `new` carries no gradient."""
+        """Cycle consistency and pairwise cosines, found in the released code only; `new` carries no gradient."""
         terms = {}
         if self.config.cycle:
             there = mse_loss(self.map(back.detach()), new)
@@ -241,7 +241,7 @@ class GATF(Method):
         return terms
 
     def _refresh(self, epoch: int, data: TaskData) -> None:
-        """Before the first step, and then every K epochs, estimate the anchor from one epoch of pairs (Eq. 5, Thm 1)."""
+        """Before the first step, and then every K epochs, estimate the anchor from one epoch of pairs (Sec. 3.3)."""
         if self.anchor is not None and epoch % self.config.refresh == 0:
             self.anchor.update(self._estimate(data, epoch, "anchor"))
 
@@ -251,7 +251,7 @@ class GATF(Method):
 
     def _estimate(self, data: TaskData, epoch: int, purpose: str, residual: nn.Module | None = None) -> anchor.Affine:
         """The anchor of one epoch of pairs (z_old, z_new), or (z_old, z_new − g(z_old)) when given g."""
-        total = moments.PairedMoments.zeros(self.feature_dim, self.feature_dim)
+        total = moments.PairedMoments.zeros(self.feature_dim, self.feature_dim, device=self.device)
         size = self.optimisation.stage(data.info.index).batch_size
         for old, new in feature_pairs(self.teacher, self.backbone, data, batch_size=size, purpose=purpose, epoch=epoch):
             total = total.merge(moments.PairedMoments.of(old, new if residual is None else new - residual(old)))

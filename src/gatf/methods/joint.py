@@ -1,4 +1,4 @@
-"""Joint training: the ceiling. At every task a fresh network is trained on all classes seen so far, old images included."""
+"""Joint training: the ceiling. At every task a fresh network learns all classes so far, old images included."""
 
 from copy import deepcopy
 from typing import Any, ClassVar, Literal

@@ -1,5 +1,7 @@
 """A small network for images of 8 to 16 pixels."""
 
+from itertools import pairwise
+
 import torch
 from torch import Tensor, nn
 
@@ -14,7 +16,7 @@ class SmallNet(nn.Module):
         sizes = [channels, width, 2 * width, 4 * width]
         self.blocks = nn.ModuleList(
             nn.Sequential(nn.Conv2d(inputs, outputs, 3, 1, 1, bias=False), nn.BatchNorm2d(outputs))
-            for inputs, outputs in zip(sizes[:-1], sizes[1:], strict=True)
+            for inputs, outputs in pairwise(sizes)
         )
         self.bottleneck: nn.Module = nn.Identity() if bottleneck is None else nn.Linear(sizes[-1], bottleneck)
         self.feature_dim = sizes[-1] if bottleneck is None else bottleneck

@@ -43,8 +43,8 @@ class JsonLines:
 class LiveDisplay:
     """Task, phase, epoch, losses and seconds left, redrawn in place on a terminal; a line a task elsewhere."""
 
-    def __init__(self, console: Console) -> None:
-        self.console = console
+    def __init__(self, console: Console, lines: bool = True) -> None:
+        self.console, self._lines = console, lines
         self._live: Live | None = None
         self._tasks = self._task = self._steps_done = self._steps_of_task = 0
         self._phase, self._losses = "", ""
@@ -82,7 +82,8 @@ class LiveDisplay:
             self._live = None
 
     def _print(self, text: str) -> None:
-        self.console.print(text, highlight=False)
+        if self._lines:
+            self.console.print(text, highlight=False)
 
     def _line(self) -> Table:
         table = Table.grid(padding=(0, 2))

@@ -1,0 +1,5 @@
+"""`python -m gatf` is the command line."""
+
+from gatf.cli import main
+
+main()

@@ -1,0 +1,215 @@
+"""The command line: parse, call, print. Everything heavy is imported inside the command that needs it."""
+
+import sys
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gatf import __version__
+from gatf.errors import UserError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+app = typer.Typer(
+    help="Class-incremental learning without keeping old images: GATF and the methods it is compared with.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+data_app = typer.Typer(help="Data sources: list them, look at one.", invoke_without_command=True)
+app.add_typer(data_app, name="data")
+
+EXIT_USER_ERROR = 2
+EXIT_INTERRUPTED = 130
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"gatf {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def common(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and stop.")
+    ] = False,
+) -> None:
+    """What stands before every command."""
+
+
+@app.command()
+def run(
+    dataset: Annotated[str | None, typer.Option(help="Data source; `gatf data` lists them. [default: digits]")] = None,
+    method: Annotated[str | None, typer.Option(help="Method; `gatf methods` lists them. [default: gatf]")] = None,
+    tasks: Annotated[int | None, typer.Option(help="Number of tasks.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of everything but the class order.")] = None,
+    epochs: Annotated[int | None, typer.Option(help="Epochs a task.")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Images a step.")] = None,
+    data_root: Annotated[str | None, typer.Option(help="Local copy of the data; nothing is downloaded.")] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or mps.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Run folder. [default: runs/<data>-<method>-<seed>-<time>]")] = None,
+    recipe: Annotated[str | None, typer.Option(help="Shipped recipe or YAML file. [default: the data source's]")] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="Any other setting, e.g. method.ridge=0.1.")
+    ] = None,
+    resume: Annotated[Path | None, typer.Option(help="Go on with the run in this folder.")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only the result.")] = False,
+) -> None:
+    """Learn the classes of a data set task by task, and measure what is remembered."""
+    from gatf import experiment
+    from gatf.training.events import LiveDisplay
+
+    console = _console()
+    if resume is not None:
+        folder, chosen = resume, None
+        _refuse_with_resume(
+            dataset=dataset, method=method, tasks=tasks, seed=seed, epochs=epochs, batch_size=batch_size, out=out,
+            recipe=recipe, set=settings, data_root=data_root, device=device,
+        )  # fmt: skip
+    else:
+        options = {
+            "data.root": data_root,
+            "scenario.tasks": tasks,
+            "seed": seed,
+            "optimisation.first.epochs": epochs,
+            "optimisation.next.epochs": epochs,
+            "optimisation.first.batch_size": batch_size,
+            "optimisation.next.batch_size": batch_size,
+            "device": device,
+        }
+        chosen = choose_config(dataset, method, recipe, options, settings or [])
+        folder = out or _new_folder(chosen)
+    display = LiveDisplay(console)
+    listeners = () if quiet else (display,)
+    try:
+        summary = experiment.start(chosen, folder, listeners) if chosen else experiment.resume(folder, listeners)
+    except experiment.Interrupted:
+        display.close()
+        console.print(f"stopped and saved; go on with: gatf run --resume {folder}", highlight=False)
+        raise typer.Exit(EXIT_INTERRUPTED) from None
+    finally:
+        display.close()
+    from gatf.report.tables import print_summary
+
+    print_summary(summary, console)
+    console.print(f"run folder: {folder}", highlight=False)
+
+
+@app.command()
+def bench(
+    recipe: Annotated[str, typer.Argument(help="Bench recipe: a shipped name or a YAML file.")] = "digits",
+    out: Annotated[Path | None, typer.Option(help="Folder of the bench. [default: runs/bench-<recipe>]")] = None,
+    methods: Annotated[str | None, typer.Option(help="Only these, comma-separated.")] = None,
+    seeds: Annotated[str | None, typer.Option(help="Only these, e.g. 0-4 or 0,3.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and stop.")] = False,
+) -> None:
+    """Run methods × seeds and print one table. Finished runs are not repeated, interrupted ones go on."""
+    from gatf.bench import suite
+
+    console = _console()
+    plan = suite.load_plan(recipe, methods=methods, seeds=seeds)
+    folder = out or Path("runs") / f"bench-{plan.name}"
+    if dry_run:
+        for item in plan.runs:
+            console.print(f"{item.name}: {item.config.method.name}, seed {item.config.seed}", highlight=False)
+        console.print(f"{len(plan.runs)} runs into {folder}", highlight=False)
+        return
+    try:
+        suite.run_plan(plan, folder, console)
+    except suite.Interrupted:
+        console.print("stopped and saved; the same command goes on", highlight=False)
+        raise typer.Exit(EXIT_INTERRUPTED) from None
+
+
+@app.command()
+def methods(
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Also the settings of each method.")] = False,
+) -> None:
+    """List the methods, one line each."""
+    from gatf.methods import METHODS
+
+    width = max(map(len, METHODS))
+    for name, method in METHODS.items():
+        typer.echo(f"{name:<{width}}  {method.summary}")
+        if verbose:
+            for field, info in method.Config.model_fields.items():
+                if field != "name":
+                    typer.echo(f"    {field} = {info.get_default(call_default_factory=True)!r}: {info.description or ''}")
+
+
+@data_app.callback()
+def data_list(context: typer.Context) -> None:
+    """List the data sources, one line each."""
+    if context.invoked_subcommand is not None:
+        return
+    from gatf.data.sources import SOURCES
+
+    width = max(map(len, SOURCES))
+    for name, entry in SOURCES.items():
+        typer.echo(f"{name:<{width}}  {entry.summary}")
+
+
+@app.command()
+def doctor() -> None:
+    """Print versions, devices, cache folders and which data is at hand, and say what is wrong if something is."""
+    from gatf.doctor import examine
+
+    problems = examine(typer.echo)
+    for problem in problems:
+        typer.echo(f"problem: {problem}")
+    typer.echo("all is well" if not problems else f"{len(problems)} problem(s) found")
+    raise typer.Exit(1 if problems else 0)
+
+
+def choose_config(
+    dataset: str | None, method: str | None, recipe: str | None, options: dict[str, Any], settings: list[str]
+) -> Any:
+    """The config that a command's options add up to."""
+    from gatf.config import load_config, parse_overrides, recipe_names
+
+    overrides = {path: value for path, value in options.items() if value is not None}
+    if dataset is not None:
+        overrides["data.name"] = dataset
+    if recipe is None:
+        named = dataset or "digits"
+        recipe = named if named in recipe_names() else None
+    return load_config(recipe, method=method, overrides=overrides | parse_overrides(settings))
+
+
+def _refuse_with_resume(**options: object) -> None:
+    given = [f"--{name.replace('_', '-')}" for name, value in options.items() if value]
+    if given:
+        raise UserError(f"--resume goes on with the run's own config; leave out {', '.join(given)}")
+
+
+def _new_folder(config: Any) -> Path:
+    stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
+    return Path("runs") / f"{config.data.name}-{config.method.name}-seed{config.seed}-{stamp}"
+
+
+def _console() -> "Console":
+    from rich.console import Console
+
+    return Console(soft_wrap=False)
+
+
+def main() -> None:
+    """Entry point: a user's mistake is one sentence and exit code 2; --debug shows the traceback."""
+    debug = "--debug" in sys.argv
+    if debug:
+        sys.argv.remove("--debug")
+    try:
+        app()
+    except UserError as error:
+        if debug:
+            raise
+        typer.echo(f"gatf: {error}", err=True)
+        sys.exit(EXIT_USER_ERROR)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,69 @@
+"""What this machine has, and what is wrong with it."""
+
+import os
+import sys
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+PACKAGES = (
+    "gatf", "torch", "numpy", "pydantic", "typer", "rich", "safetensors", "lightning-fabric", "scikit-learn",
+    "matplotlib", "datasets", "huggingface-hub", "pyarrow", "timm",
+)  # fmt: skip
+OPTIONAL = {"datasets", "huggingface-hub", "pyarrow", "timm"}
+
+
+def examine(say: Callable[[str], object]) -> list[str]:
+    """Say what there is; return one sentence for each thing that is wrong."""
+    problems = []
+    say(f"python           {sys.version.split()[0]} ({sys.executable})")
+    if sys.version_info < (3, 11):
+        problems.append(f"Python {sys.version.split()[0]} is too old; 3.11 or newer is needed")
+    for package in PACKAGES:
+        try:
+            found = version(package)
+        except PackageNotFoundError:
+            found = "not installed" + (" (optional)" if package in OPTIONAL else "")
+            if package not in OPTIONAL:
+                problems.append(f"{package} is not installed; run pip install gatf")
+        say(f"{package:<16} {found}")
+    problems += _devices(say) + _folders(say)
+    _data(say)
+    return problems
+
+
+def _devices(say: Callable[[str], object]) -> list[str]:
+    try:
+        import torch
+    except ImportError as error:
+        return [f"torch does not import ({error}); reinstall it for this machine"]
+    say(f"cpu              {os.cpu_count()} cores, torch uses {torch.get_num_threads()} threads")
+    if torch.cuda.is_available():
+        for index in range(torch.cuda.device_count()):
+            say(f"cuda:{index}           {torch.cuda.get_device_name(index)}")
+    else:
+        say("cuda             none")
+    return []
+
+
+def _folders(say: Callable[[str], object]) -> list[str]:
+    from gatf.data.sources import cache_folder
+
+    problems = []
+    for name, folder in (("cache", cache_folder()), ("runs", Path("runs").resolve())):
+        nearest = next(parent for parent in (folder, *folder.parents) if parent.exists())
+        writable = os.access(nearest, os.W_OK)
+        say(f"{name:<16} {folder}" + ("" if writable else " (not writable)"))
+        if not writable:
+            problems.append(f"the {name} folder {folder} cannot be written")
+    say(f"GATF_DATA        {os.environ.get('GATF_DATA', 'not set')}")
+    return problems
+
+
+def _data(say: Callable[[str], object]) -> None:
+    from gatf.data.sources import SOURCES
+    from gatf.settings import DataConfig
+
+    for name, entry in SOURCES.items():
+        problem = entry.missing(DataConfig(name=name))
+        say(f"data {name:<12}" + ("at hand" if problem is None else f"not here: {problem}"))

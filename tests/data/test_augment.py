@@ -1,0 +1,299 @@
+"""Steps, the pipeline, names of augmentations, and the helpers of methods."""
+
+import pytest
+import torch
+from scipy.stats import chisquare
+from torch import Tensor
+
+from gatf.data.augment import (
+    STEPS,
+    AutoAugment,
+    ColorJitter,
+    Cutout,
+    Pad,
+    Pipeline,
+    RandomCrop,
+    RandomFlip,
+    ResizedCrop,
+    TrivialAugment,
+    four_rotations,
+    parse_augmentation,
+    prototype_noise,
+    rotate_quarter,
+    rotation_labels,
+    rotation_labels_class_major,
+)
+
+EVERY_STEP = [
+    "crop:4", "flip", "pad:2", "resized_crop:24", "jitter:0.247", "jitter:brightness=0.4,contrast=0.4,saturation=0.4",
+    "trivial", "autoaugment", "autoaugment:128", "cutout:16",
+]  # fmt: skip
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def noise(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randint(256, shape, dtype=torch.uint8, generator=generator(seed))
+
+
+# --- what every step promises ---
+
+
+@pytest.mark.parametrize("name", EVERY_STEP)
+@pytest.mark.parametrize("shape", [(1, 3, 32, 32), (6, 1, 32, 32), (6, 3, 33, 17), (40, 3, 16, 16)])
+def test_a_step_depends_only_on_images_and_generator(name: str, shape: tuple[int, ...]) -> None:
+    (step,) = parse_augmentation([name])
+    images = noise(*shape)
+    before, global_state = images.clone(), torch.get_rng_state()
+    first, again = step(images, generator(5)), step(images, generator(5))
+    assert torch.equal(first, again)
+    assert first.dtype == torch.uint8
+    assert first.shape[:2] == images.shape[:2]
+    assert torch.equal(images, before)  # the caller's images are not written to
+    assert torch.equal(torch.get_rng_state(), global_state)
+
+
+@pytest.mark.parametrize("name", EVERY_STEP)
+def test_an_image_does_not_see_its_neighbours(name: str) -> None:
+    (step,) = parse_augmentation([name])
+    images, changed = noise(64, 3, 20, 20), noise(64, 3, 20, 20)
+    changed[::2] = noise(32, 3, 20, 20, seed=1)
+    result, other = step(images, generator(2)), step(changed, generator(2))
+    assert torch.equal(result[1::2], other[1::2])
+    assert not torch.equal(result[::2], other[::2])
+
+
+@pytest.mark.parametrize("name", [name for name in EVERY_STEP if not name.startswith("pad")])
+def test_images_of_a_batch_are_augmented_differently(name: str) -> None:
+    (step,) = parse_augmentation([name])
+    same = noise(1, 3, 20, 20).expand(64, -1, -1, -1).contiguous()
+    assert len(step(same, generator()).unique(dim=0)) > (1 if name == "flip" else 15)
+
+
+@pytest.mark.parametrize("name", EVERY_STEP)
+def test_memory_format_of_the_input_does_not_matter(name: str) -> None:
+    (step,) = parse_augmentation([name])
+    images = noise(16, 3, 20, 24)
+    strided = images.contiguous(memory_format=torch.channels_last)
+    assert torch.equal(step(images, generator()), step(strided, generator()))
+
+
+# --- single steps ---
+
+
+def test_crop_cuts_every_window_of_the_padded_image_equally_often() -> None:
+    places = torch.arange(1, 16 * 15 + 1).view(1, 1, 16, 15).to(torch.uint8)  # each pixel is its place
+    count, padding = 81 * 60, 4
+    crops = RandomCrop(padding)(places.expand(count, -1, -1, -1), generator())
+    centre = crops[:, 0, 8, 7].long() - 1
+    top, left = centre // 15 - 8 + padding, centre % 15 - 7 + padding
+    assert chisquare(torch.bincount(top * 9 + left, minlength=81).numpy()).pvalue > 1e-3
+    padded = torch.nn.functional.pad(places, (padding,) * 4)[0, 0]
+    for i in range(0, count, 20):
+        assert torch.equal(crops[i, 0], padded[top[i] : top[i] + 16, left[i] : left[i] + 15])
+
+
+def test_flip_mirrors_about_half_of_the_images() -> None:
+    images = noise(2000, 3, 4, 5)
+    flipped = RandomFlip()(images, generator())
+    mirrored = (flipped == images.flip(-1)).all(dim=(1, 2, 3))
+    kept = (flipped == images).all(dim=(1, 2, 3))
+    assert torch.equal(mirrored, ~kept)
+    assert chisquare(torch.bincount(mirrored.long()).numpy()).pvalue > 1e-3
+
+
+def test_pad_adds_black_borders() -> None:
+    images = noise(2, 3, 6, 7)
+    padded = Pad(4)(images, generator())
+    assert padded.shape == (2, 3, 14, 15)
+    assert torch.equal(padded[:, :, 4:-4, 4:-4], images)
+    assert padded.long().sum() == images.long().sum()
+
+
+def test_resized_crop_of_the_whole_image_at_its_size_is_the_identity() -> None:
+    images = noise(20, 3, 16, 16)
+    assert torch.equal(ResizedCrop(16, (1.0, 1.0))(images, generator()), images)
+
+
+def test_resized_crop_draws_windows_inside_the_image_with_area_and_ratio_in_range() -> None:
+    top, left, height, width = ResizedCrop(32, (0.25, 0.5)).draw(5000, 100, 120, generator())
+    assert (top >= 0).all()
+    assert (left >= 0).all()
+    assert (top + height <= 100).all()
+    assert (left + width <= 120).all()
+    area, ratio = (height * width) / 12_000, width / height
+    assert area.min() > 0.24
+    assert area.max() < 0.51
+    assert area.mean() == pytest.approx(0.375, abs=0.01)  # uniform in area
+    assert ratio.min() > 0.74
+    assert ratio.max() < 1.35
+    assert ratio.log().mean() == pytest.approx(0.0, abs=0.01)  # log-uniform in ratio
+    assert len(top.unique()) > 40
+    assert len(left.unique()) > 40
+
+
+def test_resized_crop_falls_back_to_the_largest_centred_window() -> None:
+    top, left, height, width = ResizedCrop(32, (1.0, 1.0)).draw(3, 8, 64, generator())
+    assert (top[0], left[0], height[0], width[0]) == (0, 26, 8, 11)  # ratio 4/3: 8 by round(10.67)
+
+
+def test_jitter_keeps_brightness_factors_in_range() -> None:
+    grey = torch.full((5000, 1, 2, 2), 100, dtype=torch.uint8)
+    levels = ColorJitter(brightness=63 / 255)(grey, generator())[:, 0, 0, 0]
+    assert levels.min() == 75
+    assert levels.max() == 124
+    assert chisquare(torch.bincount(levels.long() - 75)[1:-1].numpy()).pvalue > 1e-3  # the end levels are partial
+
+
+def test_jitter_orders_its_operations_by_image() -> None:
+    image = noise(1, 3, 8, 8)
+    step = ColorJitter(brightness=0.9, contrast=0.9, saturation=0.9)
+    assert torch.equal(ColorJitter()(image, generator()), image)
+    results = step(image.expand(200, -1, -1, -1), generator())
+    assert len(results.unique(dim=0)) > 190
+
+
+def test_cutout_paints_one_square_around_a_uniform_pixel() -> None:
+    images = torch.full((4000, 3, 10, 12), 200, dtype=torch.uint8)
+    painted = Cutout(4, fill=7)(images, generator()) == 7
+    assert torch.equal(painted[:, 0], painted[:, 2])
+    rows, columns = painted[:, 0].any(2), painted[:, 0].any(1)
+    assert torch.equal(painted[:, 0], rows[:, :, None] & columns[:, None, :])
+    assert rows.sum(1).max() == 4
+    assert rows.sum(1).min() == 2  # half of it outside
+    last = torch.where(rows, torch.arange(10), -1).amax(1)  # the centre is one above, except at the bottom
+    assert chisquare(torch.bincount(last)[1:9].numpy()).pvalue > 1e-3
+
+
+# --- the pipeline ---
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+def test_without_generator_the_pipeline_only_normalises(memory_format: torch.memory_format) -> None:
+    mean, std = (0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)
+    images = noise(5, 3, 7, 9).contiguous(memory_format=memory_format)
+    result = Pipeline(parse_augmentation(["crop:4", "trivial"]), mean, std)(images, None)
+    expected = (images.double() / 255 - torch.tensor(mean).view(3, 1, 1)) / torch.tensor(std).view(3, 1, 1)
+    assert result.dtype == torch.float32
+    assert result.is_contiguous(memory_format=torch.channels_last)
+    torch.testing.assert_close(result, expected.float(), rtol=1e-6, atol=1e-6)
+
+
+def test_the_pipeline_runs_its_steps_in_order() -> None:
+    images = noise(5, 3, 8, 8)
+    pipeline = Pipeline((Pad(4), ResizedCrop(6)), (0.0,), (1.0,))
+    by_hand = generator()
+    expected = ResizedCrop(6)(Pad(4)(images, by_hand), by_hand)
+    torch.testing.assert_close(pipeline(images, generator()) * 255, expected.float())
+
+
+@pytest.mark.parametrize("shape", [(1, 3, 32, 32), (4, 1, 8, 8), (3, 3, 17, 33), (0, 3, 8, 8)])
+def test_the_pipeline_takes_grey_odd_single_and_empty(shape: tuple[int, ...]) -> None:
+    pipeline = Pipeline(parse_augmentation(["crop:2", "flip", "trivial"]), (0.5,), (0.25,))
+    result = pipeline(noise(*shape), generator())
+    assert result.shape == shape
+    assert result.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_the_pipeline_says_what_it_cannot_take() -> None:
+    pipeline = Pipeline((), (0.5, 0.5, 0.5), (0.2, 0.2, 0.2))
+    with pytest.raises(ValueError, match=r"must be uint8 .* not torch.float32 \[2, 3, 4, 4\]"):
+        pipeline(torch.zeros(2, 3, 4, 4))
+    with pytest.raises(ValueError, match="must have 1 number for images of 1 channel, not 3 and 3"):
+        pipeline(noise(2, 1, 4, 4))
+    with pytest.raises(ValueError, match="std must be positive"):
+        Pipeline((), (0.5,), (0.0,))
+
+
+# --- names ---
+
+
+def test_names_become_steps() -> None:
+    assert parse_augmentation(["crop:4", "flip", "pad:4", "resized_crop:32"]) == (
+        RandomCrop(4),
+        RandomFlip(),
+        Pad(4),
+        ResizedCrop(32, (0.08, 1.0)),
+    )
+    assert parse_augmentation(["resized_crop:224,0.2,0.9"]) == (ResizedCrop(224, (0.2, 0.9)),)
+    assert parse_augmentation(["jitter:0.247"]) == (ColorJitter(brightness=0.247),)
+    assert parse_augmentation(["jitter:contrast=0.2, brightness=0.1"]) == (ColorJitter(0.1, 0.2),)
+    assert parse_augmentation(["trivial", "autoaugment"]) == (TrivialAugment(bilinear=True, fill=0), AutoAugment())
+    assert parse_augmentation(["autoaugment:128", "cutout:16"]) == (AutoAugment(fill=128), Cutout(16))
+    assert parse_augmentation(["cutout:8,128"]) == (Cutout(8, fill=128),)
+    assert parse_augmentation([]) == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("crops:4", "unknown augmentation 'crops:4' (did you mean crop?): there are crop, flip"),
+        ("mixup", "unknown augmentation 'mixup': there are"),
+        ("crop", "bad augmentation 'crop': the padding is missing; write crop:4."),
+        ("crop:four", "the padding must be a number, not 'four'"),
+        ("crop:1.5", "the padding must be a whole number, not 1.5"),
+        ("crop:0", "the padding must be at least 1, not 0"),
+        ("crop:nan", "the padding must be at least 1, not nan"),
+        ("crop:inf", "the padding must be at least 1, not inf"),
+        ("crop:4,5", "'5' is too much"),
+        ("flip:2", "'2' is too much; write flip."),
+        ("resized_crop:32,0.5,0.2", "the largest area must be between 0.5 and 1, not 0.2"),
+        ("resized_crop:32,0", "the smallest area must be between"),
+        ("jitter", "a strength is missing"),
+        ("jitter:contrats=0.2", "'contrats' is not one of brightness, contrast, saturation (did you mean contrast?)"),
+        ("jitter:0.2,0.3", "'0.3' is not one of brightness, contrast, saturation"),
+        ("jitter:-1", "brightness must be at least 0, not -1"),
+        ("autoaugment:300", "the fill must be between 0 and 255, not 300"),
+        ("cutout:16,grey", "the fill must be a number, not 'grey'"),
+    ],
+)
+def test_a_bad_name_is_explained_in_one_sentence(name: str, message: str) -> None:
+    with pytest.raises(ValueError, match="augmentation") as caught:
+        parse_augmentation(["flip", name])
+    text = str(caught.value)
+    assert message in text
+    assert text.endswith(".")
+    assert "\n" not in text
+
+
+def test_a_text_instead_of_a_list_is_explained() -> None:
+    with pytest.raises(ValueError, match=r"write \['crop:4'\]"):
+        parse_augmentation("crop:4")
+
+
+def test_every_example_in_the_error_messages_parses() -> None:
+    for entry in STEPS.values():
+        assert len(parse_augmentation(entry.example.split(" or "))) >= 1
+
+
+# --- helpers of methods ---
+
+
+def test_four_rotations_are_blocks_counter_clockwise() -> None:
+    images = torch.tensor([[[[1.0, 2.0], [3.0, 4.0]]], [[[5.0, 6.0], [7.0, 8.0]]]])
+    rotated = four_rotations(images)
+    assert rotated.shape == (8, 1, 2, 2)
+    assert torch.equal(rotated[:2], images)
+    assert rotated[2, 0].tolist() == [[2.0, 4.0], [1.0, 3.0]]
+    assert rotated[3, 0].tolist() == [[6.0, 8.0], [5.0, 7.0]]
+    assert rotated[4, 0].tolist() == [[4.0, 3.0], [2.0, 1.0]]
+    assert rotated[6, 0].tolist() == [[3.0, 1.0], [4.0, 2.0]]
+    assert torch.equal(rotate_quarter(rotate_quarter(images, 1), 3), images)
+
+
+def test_rotation_labels_of_adagauss_and_pass() -> None:
+    labels = torch.tensor([3, 0])
+    assert rotation_labels(labels, 10).tolist() == [3, 0, 13, 10, 23, 20, 33, 30]
+    assert rotation_labels_class_major(labels).tolist() == [12, 0, 13, 1, 14, 2, 15, 3]
+
+
+def test_prototype_noise_has_the_given_radius() -> None:
+    prototypes = torch.arange(4.0, dtype=torch.float64).repeat_interleave(25_000).view(4, 25_000)
+    noisy = prototype_noise(prototypes, 0.5, generator())
+    assert noisy.dtype == torch.float64
+    residual = noisy - prototypes
+    assert residual.mean() == pytest.approx(0.0, abs=0.01)
+    assert residual.std() == pytest.approx(0.5, rel=0.02)
+    assert torch.equal(noisy, prototype_noise(prototypes, 0.5, generator()))
