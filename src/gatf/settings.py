@@ -4,9 +4,9 @@
 """
 
 import types
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Self, Union, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, ValidationError, model_validator
 
 from gatf.errors import UserError, near_misses
 
@@ -21,19 +21,64 @@ class Strict(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, validate_default=True)
 
 
+class GlyphsConfig(Strict):
+    """The images of the source `glyphs`, which are rendered."""
+
+    classes: Annotated[int, Field(ge=1, le=100)] = 100
+    """Characters."""
+    train_per_class: PositiveInt = 100
+    """Training images of each character."""
+    test_per_class: PositiveInt = 20
+    """Test images of each character, in fonts that training does not use."""
+    size: Annotated[int, Field(ge=8, le=64)] = 32
+    """Height and width in pixels."""
+    difficulty: Fraction = 0.5
+    """0: upright, centred, strong contrast; 1: rotated, sheared, shifted, weak contrast, noisy."""
+    seed: NonNegativeInt = 0
+    """Seed of the rendering; the run's own seed does not change the images."""
+
+
 class DataConfig(Strict):
     """Which images, and what is done to them."""
 
     name: str = "digits"
     """Name of the data source; `gatf data` lists them."""
     root: str | None = None
-    """Folder or file of a local copy; nothing is downloaded when it is given."""
+    """Folder or file of a local copy; else the folder in GATF_DATA, else the cache that `gatf data get` fills."""
+    hub: str | None = None
+    """Hugging Face data set that `gatf data get` fetches in place of the source's own."""
+    image_size: PositiveInt | None = None
+    """Height and width of the images the network gets. Default: the benchmark's; for own data the images' size where
+    all share one of at most 64 pixels, else 224. Up to 64 pixels are kept in memory, larger ones decoded on the fly."""
+    label_column: str | None = None
+    """Column of the labels in parquet files. Default: `fine_label`, else `label`."""
+    class_list: str | None = None
+    """File with the class folders to use, one a line, in order. Default: all; for `imagenet100` the published list."""
+    test_fraction: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.2
+    """Share of each class that becomes test images where own data has no test part."""
+    on_bad_image: Literal["fail", "skip"] = "fail"
+    """A file that cannot be decoded ends the run, or is left out; finding all of them takes one pass over the files."""
+    workers: NonNegativeInt | None = None
+    """Processes that decode large images ahead of training; 0: none. Default: one less than the cores, 1 to 8."""
     augment: tuple[str, ...] = ()
     """Steps applied to training images, in order, e.g. ["crop:4", "flip"]."""
     max_per_class: PositiveInt | None = None
     """Use only the first so many training images of each class, in file order."""
-    val_fraction: Fraction = 0.0
+    imbalance: Annotated[float, Field(ge=1.0)] | None = None
+    """Long tail: class c of C (in the source's numbering) keeps n·ratio^(−c/(C−1)) training images, n being the largest
+    class. `scenario.order` decides whether the head comes first (natural) or mixed."""
+    val_fraction: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
     """Share of each class's training images that is held out and not trained on."""
+    evaluate_on: Literal["test", "validation"] = "test"
+    """What accuracy is measured on: the test images or, to choose settings, those `val_fraction` holds out."""
+    glyphs: GlyphsConfig = GlyphsConfig()
+    """Settings of the source `glyphs`."""
+
+    @model_validator(mode="after")
+    def _validation_needs_images(self) -> Self:
+        if self.evaluate_on == "validation" and self.val_fraction == 0.0:
+            raise ValueError("evaluate_on=validation needs val_fraction above 0, e.g. 0.1")
+        return self
 
 
 class ScenarioConfig(Strict):
@@ -45,9 +90,9 @@ class ScenarioConfig(Strict):
     """Classes in task 0; the rest is split over the other tasks. Default: an equal share."""
     task_sizes: tuple[PositiveInt, ...] | None = None
     """Classes of every task, in order; replaces `tasks` and `first_task_classes`."""
-    order: Literal["published", "seed", "natural"] | tuple[int, ...] = "published"
-    """Class order: the data set's published one (drawn from `class_order_seed` where there is none), drawn from the
-    seed, as stored, or a list of class numbers."""
+    order: str | tuple[int | str, ...] = "published"
+    """Class order: `published`, the data set's own (drawn from `class_order_seed` where there is none); `seed`, drawn;
+    `natural`, as stored; a list of class numbers or names; or a file with such a list (one a line, or YAML)."""
     stop_after: PositiveInt | None = None
     """Stop after so many tasks."""
 
@@ -56,13 +101,15 @@ class BackboneConfig(Strict):
     """The network from image to feature."""
 
     name: str = "resnet18"
-    """`resnet18`, or `small` for images of 8 to 16 pixels."""
+    """`resnet18`, `small` for images of 8 to 16 pixels, or `timm:<model>` with the extra `timm`."""
     width: PositiveInt = 64
     """Channels of the first stage; the later ones double it."""
     stem: Literal["3x3", "7x7"] = "3x3"
     """First layer: 3×3 without pooling for 32 and 64 pixels, 7×7 with pooling for 224."""
     bottleneck: PositiveInt | None = 64
     """Dimension S of a linear layer after the pooled features; null keeps the pooled, non-negative features."""
+    pretrained: str | None = None
+    """Start from these weights: a .safetensors file, or a hub id such as timm/resnet18.tv_in1k."""
 
 
 class StageConfig(Strict):

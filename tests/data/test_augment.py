@@ -134,6 +134,12 @@ def test_resized_crop_draws_windows_inside_the_image_with_area_and_ratio_in_rang
     assert len(left.unique()) > 40
 
 
+def test_resized_crop_places_its_window_uniformly() -> None:
+    top, left, height, width = ResizedCrop(8, (9 / 16, 9 / 16)).draw(4000, 4, 4, generator())
+    assert height.unique().tolist() == width.unique().tolist() == [3]  # 9 of 16 pixels: every ratio rounds to 3 × 3
+    assert chisquare(torch.bincount(2 * top + left, minlength=4).numpy()).pvalue > 1e-3
+
+
 def test_resized_crop_falls_back_to_the_largest_centred_window() -> None:
     top, left, height, width = ResizedCrop(32, (1.0, 1.0)).draw(3, 8, 64, generator())
     assert (top[0], left[0], height[0], width[0]) == (0, 26, 8, 11)  # ratio 4/3: 8 by round(10.67)
@@ -281,6 +287,14 @@ def test_four_rotations_are_blocks_counter_clockwise() -> None:
     assert rotated[4, 0].tolist() == [[4.0, 3.0], [2.0, 1.0]]
     assert rotated[6, 0].tolist() == [[3.0, 1.0], [4.0, 2.0]]
     assert torch.equal(rotate_quarter(rotate_quarter(images, 1), 3), images)
+
+
+def test_four_rotations_keep_the_memory_format() -> None:
+    images = torch.randn(2, 3, 4, 4, generator=generator())
+    rotated = four_rotations(images.contiguous(memory_format=torch.channels_last))
+    assert rotated.is_contiguous(memory_format=torch.channels_last)
+    assert torch.equal(rotated, four_rotations(images))
+    assert four_rotations(images).is_contiguous()
 
 
 def test_rotation_labels_of_adagauss_and_pass() -> None:

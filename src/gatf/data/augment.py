@@ -319,7 +319,13 @@ def rotate_quarter(images: Tensor, k: int) -> Tensor:
 
 
 def four_rotations(images: Tensor) -> Tensor:
-    """`[B, C, H, W]` (square) → `[4B, C, H, W]`: all images at 0°, then all at 90°, at 180° and at 270°."""
+    """`[B, C, H, W]` (square) → `[4B, C, H, W]`: all images at 0°, then all at 90°, at 180° and at 270°.
+
+    A pipeline's channels_last images stay channels_last, which `torch.rot90` alone would undo.
+    """
+    if images.ndim == 4 and images.is_contiguous(memory_format=torch.channels_last):
+        pixels = images.permute(0, 2, 3, 1)
+        return torch.cat([torch.rot90(pixels, k, dims=(1, 2)) for k in range(4)]).permute(0, 3, 1, 2)
     return torch.cat([rotate_quarter(images, k) for k in range(4)])
 
 

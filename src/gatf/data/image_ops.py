@@ -2,8 +2,8 @@
 
 Augmentation policies are defined by what Pillow does to one image. Here the images of a batch are sorted by
 operation and each of three families runs once: geometric operations share one sampling call, operations on single
-channel values share one table lookup, colour and sharpness share one blend. Results agree with Pillow's within one
-grey level for photometric operations and nearest sampling is bit-equal (tests/data/test_augment_ops.py).
+channel values share one table lookup, colour and sharpness share one blend. Nearest sampling and photometric
+operations give Pillow's values, bilinear sampling within one grey level (tests/data/test_augment_ops.py).
 """
 
 from enum import IntEnum

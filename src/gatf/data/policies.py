@@ -1,7 +1,7 @@
 """Augmentation policies: which operation, how strong, for every image of a batch.
 
 TrivialAugment (Müller and Hutter, ICCV 2021) with its wide ranges, and the CIFAR-10 policy of AutoAugment (Cubuk et
-al., CVPR 2019, appendix table 7), with the magnitude ranges that torchvision documents for both.
+al., CVPR 2019, appendix), both with torchvision's magnitudes.
 """
 
 from dataclasses import dataclass

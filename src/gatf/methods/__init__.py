@@ -3,9 +3,11 @@
 from gatf.errors import UserError, near_misses
 from gatf.methods.adagauss import AdaGauss
 from gatf.methods.base import Method
+from gatf.methods.fetril import FeTrIL
 from gatf.methods.finetune import Finetune
 from gatf.methods.gatf import GATF
 from gatf.methods.joint import Joint
+from gatf.methods.pass_ import PASS
 
 __all__ = ["METHODS", "Method", "method_class"]
 
@@ -14,6 +16,8 @@ METHODS: dict[str, type[Method]] = {
     "adagauss": AdaGauss,
     "finetune": Finetune,
     "joint": Joint,
+    "pass": PASS,
+    "fetril": FeTrIL,
 }
 
 

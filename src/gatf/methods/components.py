@@ -49,6 +49,16 @@ def extract(net: nn.Module, data: TaskData, *, mirror: bool = False) -> tuple[Te
     return torch.cat(features), torch.cat(labels)
 
 
+@torch.no_grad()
+def class_means(features: Tensor, labels: Tensor, *, classes: int) -> Tensor:
+    """Mean feature of every class, float64 [classes, S]: features [N, S], labels [N] in 0..classes−1, none empty.
+
+    A product with the one-hot labels, so that sums are added in the same order on every run and device.
+    """
+    members = nn.functional.one_hot(labels, classes).double()  # [N, classes]
+    return members.T @ features.double() / members.sum(0)[:, None]
+
+
 class Growing(nn.Module):
     """A module whose buffers take whatever shape a loaded state has."""
 

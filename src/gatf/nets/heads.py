@@ -9,22 +9,22 @@ from torch import Tensor, nn
 class Heads(nn.Module):
     """One linear layer a task; logits of all heads side by side. Takes whatever heads a loaded state has."""
 
+    _where: Tensor
+
     def __init__(self, dim: int, bias: bool = True) -> None:
         super().__init__()
         self.dim, self.bias = dim, bias
         self.layers = nn.ModuleList()
+        self.register_buffer("_where", torch.empty(0), persistent=False)  # knows the device while there is no head
 
     def grow(self, classes: int) -> nn.Linear:
         """Add a head of `classes` outputs, framework-default init."""
         head = nn.Linear(self.dim, classes, bias=self.bias)
-        self.layers.append(head.to(self._device()))
+        self.layers.append(head.to(self._where.device))
         return head
 
     def forward(self, features: Tensor) -> Tensor:
         return torch.cat([head(features) for head in self.layers], dim=1)
-
-    def _device(self) -> torch.device:
-        return next((parameter.device for parameter in self.parameters()), torch.device("cpu"))
 
     def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *args: Any) -> None:
         sizes: list[int] = []

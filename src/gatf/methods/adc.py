@@ -1,0 +1,225 @@
+"""ADC (Goswami et al., "Resurrecting Old Classes with New Data for Exemplar-Free Continual Learning", CVPR 2024)."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+from pydantic import NonNegativeInt, PositiveInt
+from torch import Tensor, nn
+
+from gatf.geometry.readout import nearest_mean_distances
+from gatf.methods.base import Batch, Method, Phase, TaskData, TaskInfo
+from gatf.methods.compensation import LWF_OPTIMISATION, PrototypeConfig, Prototypes, Report, finite
+from gatf.settings import NotNegative
+
+PIXELS = 2**27
+"""Pixel values of candidate images held at once (512 MB); the rest is made again from its augmentation key."""
+NETWORK_BATCH = 128
+"""Candidate images sent through a network at once."""
+
+
+class ADCConfig(PrototypeConfig):
+    name: Literal["adc"] = "adc"
+    candidates: PositiveInt = 100
+    """m: images nearest to an old prototype that are perturbed towards it."""
+    steps: NonNegativeInt = 3
+    """i: steps of the attack."""
+    step_size: NotNegative = 25.0
+    """α: length of a step over all candidates of a class together (over one image with grad_norm "sample": use 2.5)."""
+    grad_norm: Literal["batch", "sample"] = "batch"
+    """Normalise the gradient over all candidates of a class (the release), or image by image (Algorithm 1)."""
+    clip_pixels: bool = True
+    """Keep perturbed pixels within the range of the task's training images."""
+    success_filter: bool = True
+    """Use only images that the old network now takes for the old class; where none is, the unperturbed candidates."""
+    inplace: bool = False
+    """Test success against prototypes of which the earlier ones have already moved, as the release does."""
+
+
+@dataclass(frozen=True)
+class AdversarialDrift:
+    """ADC: current images are perturbed until the old network takes them for the old class; their drift is the class's
+    (Goswami et al., CVPR 2024, Algorithm 1)."""
+
+    candidates: int = 100
+    steps: int = 3
+    step_size: float = 25.0
+    grad_norm: Literal["batch", "sample"] = "batch"
+    clip_pixels: bool = True
+    success_filter: bool = True
+    inplace: bool = False
+
+    def transport(self, prototypes: Tensor, old: nn.Module, new: nn.Module, data: TaskData) -> tuple[Tensor, Report]:
+        old.eval(), new.eval()
+        before, after, low, high = _pool_features(old, new, data)
+        distances = nearest_mean_distances(before, finite(prototypes))  # [N, K]
+        chosen = distances.topk(min(self.candidates, len(before)), dim=0, largest=False).indices.T  # [K, m]
+        limits = (low, high) if self.clip_pixels else None
+        landed, moved = [], []
+        for group, targets in self._groups(chosen, prototypes, data):
+            wanted, where = group.unique(return_inverse=True)
+            images = _pool_images(data, wanted)[where]  # [k, m, C, H, W]
+            images = self.attack(old, images, targets, limits)
+            landed.append(_embed(old, images))
+            moved.append(_embed(new, images))
+        at, to = torch.cat(landed), torch.cat(moved)  # [K, m, D]
+        unmoved = (after - before)[chosen].double().mean(dim=1)  # [K, D]: of the images as they were
+        return self.resolve(prototypes, at, to - at, unmoved)
+
+    def _groups(self, chosen: Tensor, prototypes: Tensor, data: TaskData) -> Iterator[tuple[Tensor, Tensor]]:
+        """Classes whose candidates fit into memory together."""
+        pixels = next(data.batches("test", batch_size=1)).images.numel()
+        classes = max(1, PIXELS // (pixels * chosen.shape[1]))
+        return zip(chosen.split(classes), prototypes.split(classes), strict=True)
+
+    def attack(self, old: nn.Module, images: Tensor, targets: Tensor, limits: tuple[Tensor, Tensor] | None) -> Tensor:
+        """Walk images [k, m, C, H, W] towards where the old network embeds at targets [k, D].
+
+        Each step goes `step_size` along the gradient of the mean squared distance, divided by its norm over a class's
+        m images together ("batch", the release) or over each image ("sample", Algorithm 1).
+        """
+        count = images.shape[1]
+        over = (1, 2, 3, 4) if self.grad_norm == "batch" else (2, 3, 4)
+        size = self.step_size * ((count / self.candidates) ** 0.5 if self.grad_norm == "batch" else 1.0)
+        for _ in range(self.steps):
+            gradient = _distance_gradient(old, images, targets)
+            norm = gradient.square().sum(dim=over, keepdim=True).sqrt().clamp_min(1e-12)
+            images = images - size * gradient / norm
+            if limits is not None:
+                images = images.clamp(*limits)
+        return images
+
+    def resolve(self, prototypes: Tensor, landed: Tensor, drift: Tensor, fallback: Tensor) -> tuple[Tensor, Report]:
+        """Prototypes [K, D] plus the mean drift of the images that landed nearest to their own prototype; where none
+        did, plus `fallback` [K, D]. `landed` and `drift` are [K, m, D]. With `inplace` the test of a class sees the
+        classes before it already moved, as the release has it."""
+        classes = torch.arange(len(prototypes), device=prototypes.device)
+        moved = prototypes.double()
+        success = torch.ones(landed.shape[:2], dtype=torch.bool, device=landed.device)
+        if self.success_filter and not self.inplace:
+            nearest = nearest_mean_distances(landed.flatten(0, 1), prototypes).argmin(dim=1)
+            success = nearest.view(success.shape) == classes[:, None]
+        if not self.inplace:
+            moved = moved + _mean_drift(drift, success, fallback)
+        for index in classes.tolist() if self.inplace else ():
+            if self.success_filter:
+                success[index] = nearest_mean_distances(landed[index], moved).argmin(dim=1) == index
+            row = slice(index, index + 1)
+            moved[row] = moved[row] + _mean_drift(drift[row], success[row], fallback[row])
+        counts = success.sum(dim=1).double()
+        report = {
+            "successes_mean": float(counts.mean()),
+            "successes_min": float(counts.min()),
+            "fallbacks": float((counts == 0).sum()),
+            "classes": float(len(prototypes)),
+        }
+        return finite(moved.float()), report
+
+
+def _mean_drift(drift: Tensor, success: Tensor, fallback: Tensor) -> Tensor:
+    """Mean of drift [K, m, D] over the successes [K, m], or the fallback [K, D] where there are none."""
+    counts = success.sum(dim=1, keepdim=True)  # [K, 1]
+    total = (drift.double() * success[..., None]).sum(dim=1)
+    return torch.where(counts > 0, total / counts.clamp_min(1), fallback.double())
+
+
+def _pool(data: TaskData) -> Iterator[Batch]:
+    """The task's images under one fixed draw of the training augmentation: every call gives the same pixels."""
+    return data.batches("train", purpose="adc pool")
+
+
+@torch.no_grad()
+def _pool_features(old: nn.Module, new: nn.Module, data: TaskData) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Features [N, D] of the pool in both networks, smallest and largest pixel value."""
+    before, after, lows, highs = [], [], [], []
+    for batch in _pool(data):
+        before.append(old(batch.images))
+        after.append(new(batch.images))
+        low, high = batch.images.aminmax()
+        lows.append(low)
+        highs.append(high)
+    return torch.cat(before), torch.cat(after), torch.stack(lows).amin(), torch.stack(highs).amax()
+
+
+def _pool_images(data: TaskData, wanted: Tensor) -> Tensor:
+    """The pool's images at ascending indices."""
+    found, start = [], 0
+    for batch in _pool(data):
+        stop = start + len(batch.images)
+        inside = wanted[(wanted >= start) & (wanted < stop)]
+        found.append(batch.images[inside - start])
+        start = stop
+    return torch.cat(found)
+
+
+@torch.no_grad()
+def _embed(net: nn.Module, images: Tensor) -> Tensor:
+    """[k, m, C, H, W] → [k, m, D]."""
+    features = torch.cat([net(_packed(part)) for part in images.flatten(0, 1).split(NETWORK_BATCH)])
+    return features.unflatten(0, images.shape[:2])
+
+
+def _distance_gradient(net: nn.Module, images: Tensor, targets: Tensor) -> Tensor:
+    """Gradient by images [k, m, C, H, W] of Σ_k (1/mD)·Σ_j ‖net(x_kj) − target_k‖², in full precision."""
+    flat = images.flatten(0, 1).detach()
+    aims = targets.repeat_interleave(images.shape[1], dim=0)
+    parts = []
+    with torch.enable_grad(), torch.autocast(images.device.type, enabled=False):
+        for part, aim in zip(flat.split(NETWORK_BATCH), aims.split(NETWORK_BATCH), strict=True):
+            pixels = _packed(part).requires_grad_()
+            loss = (net(pixels) - aim).square().sum() / (images.shape[1] * targets.shape[1])
+            parts.append(torch.autograd.grad(loss, pixels)[0])
+    return torch.cat(parts).unflatten(0, images.shape[:2])
+
+
+def _packed(images: Tensor) -> Tensor:
+    """A copy in the memory layout the backbone is fastest with."""
+    return images.clone(memory_format=torch.channels_last)
+
+
+class ADC(Method):
+    """Nearest class mean; old prototypes move by the drift of images made to look like their class."""
+
+    name = "adc"
+    Config = ADCConfig
+    summary = "prototypes moved by the drift of adversarially resurrected classes (CVPR 2024)"
+    defaults: ClassVar[dict[str, Any]] = {"backbone": {"bottleneck": None}, "optimisation": LWF_OPTIMISATION}
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        config = self.config
+        self.base = config.build_base(self.feature_dim)
+        self.prototypes = Prototypes(self.feature_dim, config.metric)
+        self.compensator = AdversarialDrift(
+            candidates=config.candidates,
+            steps=config.steps,
+            step_size=config.step_size,
+            grad_norm=config.grad_norm,
+            clip_pixels=config.clip_pixels,
+            success_filter=config.success_filter,
+            inplace=config.inplace,
+        )
+
+    def begin_task(self, task: TaskInfo) -> None:
+        self.base.begin(self, task)
+
+    def phases(self, task: TaskInfo) -> list[Phase]:
+        return self.base.phases(self, task)
+
+    def end_task(self, data: TaskData) -> None:
+        """Compensate while the old network is there, then learn the new classes' means."""
+        new = self.base.network(self)
+        if data.info.index > 0 and self.config.compensate:
+            self.prototypes.means, report = self.compensator.transport(
+                self.prototypes.means, self.base.teacher, new, data
+            )
+            self.note("adc", **report)
+        self.prototypes.learn(new, data)
+        self.base.end(self, data)
+
+    def scores(self, images: Tensor) -> Tensor:
+        return self.prototypes.scores(self.base.network(self)(images))
+
+    def bytes_per_class(self) -> int:
+        return self.prototypes.bytes_per_class()

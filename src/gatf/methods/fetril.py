@@ -1,0 +1,203 @@
+"""FeTrIL (Petit, Popescu, Schindler, Picard, Delezoide: "Feature Translation for Exemplar-Free Class-Incremental
+Learning", WACV 2023).
+
+The authors' two-stage task-0 recipe (AugMix, Lookahead, 224 pixels) is not here; the default is PyCIL's.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+from pydantic import PositiveInt
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, linear, normalize
+
+from gatf.geometry.svm import fit_svm
+from gatf.methods.base import Batch, Method, Phase, TaskData, TaskInfo
+from gatf.methods.components import Growing, class_means, extract, task_batch, warmup_epochs
+from gatf.seeding import generator
+from gatf.settings import MethodConfig, NotNegative, Positive
+
+NORM_GUARD = 1e-12
+
+
+class FeTrILConfig(MethodConfig):
+    name: Literal["fetril"] = "fetril"
+    classifier: Literal["svc", "fc"] = "svc"
+    """A linear SVM on unit features, refitted at every task, or a linear layer trained on raw features."""
+    similarity: Literal["cosine", "euclidean"] = "cosine"
+    """How an old class finds the new class that imitates it: by angle (PyCIL) or distance (release) of raw means."""
+    rank: PositiveInt = 1
+    """Imitate with the so-manieth most similar new class; the last one where there are fewer."""
+    penalty: Positive = 1.0
+    """C of the SVM: weight of the squared hinge against ½‖w‖² + ½b²."""
+    tolerance: Positive = 1e-4
+    """The SVM is solved when every class's gradient is so small against its first."""
+    fc_epochs: PositiveInt = 50
+    """Epochs of the linear layer, rate annealed to zero by a cosine."""
+    fc_lr: Positive = 0.05
+    """Learning rate of the linear layer."""
+    fc_weight_decay: NotNegative = 5e-4
+    """Weight decay of the linear layer."""
+    fc_batch_size: PositiveInt = 128
+    """Features a step of the linear layer."""
+    task0_rotation: bool = False
+    """Learn four rotations of every class at task 0 (the protocol of EFC and AdaGauss)."""
+
+
+@dataclass(frozen=True)
+class Imitations:
+    """Real features of new classes, and the same translated to the means of old ones; made when asked for."""
+
+    features: Tensor
+    """Of the new classes' images, [N, D]."""
+    shifts: Tensor
+    """μ_c − μ_s(c): what class c adds to the features of its source, zero for a new class, [C, D]."""
+    rows: Tensor
+    """Which real feature each of the M rows is made of, [M]."""
+    labels: Tensor
+    """Class of each row, [M], in the order of the classes."""
+
+    @classmethod
+    def of(cls, features: Tensor, labels: Tensor, means: Tensor, sources: Tensor) -> "Imitations":
+        """X̂_p = X_s(p) − μ_s(p) + μ_p for every old class p: labels [N] are scenario classes, means [C, D] of all
+        classes, sources [old] the new class that imitates each old one. As many rows a class as its source has."""
+        classes, old = len(means), len(sources)
+        every = torch.cat([sources, torch.arange(old, classes, device=sources.device)])  # [C]
+        counts = torch.bincount(labels, minlength=classes)
+        starts = counts.cumsum(0) - counts
+        sizes = counts[every]
+        targets = torch.arange(classes, device=sizes.device).repeat_interleave(sizes)  # [M]
+        place = torch.arange(len(targets), device=sizes.device) - (sizes.cumsum(0) - sizes)[targets]
+        rows = labels.argsort(stable=True)[starts[every[targets]] + place]
+        return cls(features, (means - means[every]).to(features), rows, targets)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, chosen: Tensor | slice) -> Tensor:
+        return self.features[self.rows[chosen]] + self.shifts[self.labels[chosen]]
+
+
+def choose_sources(old: Tensor, new: Tensor, *, similarity: str, rank: int = 1) -> Tensor:
+    """For each old mean [O, D] the position of its `rank`-th most similar new mean [K, D] → [O]; ties: the first."""
+    old, new = old.double(), new.double()
+    if similarity == "cosine":
+        similarities = normalize(old, dim=1, eps=NORM_GUARD) @ normalize(new, dim=1, eps=NORM_GUARD).T
+    else:
+        similarities = -torch.cdist(old, new, compute_mode="donot_use_mm_for_euclid_dist")
+    order = similarities.argsort(dim=1, descending=True, stable=True)
+    return order[:, min(rank, len(new)) - 1]
+
+
+class LinearMemory(Growing):
+    """Mean raw feature of every class, and the linear classifier of the last task."""
+
+    means: Tensor
+    weight: Tensor
+    bias: Tensor
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.register_buffer("means", torch.zeros(0, dim))
+        self.register_buffer("weight", torch.zeros(0, dim))
+        self.register_buffer("bias", torch.zeros(0))
+
+
+class FeTrIL(Method):
+    """A backbone frozen after task 0; old classes are imitated by translated features of new ones."""
+
+    name = "fetril"
+    Config = FeTrILConfig
+    summary = "frozen backbone; new features, translated to old class means, train a linear classifier (WACV 2023)"
+    defaults: ClassVar[dict[str, Any]] = {
+        "backbone": {"bottleneck": None},
+        "optimisation": {
+            "first": {
+                "optimiser": "sgd", "lr": 0.1, "momentum": 0.9, "weight_decay": 5e-4, "schedule": "cosine",
+                "clip": None, "drop_last": False, "warmup": 0.0,
+            }
+        },
+    }  # fmt: skip
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.memory = LinearMemory(self.feature_dim)
+        self.head: Any = None
+
+    def begin_task(self, task: TaskInfo) -> None:
+        if task.index == 0:
+            outputs = 4 * task.new if self.config.task0_rotation else task.new
+            self.head = self.make(lambda: nn.Linear(self.feature_dim, outputs), "head", 0)
+
+    def phases(self, task: TaskInfo) -> list[Phase]:
+        """Task 0 only. What is fitted later never touches the network and is done in `end_task`."""
+        if task.index > 0:
+            return []
+        stage = self.optimisation.first
+        rotates = bool(self.config.task0_rotation)
+
+        def loss(batch: Batch) -> dict[str, Tensor]:
+            images, labels = task_batch(batch, task, rotates)
+            features = self.backbone(images)
+            if batch.epoch < warmup_epochs(stage):
+                features = features.detach()
+            return {"ce": cross_entropy(self.head(features), labels)}
+
+        modules = {"backbone": self.backbone, "head": self.head}
+        loaded = stage.batch_size // 4 if rotates else None
+        return [Phase("train", modules, loss, stage, groups=self.train_groups(stage, self.head), batch_size=loaded)]
+
+    @torch.no_grad()
+    def end_task(self, data: TaskData) -> None:
+        task, memory = data.info, self.memory
+        features, labels = extract(self.backbone, data)
+        new = class_means(features, labels - task.old, classes=task.new)
+        old = memory.means.double()
+        memory.means = torch.cat([memory.means, new.float()])
+        sources = task.old + choose_sources(old, new, similarity=self.config.similarity, rank=self.config.rank)  # [old]
+        pseudo = Imitations.of(features, labels, torch.cat([old, new]), sources)
+        if self.config.classifier == "svc":
+            self._fit_svc(pseudo, task.seen)
+        elif task.index == 0:
+            memory.weight, memory.bias = self.head.weight[: task.new].clone(), self.head.bias[: task.new].clone()
+        else:
+            self._train_fc(pseudo, task)
+        self.head = None
+
+    def _fit_svc(self, pseudo: Imitations, classes: int) -> None:
+        """Features are translated first, then normalised: the other way round the means would not match."""
+        unit = normalize(pseudo[:], dim=1, eps=NORM_GUARD)
+        weight, bias = fit_svm(
+            unit, pseudo.labels, classes=classes, penalty=self.config.penalty, tolerance=self.config.tolerance
+        )
+        self.memory.weight, self.memory.bias = weight.float(), bias.float()
+
+    def _train_fc(self, pseudo: Imitations, task: TaskInfo) -> None:
+        """One linear layer on raw features, old rows from the last task, new ones uniform within ±√(3/D)."""
+        config, memory = self.config, self.memory
+        draws = generator(self.seed, "fc", task.index)
+        fresh = (2 * torch.rand(task.new, self.feature_dim, generator=draws) - 1) * math.sqrt(3 / self.feature_dim)
+        weight = torch.cat([memory.weight, fresh.to(memory.weight)]).requires_grad_()
+        bias = torch.cat([memory.bias, memory.bias.new_zeros(task.new)]).requires_grad_()
+        optimiser = torch.optim.SGD([weight, bias], lr=config.fc_lr, momentum=0.9, weight_decay=config.fc_weight_decay)
+        for epoch in range(config.fc_epochs):
+            optimiser.param_groups[0]["lr"] = config.fc_lr * (1 + math.cos(math.pi * epoch / config.fc_epochs)) / 2
+            order = torch.randperm(len(pseudo), generator=draws).to(weight.device)
+            for chosen in order.split(config.fc_batch_size):
+                with torch.enable_grad():
+                    loss = cross_entropy(linear(pseudo[chosen], weight, bias), pseudo.labels[chosen])
+                weight.grad, bias.grad = torch.autograd.grad(loss, [weight, bias])
+                optimiser.step()
+        memory.weight, memory.bias = weight.detach(), bias.detach()
+
+    def scores(self, images: Tensor) -> Tensor:
+        features = self.backbone(images)
+        if self.config.classifier == "svc":
+            features = normalize(features, dim=1, eps=NORM_GUARD)
+        return linear(features, self.memory.weight, self.memory.bias)
+
+    def bytes_per_class(self) -> int:
+        """The mean; the linear layer too where it carries over (an SVM is refitted from the means)."""
+        return 4 * self.feature_dim if self.config.classifier == "svc" else 4 * (2 * self.feature_dim + 1)

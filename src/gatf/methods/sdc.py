@@ -1,0 +1,112 @@
+"""SDC (Yu et al., "Semantic Drift Compensation for Class-Incremental Learning", CVPR 2020).
+
+On the LwF-trained backbone of later comparisons (ADC, LDC and DPCR papers), or on feature distillation.
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from gatf.geometry.readout import nearest_mean_distances
+from gatf.methods.base import Method, Phase, TaskData, TaskInfo
+from gatf.methods.compensation import LWF_OPTIMISATION, PrototypeConfig, Prototypes, Report, UnitLength
+from gatf.settings import NotNegative, Positive
+
+KERNEL_ELEMENTS = 4 * 2**20
+"""Weights [prototypes, samples] computed at once (32 MB)."""
+
+
+class SDCConfig(PrototypeConfig):
+    name: Literal["sdc"] = "sdc"
+    sigma: Positive = 0.3
+    """Width σ of the kernel around a prototype, in units of the features."""
+    floor: NotNegative = 1e-5
+    """ε, added to every kernel weight: far from all samples a prototype follows their mean drift (0: the nearest's)."""
+    normalise: bool = False
+    """Divide features by their length before prototypes, kernel and drift are computed."""
+
+
+def sdc_shift(old: Tensor, new: Tensor, prototypes: Tensor, *, sigma: float, floor: float) -> tuple[Tensor, Tensor]:
+    """Semantic drift at each prototype (Yu et al., CVPR 2020, Eqs. 6–8): Δ_c = Σ_i w_ci δ_i / Σ_i w_ci, δ = new − old,
+    w_ci = exp(−‖old_i − μ_c‖²/2σ²) + floor.
+
+    Features [N, D] of the same images in the same order, prototypes [C, D] → Δ [C, D] and the effective sample size
+    1/Σŵ² [C], in float64. Without floor the weights are a softmax, so that far prototypes do not give 0/0.
+    """
+    old, new, prototypes = old.double(), new.double(), prototypes.double()
+    drift = new - old
+    shifts, sizes = [], []
+    for chunk in prototypes.split(max(1, KERNEL_ELEMENTS // max(1, len(old)))):
+        exponents = -nearest_mean_distances(old, chunk).T / (2 * sigma**2)  # [c, N]
+        if floor == 0:
+            weights = exponents.softmax(dim=1)
+        else:
+            weights = exponents.exp() + floor
+            weights = weights / weights.sum(dim=1, keepdim=True)
+        shifts.append(weights @ drift)
+        sizes.append(1 / weights.square().sum(dim=1))
+    return torch.cat(shifts), torch.cat(sizes)
+
+
+@dataclass(frozen=True)
+class SemanticDrift:
+    """SDC: the drift of current images, interpolated at the prototypes."""
+
+    sigma: float
+    floor: float
+
+    @torch.no_grad()
+    def transport(self, prototypes: Tensor, old: nn.Module, new: nn.Module, data: TaskData) -> tuple[Tensor, Report]:
+        old.eval(), new.eval()
+        pairs = [(old(batch.images), new(batch.images)) for batch in data.batches("test")]
+        before, after = (torch.cat(features) for features in zip(*pairs, strict=True))
+        shift, sizes = sdc_shift(before, after, prototypes, sigma=self.sigma, floor=self.floor)
+        report = {
+            "samples": float(len(before)),
+            "effective_min": float(sizes.min()),
+            "effective_median": float(sizes.median()),
+            "effective_max": float(sizes.max()),
+            "shift": float(shift.norm(dim=1).mean()),
+        }
+        return (prototypes.double() + shift).float(), report
+
+
+class SDC(Method):
+    """Nearest class mean; old prototypes move by the drift of current images around them."""
+
+    name = "sdc"
+    Config = SDCConfig
+    summary = "prototypes moved by the drift of nearby current images (CVPR 2020)"
+    defaults: ClassVar[dict[str, Any]] = {"backbone": {"bottleneck": None}, "optimisation": LWF_OPTIMISATION}
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.base = self.config.build_base(self.feature_dim)
+        self.prototypes = Prototypes(self.feature_dim, self.config.metric)
+        self.compensator = SemanticDrift(self.config.sigma, self.config.floor)
+
+    def begin_task(self, task: TaskInfo) -> None:
+        self.base.begin(self, task)
+
+    def phases(self, task: TaskInfo) -> list[Phase]:
+        return self.base.phases(self, task)
+
+    def end_task(self, data: TaskData) -> None:
+        """Compensate while the old network is there, then learn the new classes' means."""
+        if data.info.index > 0 and self.config.compensate:
+            old, new = self._features(self.base.teacher), self._features(self.base.network(self))
+            self.prototypes.means, report = self.compensator.transport(self.prototypes.means, old, new, data)
+            self.note("sdc", **report)
+        self.prototypes.learn(self._features(self.base.network(self)), data)
+        self.base.end(self, data)
+
+    def scores(self, images: Tensor) -> Tensor:
+        return self.prototypes.scores(self._features(self.base.network(self))(images))
+
+    def _features(self, net: nn.Module) -> nn.Module:
+        return nn.Sequential(net, UnitLength()) if self.config.normalise else net
+
+    def bytes_per_class(self) -> int:
+        return self.prototypes.bytes_per_class()

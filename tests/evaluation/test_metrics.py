@@ -1,0 +1,46 @@
+import pytest
+import torch
+
+from gatf.evaluation.metrics import evaluate, forgetting, incremental_accuracy, last_accuracy
+
+
+def test_evaluation_by_hand() -> None:
+    """Classes 0, 1 are task 0; 2, 3, 4 are task 1. Six images, predictions 0, 2, 1, 2, 2, 0."""
+    labels = torch.tensor([0, 0, 1, 2, 3, 4])
+    scores = torch.tensor(
+        [
+            [9.0, 0, 1, 0, 0],  # 0: right
+            [5.0, 0, 9, 0, 0],  # 0 taken for 2 (a new class); within task 0 it would be right
+            [0.0, 9, 1, 0, 0],  # 1: right
+            [0.0, 0, 9, 0, 0],  # 2: right
+            [0.0, 0, 9, 5, 0],  # 3 taken for 2
+            [9.0, 0, 0, 0, 5],  # 4 taken for 0; within task 1 right
+        ]
+    )
+    result = evaluate(scores, labels, torch.tensor([0, 0, 1, 1, 1]))
+    assert result.by_task == pytest.approx([200 / 3, 100 / 3])
+    assert result.seen == pytest.approx(50)
+    assert result.task_aware == pytest.approx([100, 200 / 3])
+    assert result.by_class == pytest.approx([50, 100, 100, 0, 0])
+    assert result.old_to_new == pytest.approx(100 / 3)  # one of the three old-class images
+
+
+def test_seen_is_weighted_by_images_not_by_tasks() -> None:
+    labels = torch.tensor([0, 0, 0, 1])
+    scores = torch.eye(2)[torch.tensor([0, 0, 0, 0])]
+    result = evaluate(scores, labels, torch.tensor([0, 1]))
+    assert result.by_task == [100.0, 0.0]
+    assert result.seen == 75.0
+
+
+def test_first_task_has_no_old_classes() -> None:
+    assert evaluate(torch.eye(2), torch.tensor([0, 1]), torch.tensor([0, 0])).old_to_new is None
+
+
+def test_headline_numbers_by_hand() -> None:
+    seen = [90.0, 70.0, 50.0]
+    assert last_accuracy(seen) == 50
+    assert incremental_accuracy(seen) == 70
+    # task 0: best of 90, 95 minus 40; task 1: 60 minus 70 (it gained)
+    assert forgetting([[90.0], [95.0, 60.0], [40.0, 70.0, 80.0]]) == pytest.approx((55 - 10) / 2)
+    assert forgetting([[90.0]]) is None

@@ -1,0 +1,62 @@
+"""The map of the code holds: a file's folder says what it may import, and the arrow only points down."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import gatf
+
+ROOT = Path(gatf.__file__).parent
+# from the top of the stack to the bottom; a layer may import those below it
+LAYERS = [
+    {"__main__"},
+    {"cli"},
+    {"doctor"},
+    {"report"},
+    {"bench"},
+    {"experiment"},
+    {"config"},
+    {"methods"},
+    {"training"},
+    {"evaluation"},
+    {"data"},
+    {"nets"},
+    {"geometry"},
+    {"settings", "seeding", "errors", "recipes"},
+]
+RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
+
+
+def layer_of(path: Path) -> str:
+    relative = path.relative_to(ROOT)
+    return relative.parts[0] if len(relative.parts) > 1 else relative.stem
+
+
+def imported_layers(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+        if isinstance(node, ast.ImportFrom) and node.module == "gatf":
+            names = [f"gatf.{alias.name}" for alias in node.names if not alias.name.startswith("__")]
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        found |= {name.split(".")[1] for name in names if name.startswith("gatf.")}
+    return found
+
+
+FILES = sorted(path for path in ROOT.rglob("*.py") if path != ROOT / "__init__.py")
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_imports_point_down(path: Path) -> None:
+    own = layer_of(path)
+    above = [name for name in imported_layers(path) if name != own and RANK[name] <= RANK[own]]
+    same_file_layer = {"settings", "seeding", "errors"}
+    assert not [name for name in above if not {name, own} <= same_file_layer], f"{own} must not import {above}"
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "methods").glob("*.py")), ids=lambda path: path.stem)
+def test_a_method_file_can_be_read_in_one_sitting(path: Path) -> None:
+    if path.stem != "components":
+        assert len(path.read_text(encoding="utf-8").splitlines()) <= 300

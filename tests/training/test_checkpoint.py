@@ -1,0 +1,76 @@
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from gatf.errors import UserError
+from gatf.training import checkpoint
+
+
+def test_round_trip_keeps_bits_and_meta(tmp_path: Path) -> None:
+    tensors = {"a": torch.randn(3, 4), "b": torch.arange(3), "empty": torch.zeros(0, 5), "scalar": torch.tensor(7)}
+    checkpoint.save(tmp_path / "x.safetensors", tensors, {"task": 2})
+    loaded, meta = checkpoint.load(tmp_path / "x.safetensors")
+    assert meta == {"task": 2}
+    assert loaded.keys() == tensors.keys()
+    assert all(torch.equal(loaded[name], tensors[name]) for name in tensors)
+    assert not list(tmp_path.glob("*.partial"))
+
+
+@pytest.mark.parametrize("where", [0.3, 0.6, 0.999])
+def test_a_flipped_byte_is_noticed(tmp_path: Path, where: float) -> None:
+    path = tmp_path / "x.safetensors"
+    checkpoint.save(path, {"a": torch.randn(50)}, {"task": 2})
+    content = bytearray(path.read_bytes())
+    content[int(where * len(content))] ^= 0x10
+    path.write_bytes(content)
+    with pytest.raises(UserError, match="damaged|format"):
+        checkpoint.load(path)
+
+
+def test_a_truncated_file_is_noticed(tmp_path: Path) -> None:
+    path = tmp_path / "x.safetensors"
+    checkpoint.save(path, {"a": torch.randn(50)}, {})
+    for size in (0, 4, 40, path.stat().st_size - 1):
+        cut = tmp_path / f"{size}.safetensors"
+        cut.write_bytes(path.read_bytes()[:size])
+        with pytest.raises(UserError, match="damaged"):
+            checkpoint.load(cut)
+
+
+def test_missing_file() -> None:
+    with pytest.raises(UserError, match="no checkpoint"):
+        checkpoint.load(Path("nowhere.safetensors"))
+
+
+@pytest.mark.parametrize("kind", ["sgd", "adam"])
+def test_a_restored_optimiser_takes_the_same_steps(kind: str) -> None:
+    def build() -> tuple[nn.Conv2d, torch.optim.Optimizer]:
+        torch.manual_seed(0)
+        net = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
+        if kind == "adam":
+            return net, torch.optim.Adam(net.parameters())
+        return net, torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+
+    def step(net: nn.Conv2d, optimiser: torch.optim.Optimizer, seed: int) -> None:
+        x = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(seed))
+        optimiser.zero_grad()
+        net(x).square().mean().backward()
+        optimiser.step()
+
+    whole, whole_optimiser = build()
+    for seed in range(4):
+        step(whole, whole_optimiser, seed)
+
+    net, optimiser = build()
+    for seed in range(2):
+        step(net, optimiser, seed)
+    saved = {name: value.clone() for name, value in checkpoint.flatten_optimiser(optimiser).items()}
+    resumed, resumed_optimiser = build()
+    resumed.load_state_dict(net.state_dict())
+    checkpoint.restore_optimiser(resumed_optimiser, saved)
+    for seed in range(2, 4):
+        step(resumed, resumed_optimiser, seed)
+    assert torch.equal(resumed.weight, whole.weight)
+    assert torch.equal(resumed.bias, whole.bias)
