@@ -2,12 +2,19 @@
 
 from gatf.errors import UserError, near_misses
 from gatf.methods.adagauss import AdaGauss
+from gatf.methods.adc import ADC
 from gatf.methods.base import Method
+from gatf.methods.ewc import EWC
+from gatf.methods.efc import EFC
+from gatf.methods.fecam import FeCAM
 from gatf.methods.fetril import FeTrIL
 from gatf.methods.finetune import Finetune
 from gatf.methods.gatf import GATF
 from gatf.methods.joint import Joint
+from gatf.methods.ldc import LDC
+from gatf.methods.lwf import LwF
 from gatf.methods.pass_ import PASS
+from gatf.methods.sdc import SDC
 
 __all__ = ["METHODS", "Method", "method_class"]
 
@@ -16,8 +23,15 @@ METHODS: dict[str, type[Method]] = {
     "adagauss": AdaGauss,
     "finetune": Finetune,
     "joint": Joint,
+    "ewc": EWC,
+    "lwf": LwF,
+    "sdc": SDC,
+    "adc": ADC,
+    "ldc": LDC,
     "pass": PASS,
     "fetril": FeTrIL,
+    "fecam": FeCAM,
+    "efc": EFC,
 }
 
 

@@ -51,7 +51,8 @@ class AdversarialDrift:
     inplace: bool = False
 
     def transport(self, prototypes: Tensor, old: nn.Module, new: nn.Module, data: TaskData) -> tuple[Tensor, Report]:
-        old.eval(), new.eval()
+        old.eval()
+        new.eval()
         before, after, low, high = _pool_features(old, new, data)
         distances = nearest_mean_distances(before, finite(prototypes))  # [N, K]
         chosen = distances.topk(min(self.candidates, len(before)), dim=0, largest=False).indices.T  # [K, m]

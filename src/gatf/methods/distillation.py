@@ -64,6 +64,13 @@ def training_mode(*modules: nn.Module, fix_bn: bool) -> Callable[[], None]:
     return enter
 
 
+def facil_stage(lr: float) -> dict[str, Any]:
+    """Settings of FACIL's EWC and LwF in AdaGauss and BiCyc: SGD, steps at 60, 120 and 180 of 200 epochs, clipped."""
+    sgd = {"optimiser": "sgd", "lr": lr, "momentum": 0.9, "weight_decay": 5e-4, "clip": 1.0}
+    steps = {"schedule": "steps", "milestones": [0.3, 0.6, 0.9], "decay": 0.1}
+    return {**sgd, **steps, "warmup": 0.0, "drop_last": False}
+
+
 class BaseLearner(nn.Module, ABC):
     """How a backbone is trained from task to task. The method owns the backbone and hands itself in."""
 
@@ -173,7 +180,7 @@ class LwfBase(BaseLearner):
         if self.teacher is not None:
             values["kl"] = self._divergence(method.backbone, data)
         if isinstance(self.heads, CosineHeads):
-            values["scale"] = float(self.heads.scale)
+            values["scale"] = float(self.heads.scale.detach())
         if values:
             method.note("distillation", **values)
         self.teacher = self.teacher_heads = None

@@ -249,6 +249,7 @@ class GATF(Method):
         if self.anchor is not None and epoch == 0:
             self.anchor.update(self._estimate(data, epoch, "refine anchor"), restart=True)
 
+    @torch.no_grad()
     def _estimate(self, data: TaskData, epoch: int, purpose: str, residual: nn.Module | None = None) -> anchor.Affine:
         """The anchor of one epoch of pairs (z_old, z_new), or (z_old, z_new − g(z_old)) when given g."""
         total = moments.PairedMoments.zeros(self.feature_dim, self.feature_dim, device=self.device)
@@ -261,14 +262,18 @@ class GATF(Method):
     @torch.no_grad()
     def end_task(self, data: TaskData) -> None:
         self.backbone.eval()
-        config, task = self.config, data.info.index
-        if task > 0:
-            if config.final_refresh and self.anchor is not None:
-                self.anchor.update(self._estimate(data, 0, "final anchor", self.residual), restart=True)
-            repairs = self.memory.transport(self.map, samples=config.samples, matched=config.matched_noise, task=task)
-            self.note("transport", **repairs)
+        if data.info.index > 0:
+            self._transport(data)
         self.memory.learn(self.backbone, data)
         self.head = self.teacher = self.residual = self.distiller = self.anchor = None
+
+    def _transport(self, data: TaskData) -> None:
+        """Carry the old Gaussians through A_t, which is not trained any further."""
+        config, task = self.config, data.info.index
+        if config.final_refresh and self.anchor is not None:
+            self.anchor.update(self._estimate(data, 0, "final anchor", self.residual), restart=True)
+        repairs = self.memory.transport(self.map, samples=config.samples, matched=config.matched_noise, task=task)
+        self.note("transport", **repairs)
 
     def scores(self, images: Tensor) -> Tensor:
         return self.memory.scores(self.backbone(images))

@@ -1,4 +1,5 @@
-"""LDC (Gomez-Villa et al., "Exemplar-free Continual Representation Learning via Learnable Drift Compensation", ECCV 2024)."""
+"""LDC (Gomez-Villa et al., "Exemplar-free Continual Representation Learning via Learnable Drift Compensation", ECCV
+2024)."""
 
 from collections.abc import Callable
 from math import ceil
@@ -120,7 +121,8 @@ class LearnedDrift(nn.Module):
     @torch.no_grad()
     def transport(self, prototypes: Tensor, old: nn.Module, new: nn.Module, data: TaskData) -> tuple[Tensor, Report]:
         """P_c ← W·P_c for every old class, raw prototypes, no clipping."""
-        old.eval(), new.eval()
+        old.eval()
+        new.eval()
         alive = torch.stack([(old(batch.images) != 0).any(dim=0) for batch in data.batches("test")]).any(dim=0)
         projector: Callable[[Tensor], Tensor] = self.projector
         if self.config.solver == "ridge":

@@ -59,7 +59,8 @@ class SemanticDrift:
 
     @torch.no_grad()
     def transport(self, prototypes: Tensor, old: nn.Module, new: nn.Module, data: TaskData) -> tuple[Tensor, Report]:
-        old.eval(), new.eval()
+        old.eval()
+        new.eval()
         pairs = [(old(batch.images), new(batch.images)) for batch in data.batches("test")]
         before, after = (torch.cat(features) for features in zip(*pairs, strict=True))
         shift, sizes = sdc_shift(before, after, prototypes, sigma=self.sigma, floor=self.floor)

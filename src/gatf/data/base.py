@@ -1,0 +1,98 @@
+"""What a data source is made of: labelled images in two parts, names, and what there is to say about them."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from gatf.data.decode import RandomWindows
+from gatf.data.lazy import LazyImages
+from gatf.settings import DataConfig
+
+
+@dataclass(frozen=True)
+class ImageSet:
+    """Images of one size with the source's own class numbers: pixels in memory, or decoded when they are wanted."""
+
+    images: Tensor | LazyImages  # uint8 [N, C, H, W]
+    labels: Tensor  # int64 [N]
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """Channels, height, width."""
+        _, channels, height, width = self.images.shape
+        return channels, height, width
+
+    def take(self, numbers: Tensor) -> "ImageSet":
+        """Some of the images, by number, with their pixels or the places where those lie."""
+        if isinstance(self.images, Tensor):
+            return ImageSet(self.images[numbers], self.labels[numbers])
+        return ImageSet(self.images.take(numbers.tolist()), self.labels[numbers])
+
+    def stream(self, batches: Sequence[Tensor], windows: RandomWindows | None = None) -> Iterator[Tensor]:
+        """The pixels of each batch of image numbers. `windows` are cut while decoding, so pixels in memory have none."""
+        if not isinstance(self.images, Tensor):
+            return self.images.stream(batches, windows)
+        if windows is not None:
+            raise ValueError("images in memory are already decoded: crop them as a step of the pipeline")
+        images = self.images
+        return (images[batch] for batch in batches)
+
+
+@dataclass(frozen=True)
+class Source:
+    """A data set: what a scenario is cut from."""
+
+    name: str
+    class_names: tuple[str, ...]
+    train: ImageSet
+    test: ImageSet
+    mean: tuple[float, ...]
+    """Per channel, of pixels scaled to [0, 1]."""
+    std: tuple[float, ...]
+    published_order: tuple[int, ...] | None = None
+    """The class order of the published benchmark, where there is one."""
+    warnings: tuple[str, ...] = ()
+    """What is off about the data, a sentence each: counts that differ from the benchmark's, images left out."""
+
+    @property
+    def classes(self) -> int:
+        return len(self.class_names)
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """Channels, height, width."""
+        return self.train.image_shape
+
+    def with_parts(self, train: ImageSet, test: ImageSet) -> "Source":
+        return replace(self, train=train, test=test)
+
+
+Progress = Callable[[str, int, int], None]
+"""Called while a source is fetched: what is under way, how much of it is done, how much there is."""
+Card = list[tuple[str, str]]
+"""What `gatf data show` prints: pairs of a heading and a line."""
+
+
+@dataclass(frozen=True)
+class SourceEntry:
+    """What `gatf data` prints of a source, how it is opened and how it is fetched."""
+
+    summary: str
+    licence: str
+    origin: str
+    open: Callable[[DataConfig], Source]
+    missing: Callable[[DataConfig], str | None]
+    """None when the data is at hand, else one sentence that says what is missing and how to get it."""
+    card: Callable[[DataConfig], Card]
+    """What is known of the data at hand, without decoding it where that would take long."""
+    fetch: Callable[[DataConfig, Progress], str] | None = None
+    """Download, and return the folder; None where there is nothing to download."""
+
+
+def count_by_class(labels: Tensor, classes: int) -> Tensor:
+    return torch.bincount(labels, minlength=classes)

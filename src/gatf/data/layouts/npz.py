@@ -1,0 +1,76 @@
+"""NumPy archives: uint8 images and labels, for training and, if there are any, for testing."""
+
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gatf.data.listing import Listing, Part, compact_labels, drop_unknown, split_part
+from gatf.errors import UserError
+from gatf.settings import DataConfig
+
+NAMES = {
+    "train": (("x_train", "y_train"), ("train_images", "train_labels"), ("images", "labels")),
+    "test": (("x_test", "y_test"), ("test_images", "test_labels")),
+}
+
+
+def find_npz(place: Path) -> Path | None:
+    """The file itself, or the only archive in a folder."""
+    if place.is_file():
+        return place if place.suffix == ".npz" else None
+    found = sorted(place.glob("*.npz")) if place.is_dir() else []
+    return found[0] if len(found) == 1 else None
+
+
+def has_npz(place: Path) -> bool:
+    return find_npz(place) is not None
+
+
+def read_npz(place: Path, config: DataConfig) -> Listing:
+    """x_train, y_train, x_test, y_test (or train_images, …): [N, H, W], [N, H, W, C] or [N, C, H, W], C 1 or 3."""
+    file = find_npz(place)
+    assert file is not None
+    try:
+        with np.load(file, allow_pickle=False) as archive:
+            arrays = {name: archive[name] for name in archive.files}
+    except (OSError, ValueError, zipfile.BadZipFile) as error:
+        raise UserError(f"{file} cannot be read as an archive of plain arrays ({error})") from None
+    parts = [_part(arrays, part, file) for part in ("train", "test")]
+    if parts[0] is None:
+        wanted = ", ".join("/".join(pair) for pair in NAMES["train"])
+        raise UserError(f"{file} has no training images: it needs arrays {wanted}, and has {', '.join(arrays)}")
+    given = [part for part in parts if part is not None]
+    labels, numbers, warnings = compact_labels([part.labels for part in given], str(file))
+    class_names = tuple(str(number) for number in numbers)
+    train = Part(given[0].images, labels[0])
+    if len(given) == 1:
+        return Listing(class_names, *split_part(train, class_names, config.test_fraction), warnings)
+    test, more = drop_unknown(Part(given[1].images, labels[1]), str(file))
+    return Listing(class_names, train, test, warnings + more)
+
+
+def _part(arrays: dict[str, np.ndarray], part: str, file: Path) -> Part | None:
+    for images, labels in NAMES[part]:
+        if images in arrays and labels in arrays:
+            pixels, numbers = _pixels(arrays[images], images, file), arrays[labels].reshape(-1)
+            if numbers.dtype.kind not in "iu":
+                raise UserError(f"'{labels}' in {file} holds {numbers.dtype}, not class numbers")
+            if len(pixels) != len(numbers):
+                raise UserError(f"{file} has {len(pixels)} images in '{images}' and {len(numbers)} labels in '{labels}'")
+            return Part(pixels, torch.from_numpy(numbers.astype(np.int64)))
+    return None
+
+
+def _pixels(array: np.ndarray, name: str, file: Path) -> Tensor:
+    if array.dtype != np.uint8:
+        raise UserError(f"'{name}' in {file} holds {array.dtype}; images must be uint8, from 0 to 255")
+    if array.ndim == 3:
+        array = array[:, None]
+    elif array.ndim == 4 and array.shape[1] not in (1, 3) and array.shape[3] in (1, 3):
+        array = array.transpose(0, 3, 1, 2)
+    if array.ndim != 4 or array.shape[1] not in (1, 3) or array.shape[2] != array.shape[3]:
+        raise UserError(f"'{name}' in {file} has shape {array.shape}; images must be square, with 1 or 3 channels")
+    return torch.from_numpy(np.ascontiguousarray(array))

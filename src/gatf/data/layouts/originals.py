@@ -1,0 +1,177 @@
+"""The benchmarks as their authors distribute them."""
+
+import io
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from gatf.data.encoded import Files
+from gatf.data.layouts.folder import class_folders, list_classes, read_class_list, two_folders
+from gatf.data.listing import Listing, Part, some
+from gatf.data.published import imagenet100_wnids
+from gatf.errors import UserError
+from gatf.settings import DataConfig
+
+# --- CIFAR-100: three pickles -----------------------------------------------------------------------------------------
+
+
+class _PlainUnpickler(pickle.Unpickler):
+    """Reads dictionaries, lists, strings and NumPy arrays, and refuses to look up anything else."""
+
+    ALLOWED = frozenset(
+        {
+            ("numpy.core.multiarray", "_reconstruct"),
+            ("numpy._core.multiarray", "_reconstruct"),
+            ("numpy", "ndarray"),
+            ("numpy", "dtype"),
+            ("_codecs", "encode"),
+        }
+    )
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in self.ALLOWED:
+            raise pickle.UnpicklingError(f"it asks for {module}.{name}")
+        return super().find_class(module.replace("numpy.core", "numpy._core"), name)
+
+
+def has_cifar_pickles(folder: Path) -> bool:
+    return cifar_folder(folder) is not None
+
+
+def cifar_folder(folder: Path) -> Path | None:
+    for place in (folder / "cifar-100-python", folder):
+        if all((place / name).is_file() for name in ("train", "test", "meta")):
+            return place
+    return None
+
+
+def read_cifar_pickles(folder: Path, config: DataConfig) -> Listing:
+    """cifar-100-python: rows of 3 072 bytes, red, green, blue, with fine labels."""
+    place = cifar_folder(folder)
+    assert place is not None
+    names = tuple(_unpickle(place / "meta")["fine_label_names"])
+    parts = []
+    for file in (place / "train", place / "test"):
+        content = _unpickle(file)
+        try:
+            rows = np.asarray(content["data"], dtype=np.uint8).reshape(-1, 3, 32, 32)
+            labels = torch.tensor(content["fine_labels"], dtype=torch.int64)
+        except (KeyError, ValueError) as error:
+            raise UserError(f"{file} is not CIFAR-100's ({error}); get it again") from None
+        parts.append(Part(torch.from_numpy(rows.copy()), labels))
+    return Listing(names, *parts)
+
+
+def _unpickle(path: Path) -> dict[str, Any]:
+    try:
+        content = _PlainUnpickler(io.BytesIO(path.read_bytes()), encoding="latin1").load()
+    except (pickle.UnpicklingError, EOFError, ValueError, AttributeError, ImportError, IndexError) as error:
+        raise UserError(f"{path} is not a pickle of plain arrays ({error}); get CIFAR-100 again") from None
+    if not isinstance(content, dict):
+        raise UserError(f"{path} holds no dictionary, so it is not CIFAR-100's; get CIFAR-100 again")
+    return content
+
+
+# --- Tiny ImageNet ----------------------------------------------------------------------------------------------------
+
+
+def tiny_folder(folder: Path) -> Path | None:
+    for place in (folder / "tiny-imagenet-200", folder):
+        if (place / "val" / "val_annotations.txt").is_file() and (place / "train").is_dir():
+            return place
+    return None
+
+
+def has_tiny(folder: Path) -> bool:
+    return tiny_folder(folder) is not None
+
+
+def read_tiny(folder: Path, config: DataConfig) -> Listing:
+    """tiny-imagenet-200: train/<wnid>/images, and val/images with the class of each in val_annotations.txt."""
+    place = tiny_folder(folder)
+    assert place is not None
+    names = class_folders(place / "train")
+    number = {name: label for label, name in enumerate(names)}
+    paths, labels = [], []
+    for row in _rows(place / "val" / "val_annotations.txt", 2):
+        if row[1] not in number:
+            raise UserError(f"{place / 'val' / 'val_annotations.txt'} names class {row[1]}, which train/ does not have")
+        paths.append(str(place / "val" / "images" / row[0]))
+        labels.append(number[row[1]])
+    return Listing(names, list_classes(place / "train", names), _files(paths, labels))
+
+
+# --- CUB-200-2011 -----------------------------------------------------------------------------------------------------
+
+
+def cub_folder(folder: Path) -> Path | None:
+    for place in (folder / "CUB_200_2011", folder):
+        if (place / "images.txt").is_file() and (place / "train_test_split.txt").is_file():
+            return place
+    return None
+
+
+def has_cub(folder: Path) -> bool:
+    return cub_folder(folder) is not None
+
+
+def read_cub(folder: Path, config: DataConfig) -> Listing:
+    """CUB_200_2011: text files that give each image's path, its class (from 1) and whether it is for training."""
+    place = cub_folder(folder)
+    assert place is not None
+    paths = dict(row[:2] for row in _rows(place / "images.txt", 2))
+    classes = {row[0]: int(row[1]) - 1 for row in _rows(place / "image_class_labels.txt", 2)}
+    training = {row[0]: row[1] == "1" for row in _rows(place / "train_test_split.txt", 2)}
+    named = {int(row[0]) - 1: row[1] for row in _rows(place / "classes.txt", 2)}
+    unknown = [image for image in paths if image not in classes or image not in training]
+    if unknown or set(classes.values()) - set(named):
+        raise UserError(f"the text files in {place} do not agree (image {some(unknown)}); get CUB-200-2011 again")
+    names = tuple(named[number] for number in sorted(named))
+    number = {label: place for place, label in enumerate(sorted(named))}
+    parts = []
+    for wanted in (True, False):
+        images = [image for image in paths if training[image] is wanted]
+        files = [str(place / "images" / paths[image]) for image in images]
+        parts.append(_files(files, [number[classes[image]] for image in images]))
+    return Listing(names, *parts)
+
+
+# --- ImageNet-100 from ImageNet ---------------------------------------------------------------------------------------
+
+
+def has_imagenet(folder: Path) -> bool:
+    return imagenet_test_folder(folder) is not None and (folder / "train").is_dir()
+
+
+def imagenet_test_folder(folder: Path) -> Path | None:
+    return next((folder / name for name in ("val", "validation", "test") if (folder / name).is_dir()), None)
+
+
+def read_imagenet(folder: Path, config: DataConfig) -> Listing:
+    """An ImageNet folder, train/<wnid> and val/<wnid>: the 100 classes of the published list, or of `class_list`."""
+    test = imagenet_test_folder(folder)
+    assert test is not None
+    names = imagenet100_wnids() if config.class_list is None else read_class_list(config.class_list)
+    return two_folders(folder / "train", test, names, unlisted_ok=True)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def _rows(path: Path, columns: int) -> list[list[str]]:
+    """The words of each line, of which there must be enough."""
+    try:
+        rows = [line.split() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} cannot be read ({error}); get the data set again") from None
+    short = next((number for number, row in enumerate(rows, 1) if len(row) < columns), None)
+    if short is not None:
+        raise UserError(f"line {short} of {path} has fewer than {columns} words; get the data set again")
+    return rows
+
+
+def _files(paths: list[str], labels: list[int]) -> Part:
+    return Part(Files(tuple(paths)), torch.tensor(labels, dtype=torch.int64))

@@ -1,0 +1,129 @@
+"""Parquet files with the columns of the Hugging Face hub: an image as {bytes, path} and a label."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gatf.data.encoded import ParquetRows
+from gatf.data.listing import Listing, Part, compact_labels, drop_unknown, split_part
+from gatf.errors import UserError, near_misses
+from gatf.settings import DataConfig
+
+TEST_NAMES = ("test", "validation", "valid", "val")
+LABEL_COLUMNS = ("fine_label", "label")
+
+
+def find_parquet(folder: Path) -> dict[str, tuple[Path, ...]]:
+    """Files by part: `train…` and `test…` (or validation) in their own name or their folder's, up to two folders deep."""
+    if folder.is_file():
+        return {"train": (folder,)} if folder.suffix == ".parquet" else {}
+    found = sorted(path for depth in ("", "*/", "*/*/") for path in folder.glob(f"{depth}*.parquet"))
+    parts: dict[str, list[Path]] = {}
+    for path in found:
+        inside = path.relative_to(folder).parts[::-1]
+        name = next((n for word in inside for n in ("train", *TEST_NAMES) if word.startswith(n)), None)
+        if name is not None:
+            parts.setdefault(name, []).append(path)
+    test = next((parts[name] for name in TEST_NAMES if name in parts), None)
+    chosen = {"train": parts.get("train"), "test": test}
+    return {name: tuple(files) for name, files in chosen.items() if files} if "train" in parts else {}
+
+
+def has_parquet(folder: Path) -> bool:
+    return bool(find_parquet(folder))
+
+
+def has_both_parts(folder: Path) -> bool:
+    return len(find_parquet(folder)) == 2
+
+
+def read_parquet(folder: Path, config: DataConfig) -> Listing:
+    """Names come from the hub's class labels where the files have them, else they are the labels themselves."""
+    files = find_parquet(folder)
+    schema = _schema(files["train"][0])
+    image, label = _image_column(schema, files["train"][0]), _label_column(schema, config, files["train"][0])
+    names = _hub_names(schema, label)
+    parts = [_labels(part, label, names) for part in files.values()]
+    known = parts[0][1]
+    if any(part_names != known for _, part_names in parts):
+        known = tuple(sorted({name for _, part_names in parts for name in part_names or ()}))
+        parts = [_labels(part, label, known) for part in files.values()]
+    labels, numbers, warnings = compact_labels([numbers for numbers, _ in parts], str(folder))
+    class_names = tuple(known[number] if known else str(number) for number in numbers)
+    images = [ParquetRows.whole(part, image) for part in files.values()]
+    train = Part(images[0], labels[0])
+    if len(images) == 1:
+        return Listing(class_names, *split_part(train, class_names, config.test_fraction), warnings)
+    test, more = drop_unknown(Part(images[1], labels[1]), str(folder))
+    return Listing(class_names, train, test, warnings + more)
+
+
+def _schema(file: Path) -> Any:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    try:
+        return parquet.read_schema(file)
+    except (pa.ArrowInvalid, OSError) as error:
+        raise UserError(f"{file} is not a readable parquet file ({' '.join(str(error).split())}); get it again") from None
+
+
+def _image_column(schema: Any, file: Path) -> str:
+    from pyarrow import types
+
+    for field in schema:
+        if types.is_struct(field.type) and field.type.get_field_index("bytes") >= 0:
+            return str(field.name)
+        if types.is_binary(field.type) or types.is_large_binary(field.type):
+            return str(field.name)
+    raise UserError(f"{file} has no column of encoded images; its columns are {', '.join(schema.names)}")
+
+
+def _label_column(schema: Any, config: DataConfig, file: Path) -> str:
+    if config.label_column is not None:
+        if config.label_column not in schema.names:
+            hint = near_misses(config.label_column, schema.names)
+            raise UserError(f"{file} has no column '{config.label_column}' (data.label_column){hint}")
+        return config.label_column
+    for name in LABEL_COLUMNS:
+        if name in schema.names:
+            return name
+    raise UserError(
+        f"{file} has no column 'label'; name the column of the labels with data.label_column, "
+        f"one of {', '.join(schema.names)}"
+    )
+
+
+def _hub_names(schema: Any, column: str) -> tuple[str, ...] | None:
+    """Class names that `datasets` wrote into the schema's metadata."""
+    try:
+        info = json.loads((schema.metadata or {})[b"huggingface"])
+        return tuple(info["info"]["features"][column]["names"])
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def _labels(
+    files: Sequence[Path], column: str, names: tuple[str, ...] | None
+) -> tuple[torch.Tensor, tuple[str, ...] | None]:
+    """Class numbers of one part, and the names they stand for: labels that are text are numbered in sorted order."""
+    import pyarrow as pa
+    from pyarrow import parquet, types
+
+    values = pa.concat_tables([parquet.read_table(file, columns=[column]) for file in files]).column(0)
+    if values.null_count:
+        raise UserError(f"{files[0]} has {values.null_count} rows without a value in '{column}'; remove them")
+    if types.is_string(values.type) or types.is_large_string(values.type):
+        words = values.to_pylist()
+        names = names or tuple(sorted(set(words)))
+        number = {name: place for place, name in enumerate(names)}
+        return torch.tensor([number[word] for word in words]), names
+    if not types.is_integer(values.type):
+        raise UserError(f"column '{column}' of {files[0]} holds {values.type}, not class numbers or names")
+    numbers = torch.from_numpy(values.to_numpy().astype("int64"))
+    if names is not None and len(numbers) and int(numbers.max()) >= len(names):
+        raise UserError(f"column '{column}' of {files[0]} has label {int(numbers.max())}, but {len(names)} class names")
+    return numbers, names

@@ -1,0 +1,63 @@
+"""Images too large to keep in memory: decoded, cropped and resized when they are wanted."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gatf.data.decode import Box, RandomWindows, careful_pillow, decode, test_box
+from gatf.data.encoded import Encoded
+from gatf.data.workers import in_order
+
+PIECE = 32
+"""Images a worker decodes at a time: all workers share a batch, and little waits in memory."""
+
+
+@dataclass(frozen=True)
+class LazyImages:
+    """RGB images that are size × size once decoded."""
+
+    encoded: Encoded
+    size: int
+    workers: int = 0
+
+    def __len__(self) -> int:
+        return len(self.encoded)
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """As of the tensor this stands for: images, channels, height, width."""
+        return len(self), 3, self.size, self.size
+
+    def take(self, numbers: Sequence[int]) -> "LazyImages":
+        return LazyImages(self.encoded.take(numbers), self.size, self.workers)
+
+    def stream(self, batches: Sequence[Tensor], windows: RandomWindows | None = None) -> Iterator[Tensor]:
+        """For each batch of image numbers, uint8 [B, 3, size, size]: random windows, or the centre for testing."""
+        numbers = [batch.tolist() for batch in batches]
+        pieces = [batch[at : at + PIECE] for batch in numbers for at in range(0, len(batch), PIECE)]
+        decoded = in_order(_DecodePiece(self.encoded, self.size, windows), pieces, workers=self.workers)
+        for batch in numbers:
+            yield torch.cat([next(decoded) for _ in range(0, len(batch), PIECE)])
+
+
+@dataclass(frozen=True)
+class _DecodePiece:
+    """Image numbers → uint8 [B, 3, size, size]; what the workers run."""
+
+    encoded: Encoded
+    size: int
+    windows: RandomWindows | None
+
+    def __call__(self, numbers: list[int]) -> Tensor:
+        pixels = np.empty((len(numbers), self.size, self.size, 3), np.uint8)
+        with careful_pillow():
+            for place, number in enumerate(numbers):
+                data, name = self.encoded.read(number), self.encoded.name(number)
+                pixels[place] = decode(data, name, self.size, lambda w, h, number=number: self._box(number, w, h))
+        return torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous()
+
+    def _box(self, number: int, width: int, height: int) -> Box:
+        return test_box(width, height) if self.windows is None else self.windows.box(number, width, height)

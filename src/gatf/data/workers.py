@@ -1,0 +1,79 @@
+"""Work done by other processes ahead of time, handed over in order."""
+
+import os
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from gatf.data.decode import BadImage
+from gatf.errors import UserError
+
+Request = TypeVar("Request")
+Result = TypeVar("Result")
+
+PREFETCH = 4
+"""Requests a worker may be ahead."""
+
+
+def default_workers() -> int:
+    """One process for each core but the one that trains, at most 8."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(max(cores - 1, 1), 8)
+
+
+@dataclass(frozen=True)
+class _Failure:
+    """A `UserError` on its way out of a worker; raised there, PyTorch would wrap it in a traceback."""
+
+    message: str
+    bad_image: bool
+
+
+@dataclass(frozen=True)
+class _Work(Dataset[Any], Generic[Request, Result]):
+    function: Callable[[Request], Result]
+
+    def __getitem__(self, request: Request) -> Result | _Failure:
+        try:
+            return self.function(request)
+        except UserError as error:
+            return _Failure(str(error), isinstance(error, BadImage))
+
+
+def in_order(
+    function: Callable[[Request], Result], requests: Sequence[Request], *, workers: int
+) -> Iterator[Result]:
+    """`map(function, requests)` with `workers` processes working ahead; without workers, here and now.
+
+    The function must be picklable and depend on its request alone, then the number of workers changes nothing.
+    """
+    if workers == 0 or len(requests) < 2:
+        yield from map(function, requests)
+        return
+    loader: DataLoader[Any] = DataLoader(
+        _Work(function),
+        batch_size=None,
+        sampler=requests,  # type: ignore[arg-type]  # any sized iterable of what __getitem__ takes
+        num_workers=min(workers, len(requests)),
+        prefetch_factor=PREFETCH,
+        collate_fn=_as_is,
+        worker_init_fn=_ignore_interrupts,
+        generator=torch.Generator(),  # else every epoch would draw from the global one
+    )
+    for result in loader:
+        if isinstance(result, _Failure):
+            raise (BadImage if result.bad_image else UserError)(result.message)
+        yield result
+
+
+def _as_is(result: Result) -> Result:
+    return result
+
+
+def _ignore_interrupts(worker: int) -> None:
+    """Ctrl-C reaches every process of the terminal; the main one decides what becomes of it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)

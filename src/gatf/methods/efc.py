@@ -1,0 +1,269 @@
+"""EFC (Magistri, Trinci, Soutif-Cormerais, van de Weijer, Bagdanov: "Elastic Feature Consolidation for Cold Start
+Exemplar-Free Incremental Learning", ICLR 2024). Where paper and release differ, the release is the default."""
+
+from typing import Any, ClassVar, Literal
+
+import torch
+from pydantic import PositiveInt
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, softmax
+
+from gatf.data.augment import four_rotations
+from gatf.geometry import gaussians, moments, spd
+from gatf.methods.base import Batch, Method, Phase, TaskData, TaskInfo
+from gatf.methods.components import GaussianMemory, Growing, warmup_epochs
+from gatf.nets.heads import Heads
+from gatf.seeding import generator
+from gatf.settings import MethodConfig, NotNegative, Positive
+
+
+class EFCConfig(MethodConfig):
+    name: Literal["efc"] = "efc"
+    efm: NotNegative = 10.0
+    """Weight λ of drift along the directions that change the old classifier's output."""
+    damping: NotNegative = 0.1
+    """η: weight of drift in every direction."""
+    drift_width: Positive | None = 0.2
+    """σ of the kernel that weighs samples when old means move; null leaves the means where they were."""
+    minmax: bool = True
+    """Scale distances to 0…1 over all classes and samples before the kernel (release); σ is tuned for that."""
+    prototype_batch: PositiveInt = 64
+    """Rows of the rehearsal batch, drawn prototypes and images together."""
+    fill_batch: bool = False
+    """Repeat classes until the rehearsal batch is full; the release repeats them once."""
+    jitter: NotNegative = 1e-5
+    """Added to the variances that prototypes are drawn with."""
+    rotation: bool = True
+    """Learn four rotations of every class at task 0."""
+    stats_transform: Literal["train", "test"] = "train"
+    """Images that drift, feature matrix and Gaussians are computed on: augmented (release) or plain."""
+
+
+def rotated_labels(labels: Tensor, classes: int) -> Tensor:
+    """Labels of `four_rotations`: class c as it is, and n + 3c + (k − 1) at k = 1, 2, 3 quarter turns."""
+    return torch.cat([labels, *(classes + 3 * labels + turn for turn in range(3))])
+
+
+def feature_matrix(features: Tensor, weight: Tensor) -> Tensor:
+    """The Empirical Feature Matrix (Eq. 5, 6): mean of Wᵀ(diag π − ππᵀ)W, π = softmax(W f). [N, S], [C, S] → [S, S].
+
+    It is the mean outer product of ∂log π_y/∂f over y ~ π. Only means over C and C×C are taken before W is applied.
+    """
+    weight = weight.double()
+    likely = softmax(features.double() @ weight.T, dim=1)  # [N, C]
+    inner = torch.diag(likely.mean(0)) - likely.T @ likely / len(likely)
+    return spd.symmetrise(weight.T @ inner @ weight)
+
+
+def elastic_drift(new: Tensor, old: Tensor, efm: Tensor, *, weight: float, damping: float) -> Tensor:
+    """Mean over the batch of (f − g)ᵀ(λE + ηI)(f − g) (Eq. 7), not divided by the dimension."""
+    drift = new - old
+    along = ((drift @ efm) * drift).sum(1)
+    return (weight * along + damping * drift.square().sum(1)).mean()
+
+
+def drift_weights(old: Tensor, means: Tensor, efm: Tensor, *, width: float, minmax: bool = True) -> Tensor:
+    """How much each sample's drift counts for each class (Eq. 11): exp(−d/(2σ²)) over its sum, [N, S], [C, S] → [C, N].
+
+    d is the squared distance (g − p)ᵀE(g − p), with `minmax` scaled to 0…1 over the whole table.
+    """
+    stretched = means @ efm  # [C, S]
+    squares = ((old @ efm) * old).sum(1) + (stretched * means).sum(1)[:, None]
+    nearness = -(squares - 2 * stretched @ old.T).clamp_min(0)  # [C, N]
+    if minmax:
+        low, high = nearness.aminmax()
+        nearness = (nearness - low) / (high - low).clamp_min(torch.finfo(nearness.dtype).tiny)
+    return softmax(nearness / (2 * width**2), dim=1)
+
+
+def rehearsal_counts(old: int, new: int, batch: int, draws: torch.Generator, *, fill: bool = False) -> tuple[int, int]:
+    """How many prototypes and how many images make up a rehearsal batch: as many as old and new classes among `batch`
+    classes drawn without replacement; with fewer classes each comes once, then some again, in the same order."""
+    order = torch.randperm(old + new, generator=draws)
+    chosen = order.repeat(-(-batch // len(order)) if fill else 2)[:batch]
+    prototypes = int((chosen < old).sum())
+    return prototypes, len(chosen) - prototypes
+
+
+def prototype_labels(old: int, batch: int, count: int, draws: torch.Generator) -> Tensor:
+    """Classes of `count` prototypes: out of `batch`, in which all old classes come equally often, up to one."""
+    every = torch.randperm(old, generator=draws).repeat(-(-batch // old))[:batch]
+    return every[torch.randperm(batch, generator=draws)[:count]]
+
+
+class LastBatch(Growing):
+    """The mini-batch before this one; it lives for its task only. Pixels are kept [B, H, W, C], as they lie in memory,
+    so that a resumed run computes with the same layout."""
+
+    pixels: Tensor
+    labels: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("pixels", torch.zeros(0, 0, 0, 0))
+        self.register_buffer("labels", torch.zeros(0, dtype=torch.long))
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def keep(self, batch: Batch) -> None:
+        self.pixels, self.labels = batch.images.permute(0, 2, 3, 1), batch.labels
+
+    def images(self, count: int) -> Tensor:
+        return self.pixels[:count].permute(0, 3, 1, 2)
+
+
+class EFC(Method):
+    """Features may drift where the old classifier does not look; Gaussians of old classes rehearse all heads."""
+
+    name = "efc"
+    Config = EFCConfig
+    summary = "feature drift penalised where it matters, Gaussian prototypes rehearsed and moved (ICLR 2024)"
+    defaults: ClassVar[dict[str, Any]] = {
+        "backbone": {"bottleneck": None},
+        "optimisation": {
+            "first": {
+                "optimiser": "adam", "lr": 1e-3, "weight_decay": 2e-4, "schedule": "steps",
+                "milestones": [0.45, 0.9], "decay": 0.1, "clip": None, "drop_last": False, "warmup": 0.0,
+            },
+            "next": {
+                "optimiser": "adam", "lr": 1e-4, "weight_decay": 2e-4, "schedule": "constant",
+                "clip": None, "drop_last": False, "warmup": 0.0,
+            },
+        },
+    }  # fmt: skip
+    efm: Tensor
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.heads = Heads(self.feature_dim, bias=False)
+        self.memory = GaussianMemory(self.feature_dim, rule="bayes", seed=self.seed)
+        self.register_buffer("efm", torch.zeros(self.feature_dim, self.feature_dim))
+        self.rotated: Any = None
+        self.teacher: Any = None
+        self.last: Any = None
+        self._lowers: Tensor | None = None
+
+    def begin_task(self, task: TaskInfo) -> None:
+        self.make(lambda: self.heads.grow(task.new), "head", task.index)
+        self._train_batch_norm(task.index == 0)
+        self._lowers = None
+        if self._rotates(task):
+            self.rotated = self.make(lambda: nn.Linear(self.feature_dim, 3 * task.new), "rotated head", 0)
+        if task.index > 0:
+            self.teacher = self.frozen_copy(self.backbone)
+            self.last = LastBatch().to(self.device)
+
+    def phases(self, task: TaskInfo) -> list[Phase]:
+        stage = self.optimisation.stage(task.index)
+        modules = {"backbone": self.backbone, "heads": self.heads}
+        if task.index == 0:
+            modules |= {"rotated": self.rotated} if self.rotated is not None else {}
+            loss, set_mode, loaded = self._first_loss, None, stage.batch_size // 4 if self._rotates(task) else None
+        else:
+            loss, set_mode, loaded = self._next_loss, self._set_mode, None
+        groups = self.train_groups(stage, *list(modules.values())[1:])
+        for group in groups:
+            group["params"] = [parameter for parameter in group["params"] if parameter.requires_grad]
+        return [
+            Phase("train", modules, lambda batch: loss(batch, task), stage, groups, loaded, set_mode=set_mode)
+        ]  # fmt: skip
+
+    def _set_mode(self) -> None:
+        """After task 0 batch-norm is frozen: statistics by eval mode, weights by `_train_batch_norm`."""
+        self.backbone.eval()
+        self.heads.train()
+
+    def _train_batch_norm(self, trained: bool) -> None:
+        for module in self.backbone.modules():
+            if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                module.requires_grad_(trained)
+
+    def _features(self, images: Tensor, epoch: int, task: TaskInfo) -> Tensor:
+        features = self.backbone(images)
+        return features.detach() if epoch < warmup_epochs(self.optimisation.stage(task.index)) else features
+
+    def _first_loss(self, batch: Batch, task: TaskInfo) -> dict[str, Tensor]:
+        """Cross-entropy over the classes and, through a layer thrown away later, their rotations."""
+        if self.rotated is None:
+            return {"ce": cross_entropy(self.heads(self._features(batch.images, batch.epoch, task)), batch.labels)}
+        features = self._features(four_rotations(batch.images), batch.epoch, task)
+        logits = torch.cat([self.heads(features), self.rotated(features)], dim=1)
+        return {"ce": cross_entropy(logits, rotated_labels(batch.labels, task.new))}
+
+    def _next_loss(self, batch: Batch, task: TaskInfo) -> dict[str, Tensor]:
+        """L = L_new + L_EFM + L_rep (Eq. 8–10): the new head alone; drift; all heads on prototypes and a few images of
+        the batch before. Counts and classes are drawn on the CPU, so that nothing waits for the device."""
+        config, size = self.config, len(batch.images)
+        draws = generator(self.seed, "rehearsal", task.index, batch.epoch, batch.step)
+        prototypes, real = config.prototype_batch, 0
+        images = batch.images
+        if len(self.last) > 0:
+            prototypes, real = rehearsal_counts(
+                task.old, task.new, config.prototype_batch, draws, fill=config.fill_batch
+            )
+            real = min(real, len(self.last))
+            images = torch.cat([images, self.last.images(real)])  # one pass: batch-norm is frozen
+        labels = prototype_labels(task.old, config.prototype_batch, prototypes, draws).to(self.device)
+        sampled = self._sample(labels, batch.generator)
+        features = self._features(images, batch.epoch, task)
+        with torch.no_grad():
+            old = self.teacher(batch.images)
+        logits = self.heads(torch.cat([sampled, features[size:]]))
+        rehearsed = torch.cat([labels, self.last.labels[:real]])
+        self.last.keep(batch)
+        drift = elastic_drift(features[:size].float(), old.float(), self.efm, weight=config.efm, damping=config.damping)
+        return {
+            "ce": cross_entropy(self.heads.layers[-1](features[:size]), batch.labels - task.old),
+            "drift": drift,
+            "rehearsal": cross_entropy(logits, rehearsed),
+        }
+
+    def _sample(self, labels: Tensor, draws: torch.Generator) -> Tensor:
+        """One draw of Normal(p_c, Σ_c + jitter·I) for each label, [N] → [N, S]."""
+        if self._lowers is None:
+            factor = spd.cholesky(self.memory.get().covs, self.config.jitter)
+            self.note("prototypes", repaired=float(factor.repaired.sum()))
+            self._lowers = factor.lower.float()
+        noise = torch.randn(len(labels), self.feature_dim, 1, generator=draws, device=self.device)
+        return self.memory.means[labels] + (self._lowers[labels] @ noise)[:, :, 0]
+
+    @torch.no_grad()
+    def end_task(self, data: TaskData) -> None:
+        """Old means move by the old feature matrix; then the new matrix, then Gaussians of the new classes."""
+        self.backbone.eval()
+        config, task = self.config, data.info
+        size = self.optimisation.stage(task.index).batch_size
+        batches = list(self._statistics(data, size))
+        new, labels = (torch.cat([batch[part] for batch in batches]) for part in (0, 1))
+        stored = self.memory.get()
+        if task.index > 0 and config.drift_width is not None:
+            old = torch.cat([batch[2] for batch in batches]).double()
+            weights = drift_weights(
+                old, stored.means, self.efm.double(), width=config.drift_width, minmax=config.minmax
+            )
+            moves = weights @ (new.double() - old)
+            self.note("drift", mean=float(moves.norm(dim=1).mean()))
+            stored = gaussians.Gaussians(stored.means + moves, stored.covs)
+        full = len(new) // size * size or len(new)  # full batches only
+        weight = torch.cat([layer.weight for layer in self.heads.layers])  # type: ignore[misc]
+        self.efm = feature_matrix(new[:full], weight).float()
+        learnt = moments.class_moments(new, labels - task.old, classes=task.new)
+        self.memory.set(stored.concat(gaussians.Gaussians(learnt.mean, learnt.covariance())))
+        self.rotated = self.teacher = self.last = self._lowers = None
+
+    def _statistics(self, data: TaskData, size: int) -> Any:
+        """New features, labels and old features (none at task 0) of one epoch."""
+        view = self.config.stats_transform
+        for batch in data.batches(view, batch_size=size, purpose="statistics", shuffle=True):
+            old = None if self.teacher is None else self.teacher(batch.images)
+            yield self.backbone(batch.images), batch.labels, old
+
+    def scores(self, images: Tensor) -> Tensor:
+        return self.heads(self.backbone(images))
+
+    def bytes_per_class(self) -> int:
+        return self.memory.bytes_per_class()
+
+    def _rotates(self, task: TaskInfo) -> bool:
+        return bool(self.config.rotation) and task.index == 0

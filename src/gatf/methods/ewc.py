@@ -1,0 +1,254 @@
+"""EWC (Kirkpatrick et al., "Overcoming catastrophic forgetting in neural networks", PNAS 2017), in the
+class-incremental form of FACIL and PyCIL."""
+
+import math
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, ClassVar, Literal
+
+import torch
+from pydantic import PositiveInt
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+from torch.nn.functional import cross_entropy
+
+from gatf.errors import UserError
+from gatf.methods.base import Batch, Method, Phase, TaskData, TaskInfo
+from gatf.methods.components import warmup_epochs
+from gatf.methods.distillation import facil_stage, training_mode
+from gatf.nets.heads import Heads
+from gatf.settings import Fraction, MethodConfig, NotNegative, Positive
+
+GRADIENT_ELEMENTS = 2**26
+"""Numbers of per-sample gradients held at once (256 MB)."""
+LabelMode = Literal["max_pred", "true", "sampled"]
+Granularity = Literal["batch", "sample"]
+Alpha = Fraction | Literal["class_share", "sum"]
+
+
+class EWCConfig(MethodConfig):
+    name: Literal["ewc"] = "ewc"
+    preset: Literal["conservative", "facil", "pycil"] = "conservative"
+    """Batch-norm at rest after task 0; or as FACIL and PyCIL have it, which also train at lr 0.1 in every task
+    (optimisation.next.lr)."""
+    penalty: NotNegative = 5000.0
+    """Weight λ of the quadratic penalty."""
+    alpha: Alpha = 0.5
+    """Share of the past when importances merge: a number, the share of classes seen before, or a plain sum."""
+    label_mode: LabelMode = "max_pred"
+    """Label in the Fisher pass: the arg-max, the true one, or one drawn from the prediction."""
+    granularity: Granularity = "batch"
+    """Square gradients of batch means (FACIL, PyCIL), or of single samples with batch-norm at rest (the paper)."""
+    fisher_batch: PositiveInt | None = None
+    """Batch of the Fisher pass, on which batch-mean importances depend; default: the training batch."""
+    fisher_cap: Positive | None = None
+    """Largest importance of one parameter (1e-4 in PyCIL)."""
+    penalise_heads: bool = False
+    """Train old heads too and tie them to where they were, as PyCIL does (off: they stay as they are)."""
+    per_task: bool = False
+    """Keep one penalty a task with its own anchor, as in the paper (off: one, merged, at the newest weights)."""
+    fix_bn: bool = True
+    """Keep batch-norm statistics after task 0: the penalty does not protect them."""
+
+    @classmethod
+    def presets(cls) -> dict[str, dict[str, Any]]:
+        pycil = {"penalty": 1000.0, "alpha": "class_share", "label_mode": "true", "fisher_cap": 1e-4}
+        return {"facil": {"fix_bn": False}, "pycil": {**pycil, "penalise_heads": True, "fix_bn": False}}
+
+
+def merge_importance(old: Tensor, new: Tensor, alpha: float | str, *, seen_before: int, seen: int) -> Tensor:
+    """F ← α·F + (1−α)·F_new; "class_share" takes α = classes seen before / classes seen, "sum" adds."""
+    if alpha == "sum":
+        return old + new
+    share = seen_before / seen if alpha == "class_share" else float(alpha)
+    return share * old + (1 - share) * new
+
+
+def fisher_labels(logits: Tensor, batch: Batch, mode: LabelMode) -> Tensor:
+    """The labels whose log-likelihood is differentiated, [B]."""
+    if mode == "true":
+        return batch.labels
+    if mode == "max_pred":
+        return logits.argmax(dim=1)
+    return torch.multinomial(logits.detach().softmax(dim=1), 1, generator=batch.generator).squeeze(1)
+
+
+def batch_squares(net: nn.Module, batch: Batch, mode: LabelMode, names: list[str]) -> dict[str, Tensor]:
+    """Squares of the gradient of the batch-mean cross-entropy, by parameter; 0 where there is no gradient."""
+    parameters = {name: parameter for name, parameter in net.named_parameters() if name in names}
+    logits = net(batch.images)
+    loss = cross_entropy(logits, fisher_labels(logits, batch, mode))
+    gradients = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True, materialize_grads=True)
+    return {name: gradient.float().square() for name, gradient in zip(parameters, gradients, strict=True)}
+
+
+def sample_squares(net: nn.Module, batch: Batch, mode: LabelMode, names: list[str]) -> dict[str, Tensor]:
+    """Mean of squared per-sample gradients, the paper's Fisher information, by parameter. Batch-norm in eval mode."""
+    tensors = {**dict(net.named_parameters()), **dict(net.named_buffers())}
+    chosen = {name: tensors[name].detach() for name in names}
+
+    def loss(parameters: dict[str, Tensor], image: Tensor, label: Tensor) -> Tensor:
+        return cross_entropy(functional_call(net, {**tensors, **parameters}, (image[None],)), label[None])
+
+    with torch.no_grad():
+        labels = fisher_labels(net(batch.images), batch, mode)
+    per_sample = vmap(grad(loss), in_dims=(None, 0, 0))
+    rows = max(1, GRADIENT_ELEMENTS // sum(tensor.numel() for tensor in chosen.values()))
+    total = {name: torch.zeros_like(tensor) for name, tensor in chosen.items()}
+    for some_images, some_labels in zip(batch.images.split(rows), labels.split(rows), strict=True):
+        for name, gradient in per_sample(chosen, some_images, some_labels).items():
+            total[name] += gradient.square().sum(dim=0)
+    return {name: tensor / len(labels) for name, tensor in total.items()}
+
+
+@contextmanager
+def kept_buffers(net: nn.Module) -> Iterator[None]:
+    """Inside, batch-norm may move its running statistics; afterwards they are what they were."""
+    before = {name: buffer.clone() for name, buffer in net.named_buffers()}
+    try:
+        yield
+    finally:
+        for name, buffer in net.named_buffers():
+            buffer.copy_(before[name])
+
+
+class Springs(nn.Module):
+    """Importance and anchor of each parameter, by name, [penalties, *shape]: one penalty, or one a past task.
+
+    The set is whatever a loaded state holds.
+    """
+
+    _where: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("_where", torch.empty(0), persistent=False)  # knows the device
+
+    def items(self) -> list[tuple[str, Tensor, Tensor]]:
+        """Name, importance and anchor of every parameter that has one."""
+        keys = [key.removeprefix("anchor/") for key in self._buffers if key.startswith("anchor/")]
+        return [
+            (key.replace("/", "."), getattr(self, f"importance/{key}"), getattr(self, f"anchor/{key}")) for key in keys
+        ]
+
+    def set(self, name: str, importance: Tensor, anchor: Tensor) -> None:
+        key = name.replace(".", "/")  # a dot cannot be part of a buffer's name
+        self.register_buffer(f"importance/{key}", importance)
+        self.register_buffer(f"anchor/{key}", anchor)
+
+    def penalty(self, parameters: dict[str, nn.Parameter]) -> Tensor:
+        """½·Σ_p F_p (θ_p − θ*_p)² (Kirkpatrick et al., Eq. 3, before λ)."""
+        terms = [(importance * (parameters[name] - anchor).square()).sum() for name, importance, anchor in self.items()]
+        return 0.5 * torch.stack(terms).sum()
+
+    def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *args: Any) -> None:
+        for key in [key for key in self._buffers if "/" in key]:
+            del self._buffers[key]
+        for key, value in state_dict.items():
+            if key.startswith(prefix):
+                self.register_buffer(key.removeprefix(prefix), torch.empty_like(value, device=self._where.device))
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+class EWC(Method):
+    """Fine-tuning with every weight tied to its last value, as stiffly as it mattered."""
+
+    name = "ewc"
+    Config = EWCConfig
+    summary = "ties each weight to its last value by its Fisher information (PNAS 2017)"
+    defaults: ClassVar[dict[str, Any]] = {
+        "backbone": {"bottleneck": None},
+        "optimisation": {"first": facil_stage(0.1), "next": facil_stage(0.01)},
+    }
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.heads = Heads(self.feature_dim)
+        self.springs = Springs()
+
+    def begin_task(self, task: TaskInfo) -> None:
+        self.make(lambda: self.heads.grow(task.new), "head", task.index)
+
+    def phases(self, task: TaskInfo) -> list[Phase]:
+        stage, config = self.optimisation.stage(task.index), self.config
+        head = self.heads.layers[-1]
+        trained = self.heads if config.penalise_heads else head
+        penalised = task.index > 0 and config.penalty > 0
+        parameters = dict(self.named_parameters())
+
+        def loss(batch: Batch) -> dict[str, Tensor]:
+            """CE over the new head + (λ/2)·Σ F (θ − θ*)²."""
+            features = self.backbone(batch.images)
+            if batch.epoch < warmup_epochs(stage):
+                features = features.detach()
+            terms = {"ce": cross_entropy(head(features), batch.labels - task.old)}
+            if penalised:
+                terms["penalty"] = config.penalty * self.springs.penalty(parameters)
+            return terms
+
+        return [
+            Phase(
+                "train",
+                {"backbone": self.backbone, "head": trained},
+                loss,
+                stage,
+                groups=self.train_groups(stage, trained),
+                set_mode=training_mode(self.backbone, trained, fix_bn=config.fix_bn and task.index > 0),
+            )
+        ]
+
+    def end_task(self, data: TaskData) -> None:
+        """Anchor at the weights as they are, importance merged with the past."""
+        network = nn.Sequential(OrderedDict(backbone=self.backbone, heads=self.heads))
+        tied = ("backbone.", "heads.") if self.config.penalise_heads else "backbone."
+        parameters = {name: weight for name, weight in network.named_parameters() if name.startswith(tied)}
+        fisher = self._fisher(network, list(parameters), data)
+        known = {name: (importance, anchor) for name, importance, anchor in self.springs.items()}
+        for name, new in fisher.items():
+            anchor, importance = parameters[name].detach().clone()[None], new[None]
+            if self.config.per_task and name in known:
+                importance = torch.cat([known[name][0], importance])
+                anchor = torch.cat([known[name][1], anchor])
+            elif not self.config.per_task:
+                before = known[name][0] if name in known else torch.zeros_like(importance)
+                seen_before = data.info.old if name in known else 0
+                importance = merge_importance(
+                    before, importance, self.config.alpha, seen_before=seen_before, seen=data.info.seen
+                )
+            self.springs.set(name, importance, anchor)
+        self._report(fisher)
+
+    def _fisher(self, network: nn.Module, names: list[str], data: TaskData) -> dict[str, Tensor]:
+        """F_new over the full batches of one augmented pass, in the mode the task was trained in."""
+        config, task, by_sample = self.config, data.info.index, self.config.granularity == "sample"
+        squares = sample_squares if by_sample else batch_squares
+        size = config.fisher_batch or self.optimisation.stage(task).batch_size
+        batches = data.batches("train", batch_size=size, purpose="fisher", shuffle=True, drop_last=True)
+        total: dict[str, Tensor] = {}
+        with kept_buffers(network):
+            training_mode(network, fix_bn=by_sample or (config.fix_bn and task > 0))()
+            for batch in batches:
+                for name, square in squares(network, batch, config.label_mode, names).items():
+                    total[name] = total[name] + square if name in total else square
+        network.eval()
+        count = data.steps(size, drop_last=True)
+        return {name: (summed / count).clamp(max=config.fisher_cap or math.inf) for name, summed in total.items()}
+
+    def _report(self, fisher: dict[str, Tensor]) -> None:
+        """Notes whether the springs hold (an importance near 0 is fine-tuning) and whether the next task is stable:
+        SGD with momentum m on curvature λF needs lr·λ·F < 2(1 + m)."""
+        stage = self.optimisation.next
+        mean = sum(float(new.sum()) for new in fisher.values()) / sum(new.numel() for new in fisher.values())
+        stiffest = max(float(importance.sum(dim=0).max()) for _, importance, _ in self.springs.items())
+        if not math.isfinite(stiffest + mean):
+            raise UserError("EWC: the Fisher information is not finite, training has diverged: lower optimisation.*.lr")
+        step, bound = (stage.lr_backbone or stage.lr) * self.config.penalty * stiffest, 2 * (1 + stage.momentum)
+        largest = max(float(new.max()) for new in fisher.values())
+        self.note("fisher", mean=mean, max=largest, step=step, bound=bound, stable=float(step < bound))
+
+    def scores(self, images: Tensor) -> Tensor:
+        return self.heads(self.backbone(images))
+
+    def bytes_per_class(self) -> int:
+        return 4 * (self.feature_dim + 1)

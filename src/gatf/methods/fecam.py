@@ -1,0 +1,239 @@
+"""FeCAM (Goswami, Liu, Twardowski, van de Weijer: "Exploiting the Heterogeneity of Class Distributions in Exemplar-Free
+Continual Learning", NeurIPS 2023)."""
+
+from typing import Any, ClassVar, Literal
+
+import torch
+from pydantic import PositiveInt
+from torch import Tensor
+from torch.nn.functional import cross_entropy, normalize
+
+from gatf.errors import UserError
+from gatf.geometry import gaussians, moments, readout, spd
+from gatf.methods.base import Batch, Method, Phase, TaskData, TaskInfo
+from gatf.methods.components import Growing, class_means, extract, task_batch, warmup_epochs
+from gatf.nets.heads import CosineHeads
+from gatf.settings import MethodConfig, NotNegative
+
+NORM_GUARD = 1e-12
+Covariance = Literal["per_class", "common", "diag", "identity"]
+
+
+class FeCAMConfig(MethodConfig):
+    name: Literal["fecam"] = "fecam"
+    preset: Literal["resnet", "vit"] = "resnet"
+    """Non-negative features with power transform, or the release's settings for a pretrained ViT."""
+    tukey: NotNegative | None = 0.5
+    """Power β that features are raised to (0: logarithm); null for features with a sign."""
+    log_guard: NotNegative = 1e-6
+    """Added to features before the logarithm when the power is 0."""
+    shrink_diagonal: NotNegative = 1.0
+    """γ₁: mean variances added to the diagonal in one pass of shrinkage."""
+    shrink_off_diagonal: NotNegative = 1.0
+    """γ₂: mean covariances added off the diagonal in one pass of shrinkage."""
+    shrink_passes: PositiveInt = 2
+    """How often the shrinkage is applied: twice in the release, once in the paper."""
+    mask_zeros: bool = False
+    """Average only covariances that are not exactly zero, as the release does; dead features then can break it."""
+    correlation: bool = True
+    """Normalise covariances to correlation matrices (never done for `common`)."""
+    covariance: Covariance = "per_class"
+    """One covariance a class, one for all, variances only, or none (nearest mean)."""
+    first_task_rule: Literal["head", "maha"] = "head"
+    """Classify after task 0 with the trained cosine head (release) or as later (paper)."""
+    unit_features: bool = False
+    """Divide features by their norm before anything else, and not again in the distance (ViT)."""
+    task0_rotation: bool = False
+    """Learn four rotations of every class at task 0 (the protocol of EFC and AdaGauss)."""
+
+    @classmethod
+    def presets(cls) -> dict[str, dict[str, Any]]:
+        vit = {"tukey": None, "shrink_off_diagonal": 0.0, "shrink_passes": 1, "unit_features": True}
+        return {"vit": vit}
+
+
+def tukey(features: Tensor, power: float | None, log_guard: float = 1e-6) -> Tensor:
+    """x^β element-wise, log(x) for β = 0: less skew in non-negative features (Eq. 9). None leaves them alone."""
+    if power is None:
+        return features
+    features = features.clamp_min(0)  # non-negative already; a NaN would hide for ever
+    return (features + log_guard).log() if power == 0 else features.pow(power)
+
+
+def shrink(cov: Tensor, diagonal: float, off_diagonal: float, *, passes: int = 1, mask_zeros: bool = False) -> Tensor:
+    """Σ + γ₁·V₁·I + γ₂·V₂·(J − I), several times over (Eq. 8): [..., S, S] → [..., S, S].
+
+    V₂ is the mean over all entries off the diagonal, or with `mask_zeros` over those that are not exactly zero.
+    """
+    for _ in range(passes):
+        if not mask_zeros:
+            cov = spd.shrink(cov, diagonal, off_diagonal=off_diagonal)
+            continue
+        hollow = 1.0 - torch.eye(cov.shape[-1], dtype=cov.dtype, device=cov.device)
+        live = hollow * (cov != 0)
+        mean = (cov * live).sum((-2, -1)) / live.sum((-2, -1)).clamp_min(1)
+        cov = spd.shrink(cov, diagonal) + off_diagonal * mean[..., None, None] * hollow
+    return cov
+
+
+class TukeyMemory(Growing):
+    """Mean of the raw features of every class, and the covariance of the transformed ones: a packed triangle a class,
+    one for all (`common`), variances (`diag`) or nothing (`identity`); float32."""
+
+    means: Tensor
+    spreads: Tensor
+
+    def __init__(self, dim: int, config: FeCAMConfig) -> None:
+        super().__init__()
+        self.dim, self.config = dim, config
+        entries = {"diag": dim, "identity": 0}.get(config.covariance, dim * (dim + 1) // 2)
+        self.register_buffer("means", torch.zeros(0, dim))
+        self.register_buffer("spreads", torch.zeros(0, entries))
+        self._readout: readout.QuadraticReadout | None = None
+
+    def add(self, means: Tensor, spreads: Tensor) -> None:
+        """Append classes: means [K, S]; spreads as stored, or the one that replaces the common triangle."""
+        self.means = torch.cat([self.means, means.float()])
+        old = self.spreads[:0] if self.config.covariance == "common" else self.spreads
+        self.spreads = torch.cat([old, spreads.float()])
+        self._readout = None
+
+    def matrices(self) -> Tensor:
+        """What the distance inverts, [C, S, S]: shrunk, then made a correlation matrix."""
+        config, classes = self.config, len(self.means)
+        if config.covariance == "identity":
+            return torch.eye(self.dim, dtype=torch.float64, device=self.means.device).expand(classes, -1, -1)
+        if config.covariance == "common":
+            return gaussians.unpack(self.spreads.double(), self.dim).expand(classes, -1, -1)
+        if config.covariance == "diag":
+            factor = (1 + config.shrink_diagonal) ** config.shrink_passes - 1  # all passes at once
+            variances = self.spreads.double()
+            shrunk = variances + factor * variances.mean(-1, keepdim=True)
+            return torch.diag_embed(normalize(shrunk, dim=-1, eps=NORM_GUARD))
+        covs = gaussians.unpack(self.spreads.double(), self.dim)
+        covs = shrink(
+            covs, config.shrink_diagonal, config.shrink_off_diagonal,
+            passes=config.shrink_passes, mask_zeros=config.mask_zeros,
+        )  # fmt: skip
+        return spd.correlation(covs) if config.correlation else covs
+
+    def build(self) -> readout.QuadraticReadout:
+        """The factorised distance; v_c is the transform of the mean, not the mean of the transform."""
+        if self._readout is None:
+            centres = tukey(self.means.double(), self.config.tukey, self.config.log_guard)
+            normalise = not self.config.unit_features
+            self._readout = readout.QuadraticReadout.of(centres, self.matrices(), normalise=normalise)
+        return self._readout
+
+    def distances(self, features: Tensor) -> Tensor:
+        """(u − v_c)ᵀ K_c (u − v_c), u and v_c of unit norm (Eq. 10): [B, S] → [B, C]; no determinant, no prior."""
+        features = prepare(features.double(), self.config)
+        return self.build().distances(tukey(features, self.config.tukey, self.config.log_guard))
+
+    def bytes_per_class(self) -> int:
+        entries = 0 if self.config.covariance == "common" else self.spreads.shape[1]
+        return self.means.element_size() * (self.dim + entries)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *args: Any) -> None:
+        self._readout = None
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+def prepare(features: Tensor, config: FeCAMConfig) -> Tensor:
+    return normalize(features, dim=-1, eps=NORM_GUARD) if config.unit_features else features
+
+
+class FeCAM(Method):
+    """A backbone frozen after task 0 and a Mahalanobis distance of every class's own."""
+
+    name = "fecam"
+    Config = FeCAMConfig
+    summary = "frozen backbone; Mahalanobis distance with each class's own covariance (NeurIPS 2023)"
+    defaults: ClassVar[dict[str, Any]] = {
+        "backbone": {"bottleneck": None},
+        "optimisation": {
+            "first": {
+                "optimiser": "sgd", "lr": 0.1, "momentum": 0.9, "weight_decay": 5e-4, "schedule": "cosine",
+                "clip": None, "drop_last": False, "warmup": 0.0,
+            }
+        },
+    }  # fmt: skip
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.head = CosineHeads(self.feature_dim)  # of task 0
+        self.memory = TukeyMemory(self.feature_dim, self.config)
+        self.views = 4 if self.config.task0_rotation else 1
+
+    def begin_task(self, task: TaskInfo) -> None:
+        if task.index == 0:
+            self.make(lambda: self.head.grow(self.views * task.new), "head", 0)
+
+    def phases(self, task: TaskInfo) -> list[Phase]:
+        """Task 0 only: nothing is trained later."""
+        if task.index > 0:
+            return []
+        stage = self.optimisation.first
+
+        def loss(batch: Batch) -> dict[str, Tensor]:
+            images, labels = task_batch(batch, task, self.views == 4)
+            features = self.backbone(images)
+            if batch.epoch < warmup_epochs(stage):
+                features = features.detach()
+            return {"ce": cross_entropy(self.head(features), labels)}
+
+        modules = {"backbone": self.backbone, "head": self.head}
+        loaded = stage.batch_size // self.views
+        return [Phase("train", modules, loss, stage, groups=self.train_groups(stage, self.head), batch_size=loaded)]
+
+    @torch.no_grad()
+    def end_task(self, data: TaskData) -> None:
+        config, task = self.config, data.info
+        features, labels = extract(self.backbone, data)
+        if config.tukey is not None and bool((features < 0).any()):
+            raise UserError(
+                "FeCAM's power transform needs features without a negative sign: "
+                "set backbone.bottleneck=null, or method.tukey=null"
+            )
+        features = prepare(features.double(), config)
+        means = class_means(features, labels - task.old, classes=task.new)
+        self.memory.add(means, self._spreads(features, labels - task.old, data))
+        repaired = self.memory.build().repaired
+        self.note("covariances", repaired=float(repaired.sum()) if repaired is not None else 0.0)
+
+    def _spreads(self, features: Tensor, labels: Tensor, data: TaskData) -> Tensor:
+        """What is stored of the transformed features of a task: [K, entries], or [1, entries] for `common`."""
+        config, task = self.config, data.info
+        if config.covariance == "identity":
+            return features.new_zeros(task.new, 0)
+        if config.covariance == "common":
+            return gaussians.pack(self._common(data)[None])
+        transformed = tukey(features, config.tukey, config.log_guard)
+        covs = moments.class_moments(transformed, labels, classes=task.new).covariance()
+        return covs.diagonal(dim1=-2, dim2=-1) if config.covariance == "diag" else gaussians.pack(covs)
+
+    def _common(self, data: TaskData) -> Tensor:
+        """Σ ← ρ·Σ + (1 − ρ)·Σ⁽ᵗ⁾, ρ = old classes/all; Σ⁽ᵗ⁾ of all augmented features of a task together, shrunk once
+        after task 0 (release)."""
+        config, task = self.config, data.info
+        total = moments.Moments.zeros(self.feature_dim, device=self.device)
+        for batch in data.batches("train", purpose="common covariance"):
+            features = prepare(self.backbone(batch.images).double(), config)
+            total = total.merge(moments.Moments.of(tukey(features, config.tukey, config.log_guard)))
+        new = total.covariance()
+        if task.index == 0:
+            return new
+        new = shrink(new, config.shrink_diagonal, config.shrink_off_diagonal, mask_zeros=config.mask_zeros)
+        share = task.old / task.seen
+        return share * gaussians.unpack(self.memory.spreads.double(), self.feature_dim)[0] + (1 - share) * new
+
+    def scores(self, images: Tensor) -> Tensor:
+        features = self.backbone(images)
+        classes = len(self.memory.means)
+        only_task0 = len(self.head.weight) == self.views * classes
+        if self.config.first_task_rule == "head" and only_task0:
+            return self.head(features)[:, :classes]
+        return -self.memory.distances(features)
+
+    def bytes_per_class(self) -> int:
+        return self.memory.bytes_per_class()
