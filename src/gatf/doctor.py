@@ -47,7 +47,7 @@ def _devices(say: Callable[[str], object]) -> list[str]:
 
 
 def _folders(say: Callable[[str], object]) -> list[str]:
-    from gatf.data.sources import cache_folder
+    from gatf.data.cache import cache_folder
 
     problems = []
     for name, folder in (("cache", cache_folder()), ("runs", Path("runs").resolve())):

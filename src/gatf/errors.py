@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 
 
-class UserError(Exception):
+class UserError(ValueError):
     """A mistake of the user's: one sentence that says what was wrong, where, and what to do. Exit code 2."""
 
 

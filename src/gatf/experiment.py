@@ -20,7 +20,7 @@ from torch import Tensor
 
 from gatf.config import RunConfig, read_recipe, validated
 from gatf.data.augment import Pipeline, parse_augmentation
-from gatf.data.loader import EVALUATION_BATCH, TaskData, TaskInfo
+from gatf.data.loader import EVALUATION_BATCH, TaskData, TaskInfo, split_pipeline
 from gatf.data.scenario import Scenario, build_scenario
 from gatf.data.sources import open_source
 from gatf.errors import UserError
@@ -94,6 +94,7 @@ class Experiment:
         source = open_source(config.data)
         self.scenario: Scenario = build_scenario(source, config.scenario, config.class_order_seed)
         self.pipeline = Pipeline(parse_augmentation(config.data.augment), source.mean, source.std)
+        split_pipeline(source.train, self.pipeline)  # raises if these images cannot be augmented that way
         accelerator = {"auto": "auto", "cpu": "cpu", "cuda": "cuda", "mps": "mps"}[config.device]
         self.fabric = Fabric(accelerator=accelerator, devices=1, precision=config.precision)
         self.method: Method = build_method(config, self.scenario).to(self.fabric.device)
@@ -129,8 +130,8 @@ class Experiment:
         images = self.scenario.source.test
         members, labels = self.scenario.members(images, 0, task)
         scores = [
-            self.method.scores(self.pipeline(images.images[chunk].to(self.fabric.device), None)).cpu()
-            for chunk in members.split(EVALUATION_BATCH)
+            self.method.scores(self.pipeline(pixels.to(self.fabric.device), None)).cpu()
+            for pixels in images.stream(members.split(EVALUATION_BATCH))
         ]
         return torch.cat(scores), labels
 

@@ -235,8 +235,8 @@ def test_names_become_steps() -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("crops:4", "unknown augmentation 'crops:4' (did you mean crop?): there are crop, flip"),
-        ("mixup", "unknown augmentation 'mixup': there are"),
+        ("crops:4", "unknown augmentation 'crops:4'; did you mean 'crop'"),
+        ("mixup", "unknown augmentation 'mixup'; choose from autoaugment, crop"),
         ("crop", "bad augmentation 'crop': the padding is missing; write crop:4."),
         ("crop:four", "the padding must be a number, not 'four'"),
         ("crop:1.5", "the padding must be a whole number, not 1.5"),
@@ -248,8 +248,8 @@ def test_names_become_steps() -> None:
         ("resized_crop:32,0.5,0.2", "the largest area must be between 0.5 and 1, not 0.2"),
         ("resized_crop:32,0", "the smallest area must be between"),
         ("jitter", "a strength is missing"),
-        ("jitter:contrats=0.2", "'contrats' is not one of brightness, contrast, saturation (did you mean contrast?)"),
-        ("jitter:0.2,0.3", "'0.3' is not one of brightness, contrast, saturation"),
+        ("jitter:contrats=0.2", "'contrats' is no strength; did you mean 'contrast'"),
+        ("jitter:0.2,0.3", "'0.3' is no strength; choose from brightness, contrast, saturation"),
         ("jitter:-1", "brightness must be at least 0, not -1"),
         ("autoaugment:300", "the fill must be between 0 and 255, not 300"),
         ("cutout:16,grey", "the fill must be a number, not 'grey'"),
@@ -260,7 +260,6 @@ def test_a_bad_name_is_explained_in_one_sentence(name: str, message: str) -> Non
         parse_augmentation(["flip", name])
     text = str(caught.value)
     assert message in text
-    assert text.endswith(".")
     assert "\n" not in text
 
 

@@ -5,9 +5,8 @@ random number from the given generator, which lives on the images' device. A `Pi
 normalises. There is no loop over images: what differs between images is an index, a matrix or a table.
 """
 
-import difflib
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple, Protocol
@@ -18,6 +17,7 @@ from torch import Tensor
 
 from gatf.data.image_ops import Op, apply_operations, resize_windows
 from gatf.data.policies import AutoAugment, TrivialAugment
+from gatf.errors import UserError, near_misses
 
 
 class Step(Protocol):
@@ -257,7 +257,7 @@ def _jitter(arguments: _Arguments) -> Step:
         if not equals and not strengths:
             name = "brightness"
         if name not in names:
-            raise ValueError(f"{name or number!r} is not one of {', '.join(names)}{_near(name, names)}")
+            raise ValueError(f"{name or number!r} is no strength{near_misses(name, names)}")
         strengths[name] = _number(number, name, 0.0, math.inf)
     if not strengths:
         raise ValueError("a strength is missing")
@@ -286,27 +286,22 @@ STEPS: dict[str, _Entry] = {
 }
 
 
-def _near(word: str, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(word, list(known), n=2)
-    return f" (did you mean {' or '.join(near)}?)" if near else ""
-
-
 def parse_augmentation(names: Sequence[str]) -> tuple[Step, ...]:
     """Turn names such as "crop:4", "flip" and "trivial" into steps, in the given order; `STEPS` lists them all."""
     if isinstance(names, str):
-        raise ValueError(f"augmentation must be a list of names, not the text {names!r}: write [{names!r}].")
+        raise UserError(f"augmentation must be a list of names, not the text {names!r}: write [{names!r}].")
     steps = []
     for text in names:
         name, _, rest = text.partition(":")
         if name not in STEPS:
-            raise ValueError(f"unknown augmentation {text!r}{_near(name, STEPS)}: there are {', '.join(STEPS)}.")
+            raise UserError(f"unknown augmentation {text!r}{near_misses(name, STEPS)}")
         arguments = _Arguments(rest)
         try:
             steps.append(STEPS[name].build(arguments))
             if arguments.pieces:
                 raise ValueError(f"{','.join(arguments.pieces)!r} is too much")
         except ValueError as error:
-            raise ValueError(f"bad augmentation {text!r}: {error}; write {STEPS[name].example}.") from None
+            raise UserError(f"bad augmentation {text!r}: {error}; write {STEPS[name].example}.") from None
     return tuple(steps)
 
 

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-import torch
 from torch import Tensor
 
 from gatf.data.decode import RandomWindows
@@ -34,7 +33,7 @@ class ImageSet:
         return ImageSet(self.images.take(numbers.tolist()), self.labels[numbers])
 
     def stream(self, batches: Sequence[Tensor], windows: RandomWindows | None = None) -> Iterator[Tensor]:
-        """The pixels of each batch of image numbers. `windows` are cut while decoding, so pixels in memory have none."""
+        """The pixels of each batch of image numbers. `windows` are cut while decoding: pixels in memory have none."""
         if not isinstance(self.images, Tensor):
             return self.images.stream(batches, windows)
         if windows is not None:
@@ -92,7 +91,3 @@ class SourceEntry:
     """What is known of the data at hand, without decoding it where that would take long."""
     fetch: Callable[[DataConfig, Progress], str] | None = None
     """Download, and return the folder; None where there is nothing to download."""
-
-
-def count_by_class(labels: Tensor, classes: int) -> Tensor:
-    return torch.bincount(labels, minlength=classes)

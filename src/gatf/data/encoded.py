@@ -152,12 +152,12 @@ def _row_counts(files: tuple[Path, ...]) -> list[int]:
 
 def _byte_chunks(file: Path, column: str) -> Iterator[Any]:
     """The bytes of one parquet file's images as Arrow arrays."""
-    from pyarrow import compute, parquet
+    from pyarrow import compute, parquet, types
 
     with parquet.ParquetFile(file) as opened:
         for batch in opened.iter_batches(batch_size=256, columns=[column]):
             values = batch.column(0)
-            yield compute.struct_field(values, "bytes") if hasattr(values.type, "fields") else values
+            yield compute.struct_field(values, "bytes") if types.is_struct(values.type) else values
 
 
 @lru_cache(maxsize=64)
@@ -168,10 +168,13 @@ def arrow_copy(file: Path, column: str) -> Path:
     target = cache.cached_file(f"rows-{cache.digest(_stamp(file), column)}.arrow")
     if not target.is_file():
         schema = pa.schema([("bytes", pa.large_binary())])
-        with cache.new_file(target) as partial, pa.OSFile(str(partial), "wb") as sink:
-            with pa.ipc.new_file(sink, schema) as writer:
-                for chunk in _byte_chunks(file, column):
-                    writer.write_batch(pa.record_batch([chunk.cast(pa.large_binary())], schema=schema))
+        with (
+            cache.new_file(target) as partial,
+            pa.OSFile(str(partial), "wb") as sink,
+            pa.ipc.new_file(sink, schema) as writer,
+        ):
+            for chunk in _byte_chunks(file, column):
+                writer.write_batch(pa.record_batch([chunk.cast(pa.large_binary())], schema=schema))
     return target
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -56,7 +57,7 @@ class _DecodePiece:
         with careful_pillow():
             for place, number in enumerate(numbers):
                 data, name = self.encoded.read(number), self.encoded.name(number)
-                pixels[place] = decode(data, name, self.size, lambda w, h, number=number: self._box(number, w, h))
+                pixels[place] = decode(data, name, self.size, partial(self._box, number))
         return torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous()
 
     def _box(self, number: int, width: int, height: int) -> Box:

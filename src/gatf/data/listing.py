@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gatf.data import cache
-from gatf.data.base import ImageSet, Source, count_by_class
+from gatf.data.base import ImageSet, Source
 from gatf.data.decode import BadImage, careful_pillow, centre_box, decode
 from gatf.data.encoded import Encoded
 from gatf.data.lazy import LazyImages
@@ -67,6 +67,7 @@ def build_source(name: str, listing: Listing, config: DataConfig, traits: Traits
     """Decode small images (once, then from the cache), leave large ones where they lie, and check the counts."""
     size = image_size(listing, config, traits)
     parts, skipped = [], []
+    images: Tensor | LazyImages
     for what, part in (("training", listing.train), ("test", listing.test)):
         if isinstance(part.images, Tensor):
             images, kept = _resized(part.images, size), torch.arange(len(part))
@@ -77,12 +78,14 @@ def build_source(name: str, listing: Listing, config: DataConfig, traits: Traits
         if len(kept) < len(part) and not isinstance(part.images, Tensor):
             skipped.append(f"{name}: {_left_out(part.images, kept)} left out of the {what} images: not decodable")
         parts.append(ImageSet(images, part.labels[kept]))
+    train, test = parts
+    labels = [train.labels, test.labels]
     known = traits.published_order is not None and len(traits.published_order) == len(listing.class_names)
-    mean, std = (v if len(v) == parts[0].image_shape[0] else (sum(v) / len(v),) for v in (traits.mean, traits.std))
+    mean, std = (v if len(v) == train.image_shape[0] else (sum(v) / len(v),) for v in (traits.mean, traits.std))
     return Source(
-        name, listing.class_names, *parts, mean=mean, std=std,
+        name, listing.class_names, train, test, mean=mean, std=std,
         published_order=traits.published_order if known else None,
-        warnings=(*listing.warnings, *skipped, *check_counts(name, listing.class_names, parts, traits)),
+        warnings=(*listing.warnings, *skipped, *check_counts(name, listing.class_names, labels, traits)),
     )  # fmt: skip
 
 
@@ -127,7 +130,7 @@ def _in_memory(name: str, images: Encoded, size: int, config: DataConfig) -> tup
 
 def _decode_all(images: Encoded, size: int, *, skip: bool) -> dict[str, Tensor]:
     pixels = np.empty((len(images), size, size, 3), np.uint8)
-    kept = []
+    kept: list[int] = []
     with careful_pillow():
         for number, data in enumerate(images.in_order()):
             try:
@@ -197,16 +200,16 @@ def _left_out(images: Encoded, kept: Tensor) -> str:
 # --- checks -----------------------------------------------------------------------------------------------------------
 
 
-def check_counts(name: str, class_names: tuple[str, ...], parts: Sequence[ImageSet], traits: Traits) -> list[str]:
+def check_counts(name: str, class_names: tuple[str, ...], labels: Sequence[Tensor], traits: Traits) -> list[str]:
     """What differs from what is known of the data set, a sentence each."""
     found = []
     classes = len(class_names)
     if traits.classes is not None and classes != traits.classes:
         found.append(f"{name}: {classes} classes, expected {traits.classes}")
     expected = (("training", traits.train_per_class), ("test", traits.test_per_class))
-    for part, (what, bounds) in zip(parts, expected, strict=True):
+    for part, (what, bounds) in zip(labels, expected, strict=True):
         low, high = bounds or (1, 2**62)
-        counts = count_by_class(part.labels, classes).tolist()
+        counts = torch.bincount(part, minlength=classes).tolist()
         off = [f"'{n}' has {count}" for n, count in zip(class_names, counts, strict=True) if not low <= count <= high]
         if off:
             wanted = f"{low}" if low == high else f"{low} to {high}" if bounds else "at least 1"
@@ -220,7 +223,7 @@ def some(items: list[str], most: int = 3) -> str:
 
 
 def compact_labels(labels: Sequence[Tensor], name: str) -> tuple[list[Tensor], tuple[int, ...], tuple[str, ...]]:
-    """Labels of the parts renumbered from 0 where they do not start there or leave gaps; what each stood for; a warning.
+    """Labels of the parts, from 0 without gaps; what each stood for; a warning.
 
     Class numbers come from the first (training) part; −1 marks images of other parts whose class it does not have.
     """
@@ -236,7 +239,9 @@ def compact_labels(labels: Sequence[Tensor], name: str) -> tuple[list[Tensor], t
     for part in labels:
         place = torch.searchsorted(present, part).clamp(max=len(present) - 1)
         mapped.append(torch.where(present[place] == part, place, -1))
-    warning = f"{name}: labels are not 0 to {len(numbers) - 1} but {some([str(n) for n in numbers])}; renumbered in order"
+    warning = (
+        f"{name}: labels are not 0 to {len(numbers) - 1} but {some([str(n) for n in numbers])}; renumbered in order"
+    )
     return mapped, numbers, (warning,)
 
 

@@ -1,14 +1,16 @@
 """Batches of one task, augmented on the device. A task's data closes when the task ends."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from gatf.data.augment import Pipeline
-from gatf.data.sources import ImageSet
+from gatf.data.augment import Pipeline, ResizedCrop
+from gatf.data.base import ImageSet
+from gatf.data.decode import RandomWindows
+from gatf.errors import UserError
 from gatf.seeding import generator, key
 
 EVALUATION_BATCH = 512
@@ -52,9 +54,11 @@ class TaskData:
     ) -> None:  # fmt: skip
         indices, labels = members
         self.info = info
-        self._images: Tensor | None = images.images[indices].to(device)
-        self._labels: Tensor | None = labels.to(device)
-        self._pipeline = pipeline
+        taken = images.take(indices).images
+        self._images: ImageSet | None = ImageSet(
+            taken.to(device) if isinstance(taken, Tensor) else taken, labels.to(device)
+        )
+        self._window, self._pipeline = split_pipeline(images, pipeline)
         self._seed = seed
         self._device = device
 
@@ -76,27 +80,51 @@ class TaskData:
     ) -> Iterator[Batch]:  # fmt: skip
         """Batches of the task. `train` augments, `test` only normalises. Order and augmentation depend on nothing but
         (seed, purpose, task, epoch, step), so `start` can enter an epoch anywhere."""
-        images, labels = self._open()
         size = self.batch_size(batch_size)
-        order = torch.arange(len(self), device=self._device)
+        order = torch.arange(len(self))
         if shuffle:
             shuffler = generator(self._seed, "shuffle", purpose, self.info.index, epoch)
-            order = torch.randperm(len(self), generator=shuffler).to(self._device)
+            order = torch.randperm(len(self), generator=shuffler)
+        order = order.to(self._device)
+        steps = range(start, self.steps(size, drop_last))
+        chosen = [order[step * size : (step + 1) * size] for step in steps]
+        windows = None
+        if view == "train" and self._window is not None:
+            windows = RandomWindows(self._window.scale, (self._seed, "decode", purpose, self.info.index, epoch))
         draws = torch.Generator(self._device)
-        for step in range(start, self.steps(size, drop_last)):
-            chosen = order[step * size : (step + 1) * size]
+        for step, numbers, pixels in zip(steps, chosen, self._open().stream(chosen, windows), strict=True):
+            labels = self._open().labels[numbers]  # closing ends iterators that are under way, too
             draws.manual_seed(key(self._seed, "batch", purpose, self.info.index, epoch, step))
-            pixels = self._pipeline(images[chosen], draws if view == "train" else None)
-            yield Batch(pixels, labels[chosen], epoch, step, draws)
+            images = self._pipeline(pixels.to(self._device), draws if view == "train" else None)
+            yield Batch(images, labels, epoch, step, draws)
 
     def close(self) -> None:
-        """Forget the images."""
-        self._images = self._labels = None
+        """Forget the images, and where they lie."""
+        self._images = None
 
-    def _open(self) -> tuple[Tensor, Tensor]:
-        if self._images is None or self._labels is None:
+    def _open(self) -> ImageSet:
+        if self._images is None:
             raise RuntimeError(
                 f"the images of task {self.info.index} are gone: its data closed when the task ended "
                 "(exemplar-free methods must keep what they need, not look back)"
             )
-        return self._images, self._labels
+        return self._images
+
+
+def split_pipeline(images: ImageSet, pipeline: Pipeline) -> tuple[ResizedCrop | None, Pipeline]:
+    """What is done to training images where they are decoded, and what is done to batches afterwards.
+
+    Of large images only the window that a resized crop chooses is decoded to full size, so it must come first.
+    """
+    if isinstance(images.images, Tensor):
+        return None, pipeline
+    size = images.image_shape[1]
+    first, rest = pipeline.steps[:1], pipeline.steps[1:]
+    crop = first[0] if first and isinstance(first[0], ResizedCrop) else None
+    misplaced = [step for step in (rest if crop else pipeline.steps) if isinstance(step, ResizedCrop)]
+    if misplaced or (crop is not None and crop.size != size):
+        raise UserError(
+            f"data.augment must begin with resized_crop:{size}, or have no resized_crop, for images decoded on the fly "
+            f"at {size} pixels (data.image_size)"
+        )
+    return (crop, replace(pipeline, steps=rest)) if crop else (None, pipeline)

@@ -1,14 +1,22 @@
 """The order in which classes arrive, cut into tasks."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+import yaml
 from torch import Tensor
 
-from gatf.data.sources import ImageSet, Source
-from gatf.errors import UserError
+from gatf.data.base import ImageSet, Source
+from gatf.data.listing import some
+from gatf.errors import UserError, near_misses
 from gatf.settings import ScenarioConfig
+
+WORDS = ("published", "seed", "natural")
+"""Class orders with a name; any other text names a file."""
 
 
 @dataclass(frozen=True)
@@ -69,23 +77,64 @@ def build_scenario(source: Source, config: ScenarioConfig, class_order_seed: int
         counts = torch.bincount(images.labels, minlength=source.classes)
         empty = [source.class_names[number] for number in scenario.order if counts[number] == 0]
         if empty:
-            raise UserError(f"class {', '.join(empty[:5])} of '{source.name}' has no {part} images")
+            raise UserError(
+                f"class {some(empty)} of '{source.name}' has no {part} images; add some, or leave the class out of "
+                "scenario.order"
+            )
     return scenario
 
 
 def class_order(source: Source, config: ScenarioConfig, class_order_seed: int) -> tuple[int, ...]:
     """Class numbers of the source in the order in which they are learnt."""
+    if isinstance(config.order, tuple):
+        return class_numbers(config.order, source, "scenario.order")
     if config.order == "natural":
         return tuple(range(source.classes))
     if config.order == "published" and source.published_order is not None:
         return source.published_order
-    if isinstance(config.order, tuple):
-        wrong = [number for number in config.order if not 0 <= number < source.classes]
-        if wrong or len(set(config.order)) < len(config.order):
-            raise UserError(f"scenario.order must list class numbers from 0 to {source.classes - 1}, each at most once")
-        return config.order
+    if config.order not in WORDS:
+        return class_numbers(read_order(config.order), source, config.order)
     # NumPy's legacy generator is what the published orders are drawn with
     return tuple(int(number) for number in np.random.RandomState(class_order_seed).permutation(source.classes))
+
+
+def class_numbers(items: Sequence[object], source: Source, origin: str) -> tuple[int, ...]:
+    """A list of class names or numbers as numbers. A word is a name if the source has such a class, else a number."""
+    by_name = {name: number for number, name in enumerate(source.class_names)}
+    order: list[int] = []
+    for item in items:
+        number = by_name.get(item) if isinstance(item, str) else None
+        if number is None and str(item).isdecimal():
+            number = int(str(item))
+        if number is None or number >= source.classes:
+            hint = near_misses(str(item), source.class_names) if isinstance(item, str) and source.classes < 1000 else ""
+            raise UserError(
+                f"{origin} lists {item!r}, which is no class of '{source.name}': give numbers from 0 to "
+                f"{source.classes - 1} or names{hint}"
+            )
+        order.append(number)
+    if len(set(order)) < len(order) or not order:
+        raise UserError(f"{origin} must list at least one class, each at most once")
+    return tuple(order)
+
+
+def read_order(file: str) -> list[Any]:
+    """The classes a file lists: a YAML list, or one a line."""
+    path = Path(file).expanduser()
+    if not path.is_file():
+        raise UserError(
+            f"scenario.order '{file}' is not a file nor one of {', '.join(WORDS)}{near_misses(file, WORDS)}"
+        )
+    try:
+        text = path.read_text(encoding="utf-8")
+        loaded = yaml.safe_load(text) if path.suffix in (".yaml", ".yml") else text.splitlines()
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise UserError(f"the class order {file} cannot be read: {' '.join(str(error).split())}") from None
+    if not isinstance(loaded, list):
+        raise UserError(f"the class order {file} must be a list of class numbers or names")
+    if all(isinstance(line, str) for line in loaded):
+        return [line.strip() for line in loaded if line.strip() and not line.startswith("#")]
+    return loaded
 
 
 def split_classes(classes: int, config: ScenarioConfig) -> tuple[int, ...]:

@@ -44,9 +44,7 @@ class _Work(Dataset[Any], Generic[Request, Result]):
             return _Failure(str(error), isinstance(error, BadImage))
 
 
-def in_order(
-    function: Callable[[Request], Result], requests: Sequence[Request], *, workers: int
-) -> Iterator[Result]:
+def in_order(function: Callable[[Request], Result], requests: Sequence[Request], *, workers: int) -> Iterator[Result]:
     """`map(function, requests)` with `workers` processes working ahead; without workers, here and now.
 
     The function must be picklable and depend on its request alone, then the number of workers changes nothing.
@@ -57,7 +55,7 @@ def in_order(
     loader: DataLoader[Any] = DataLoader(
         _Work(function),
         batch_size=None,
-        sampler=requests,  # type: ignore[arg-type]  # any sized iterable of what __getitem__ takes
+        sampler=requests,
         num_workers=min(workers, len(requests)),
         prefetch_factor=PREFETCH,
         collate_fn=_as_is,

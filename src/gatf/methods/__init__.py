@@ -4,8 +4,8 @@ from gatf.errors import UserError, near_misses
 from gatf.methods.adagauss import AdaGauss
 from gatf.methods.adc import ADC
 from gatf.methods.base import Method
-from gatf.methods.ewc import EWC
 from gatf.methods.efc import EFC
+from gatf.methods.ewc import EWC
 from gatf.methods.fecam import FeCAM
 from gatf.methods.fetril import FeTrIL
 from gatf.methods.finetune import Finetune

@@ -45,7 +45,7 @@ def rotated_labels(labels: Tensor, classes: int) -> Tensor:
 
 
 def feature_matrix(features: Tensor, weight: Tensor) -> Tensor:
-    """The Empirical Feature Matrix (Eq. 5, 6): mean of Wᵀ(diag π − ππᵀ)W, π = softmax(W f). [N, S], [C, S] → [S, S].
+    """The Empirical Feature Matrix: mean of Wᵀ(diag π − ππᵀ)W, π = softmax(W f). [N, S], [C, S] → [S, S].
 
     It is the mean outer product of ∂log π_y/∂f over y ~ π. Only means over C and C×C are taken before W is applied.
     """
@@ -56,14 +56,14 @@ def feature_matrix(features: Tensor, weight: Tensor) -> Tensor:
 
 
 def elastic_drift(new: Tensor, old: Tensor, efm: Tensor, *, weight: float, damping: float) -> Tensor:
-    """Mean over the batch of (f − g)ᵀ(λE + ηI)(f − g) (Eq. 7), not divided by the dimension."""
+    """Mean over the batch of (f − g)ᵀ(λE + ηI)(f − g), not divided by the dimension."""
     drift = new - old
     along = ((drift @ efm) * drift).sum(1)
     return (weight * along + damping * drift.square().sum(1)).mean()
 
 
 def drift_weights(old: Tensor, means: Tensor, efm: Tensor, *, width: float, minmax: bool = True) -> Tensor:
-    """How much each sample's drift counts for each class (Eq. 11): exp(−d/(2σ²)) over its sum, [N, S], [C, S] → [C, N].
+    """How much each sample's drift counts for each class: exp(−d/(2σ²)) over its sum, [N, S], [C, S] → [C, N].
 
     d is the squared distance (g − p)ᵀE(g − p), with `minmax` scaled to 0…1 over the whole table.
     """
@@ -148,7 +148,7 @@ class EFC(Method):
         self.make(lambda: self.heads.grow(task.new), "head", task.index)
         self._train_batch_norm(task.index == 0)
         self._lowers = None
-        if self._rotates(task):
+        if self.config.rotation and task.index == 0:
             self.rotated = self.make(lambda: nn.Linear(self.feature_dim, 3 * task.new), "rotated head", 0)
         if task.index > 0:
             self.teacher = self.frozen_copy(self.backbone)
@@ -157,17 +157,17 @@ class EFC(Method):
     def phases(self, task: TaskInfo) -> list[Phase]:
         stage = self.optimisation.stage(task.index)
         modules = {"backbone": self.backbone, "heads": self.heads}
-        if task.index == 0:
-            modules |= {"rotated": self.rotated} if self.rotated is not None else {}
-            loss, set_mode, loaded = self._first_loss, None, stage.batch_size // 4 if self._rotates(task) else None
-        else:
-            loss, set_mode, loaded = self._next_loss, self._set_mode, None
+        modules |= {} if self.rotated is None else {"rotated": self.rotated}
         groups = self.train_groups(stage, *list(modules.values())[1:])
         for group in groups:
             group["params"] = [parameter for parameter in group["params"] if parameter.requires_grad]
-        return [
-            Phase("train", modules, lambda batch: loss(batch, task), stage, groups, loaded, set_mode=set_mode)
-        ]  # fmt: skip
+        loss = self._first_loss if task.index == 0 else self._next_loss
+        phase = Phase("train", modules, lambda batch: loss(batch, task), stage, groups=groups)
+        if task.index > 0:
+            phase.set_mode = self._set_mode
+        elif self.rotated is not None:
+            phase.batch_size = stage.batch_size // 4
+        return [phase]
 
     def _set_mode(self) -> None:
         """After task 0 batch-norm is frozen: statistics by eval mode, weights by `_train_batch_norm`."""
@@ -179,34 +179,34 @@ class EFC(Method):
             if isinstance(module, nn.modules.batchnorm._BatchNorm):
                 module.requires_grad_(trained)
 
-    def _features(self, images: Tensor, epoch: int, task: TaskInfo) -> Tensor:
+    def _features(self, images: Tensor, epoch: int, task: int) -> Tensor:
         features = self.backbone(images)
-        return features.detach() if epoch < warmup_epochs(self.optimisation.stage(task.index)) else features
+        return features.detach() if epoch < warmup_epochs(self.optimisation.stage(task)) else features
 
     def _first_loss(self, batch: Batch, task: TaskInfo) -> dict[str, Tensor]:
         """Cross-entropy over the classes and, through a layer thrown away later, their rotations."""
-        if self.rotated is None:
-            return {"ce": cross_entropy(self.heads(self._features(batch.images, batch.epoch, task)), batch.labels)}
-        features = self._features(four_rotations(batch.images), batch.epoch, task)
-        logits = torch.cat([self.heads(features), self.rotated(features)], dim=1)
-        return {"ce": cross_entropy(logits, rotated_labels(batch.labels, task.new))}
+        images, labels = batch.images, batch.labels
+        if self.rotated is not None:
+            images, labels = four_rotations(images), rotated_labels(labels, task.new)
+        features = self._features(images, batch.epoch, task.index)
+        logits = self.heads(features)
+        if self.rotated is not None:
+            logits = torch.cat([logits, self.rotated(features)], dim=1)
+        return {"ce": cross_entropy(logits, labels)}
 
     def _next_loss(self, batch: Batch, task: TaskInfo) -> dict[str, Tensor]:
-        """L = L_new + L_EFM + L_rep (Eq. 8–10): the new head alone; drift; all heads on prototypes and a few images of
+        """L = L_new + L_EFM + L_rep: the new head alone; drift; all heads on prototypes and a few images of
         the batch before. Counts and classes are drawn on the CPU, so that nothing waits for the device."""
-        config, size = self.config, len(batch.images)
+        config, size, images = self.config, len(batch.images), batch.images
         draws = generator(self.seed, "rehearsal", task.index, batch.epoch, batch.step)
         prototypes, real = config.prototype_batch, 0
-        images = batch.images
         if len(self.last) > 0:
-            prototypes, real = rehearsal_counts(
-                task.old, task.new, config.prototype_batch, draws, fill=config.fill_batch
-            )
-            real = min(real, len(self.last))
+            counts = rehearsal_counts(task.old, task.new, prototypes, draws, fill=config.fill_batch)
+            prototypes, real = counts[0], min(counts[1], len(self.last))
             images = torch.cat([images, self.last.images(real)])  # one pass: batch-norm is frozen
         labels = prototype_labels(task.old, config.prototype_batch, prototypes, draws).to(self.device)
         sampled = self._sample(labels, batch.generator)
-        features = self._features(images, batch.epoch, task)
+        features = self._features(images, batch.epoch, task.index)
         with torch.no_grad():
             old = self.teacher(batch.images)
         logits = self.heads(torch.cat([sampled, features[size:]]))
@@ -239,9 +239,8 @@ class EFC(Method):
         stored = self.memory.get()
         if task.index > 0 and config.drift_width is not None:
             old = torch.cat([batch[2] for batch in batches]).double()
-            weights = drift_weights(
-                old, stored.means, self.efm.double(), width=config.drift_width, minmax=config.minmax
-            )
+            efm, width = self.efm.double(), config.drift_width
+            weights = drift_weights(old, stored.means, efm, width=width, minmax=config.minmax)
             moves = weights @ (new.double() - old)
             self.note("drift", mean=float(moves.norm(dim=1).mean()))
             stored = gaussians.Gaussians(stored.means + moves, stored.covs)
@@ -264,6 +263,3 @@ class EFC(Method):
 
     def bytes_per_class(self) -> int:
         return self.memory.bytes_per_class()
-
-    def _rotates(self, task: TaskInfo) -> bool:
-        return bool(self.config.rotation) and task.index == 0

@@ -53,7 +53,7 @@ class FeCAMConfig(MethodConfig):
 
 
 def tukey(features: Tensor, power: float | None, log_guard: float = 1e-6) -> Tensor:
-    """x^β element-wise, log(x) for β = 0: less skew in non-negative features (Eq. 9). None leaves them alone."""
+    """x^β element-wise, log(x) for β = 0: less skew in non-negative features. None leaves them alone."""
     if power is None:
         return features
     features = features.clamp_min(0)  # non-negative already; a NaN would hide for ever
@@ -61,7 +61,7 @@ def tukey(features: Tensor, power: float | None, log_guard: float = 1e-6) -> Ten
 
 
 def shrink(cov: Tensor, diagonal: float, off_diagonal: float, *, passes: int = 1, mask_zeros: bool = False) -> Tensor:
-    """Σ + γ₁·V₁·I + γ₂·V₂·(J − I), several times over (Eq. 8): [..., S, S] → [..., S, S].
+    """Σ + γ₁·V₁·I + γ₂·V₂·(J − I), several times over: [..., S, S] → [..., S, S].
 
     V₂ is the mean over all entries off the diagonal, or with `mask_zeros` over those that are not exactly zero.
     """
@@ -126,7 +126,7 @@ class TukeyMemory(Growing):
         return self._readout
 
     def distances(self, features: Tensor) -> Tensor:
-        """(u − v_c)ᵀ K_c (u − v_c), u and v_c of unit norm (Eq. 10): [B, S] → [B, C]; no determinant, no prior."""
+        """(u − v_c)ᵀ K_c (u − v_c), u and v_c of unit norm: [B, S] → [B, C]; no determinant, no prior."""
         features = prepare(features.double(), self.config)
         return self.build().distances(tukey(features, self.config.tukey, self.config.log_guard))
 

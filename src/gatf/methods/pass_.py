@@ -131,7 +131,7 @@ class PASS(Method):
         ]
 
     def _loss(self, batch: Batch, task: TaskInfo) -> dict[str, Tensor]:
-        """L = L_ce + α·L_proto + β·L_kd (Eq. 5): one softmax over all classes; prototypes meet the head only."""
+        """L = L_ce + α·L_proto + β·L_kd: one softmax over all classes; prototypes meet the head only."""
         config = self.config
         images, labels = batch.images, batch.labels
         if config.rotation:

@@ -23,7 +23,7 @@ def has_class_folders(folder: Path) -> bool:
 
 
 def read_folder(folder: Path, config: DataConfig) -> Listing:
-    """train/ with test/ (or val/); where there is no train/, every folder is a class and a share of it is for testing."""
+    """train/ with test/ (or val/); without train/, every folder is a class and a share of it is for testing."""
     wanted = read_class_list(config.class_list) if config.class_list is not None else None
     train = folder / "train"
     if not train.is_dir():
@@ -38,7 +38,7 @@ def read_folder(folder: Path, config: DataConfig) -> Listing:
 
 
 def two_folders(train: Path, test: Path, names: tuple[str, ...], *, unlisted_ok: bool) -> Listing:
-    """The named classes of a training and a test folder; a class that only the test folder has is left out, and said."""
+    """The named classes of a training and a test folder; one that only the test folder has is left out, and said."""
     tested = class_folders(test)
     if not tested:
         raise UserError(f"{test} holds no class folders; sort its images into folders named like those in {train}")

@@ -59,7 +59,9 @@ def _part(arrays: dict[str, np.ndarray], part: str, file: Path) -> Part | None:
             if numbers.dtype.kind not in "iu":
                 raise UserError(f"'{labels}' in {file} holds {numbers.dtype}, not class numbers")
             if len(pixels) != len(numbers):
-                raise UserError(f"{file} has {len(pixels)} images in '{images}' and {len(numbers)} labels in '{labels}'")
+                raise UserError(
+                    f"{file} has {len(pixels)} images in '{images}' and {len(numbers)} labels in '{labels}'"
+                )
             return Part(pixels, torch.from_numpy(numbers.astype(np.int64)))
     return None
 

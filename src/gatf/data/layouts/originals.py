@@ -52,17 +52,17 @@ def read_cifar_pickles(folder: Path, config: DataConfig) -> Listing:
     """cifar-100-python: rows of 3 072 bytes, red, green, blue, with fine labels."""
     place = cifar_folder(folder)
     assert place is not None
-    names = tuple(_unpickle(place / "meta")["fine_label_names"])
-    parts = []
-    for file in (place / "train", place / "test"):
-        content = _unpickle(file)
-        try:
-            rows = np.asarray(content["data"], dtype=np.uint8).reshape(-1, 3, 32, 32)
-            labels = torch.tensor(content["fine_labels"], dtype=torch.int64)
-        except (KeyError, ValueError) as error:
-            raise UserError(f"{file} is not CIFAR-100's ({error}); get it again") from None
-        parts.append(Part(torch.from_numpy(rows.copy()), labels))
-    return Listing(names, *parts)
+    names = tuple(_unpickle(place / "meta").get("fine_label_names", ()))
+    return Listing(names, _cifar_part(place / "train"), _cifar_part(place / "test"))
+
+
+def _cifar_part(file: Path) -> Part:
+    content = _unpickle(file)
+    try:
+        rows = np.asarray(content["data"], dtype=np.uint8).reshape(-1, 3, 32, 32)
+        return Part(torch.from_numpy(rows.copy()), torch.tensor(content["fine_labels"], dtype=torch.int64))
+    except (KeyError, ValueError, TypeError) as error:
+        raise UserError(f"{file} is not CIFAR-100's ({error}); get it again") from None
 
 
 def _unpickle(path: Path) -> dict[str, Any]:
@@ -131,12 +131,13 @@ def read_cub(folder: Path, config: DataConfig) -> Listing:
         raise UserError(f"the text files in {place} do not agree (image {some(unknown)}); get CUB-200-2011 again")
     names = tuple(named[number] for number in sorted(named))
     number = {label: place for place, label in enumerate(sorted(named))}
-    parts = []
-    for wanted in (True, False):
+
+    def part(wanted: bool) -> Part:
         images = [image for image in paths if training[image] is wanted]
         files = [str(place / "images" / paths[image]) for image in images]
-        parts.append(_files(files, [number[classes[image]] for image in images]))
-    return Listing(names, *parts)
+        return _files(files, [number[classes[image]] for image in images])
+
+    return Listing(names, part(True), part(False))
 
 
 # --- ImageNet-100 from ImageNet ---------------------------------------------------------------------------------------

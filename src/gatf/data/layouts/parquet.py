@@ -17,7 +17,7 @@ LABEL_COLUMNS = ("fine_label", "label")
 
 
 def find_parquet(folder: Path) -> dict[str, tuple[Path, ...]]:
-    """Files by part: `train…` and `test…` (or validation) in their own name or their folder's, up to two folders deep."""
+    """Files by part: `train…` and `test…` (or validation) in their name or their folder's, up to two folders deep."""
     if folder.is_file():
         return {"train": (folder,)} if folder.suffix == ".parquet" else {}
     found = sorted(path for depth in ("", "*/", "*/*/") for path in folder.glob(f"{depth}*.parquet"))
@@ -68,7 +68,9 @@ def _schema(file: Path) -> Any:
     try:
         return parquet.read_schema(file)
     except (pa.ArrowInvalid, OSError) as error:
-        raise UserError(f"{file} is not a readable parquet file ({' '.join(str(error).split())}); get it again") from None
+        raise UserError(
+            f"{file} is not a readable parquet file ({' '.join(str(error).split())}); get it again"
+        ) from None
 
 
 def _image_column(schema: Any, file: Path) -> str:

@@ -1,0 +1,32 @@
+# make demo: install and learn the digits; make test: lint, types, tests.
+VENV := .venv
+PIP := $(VENV)/bin/pip install --quiet --disable-pip-version-check -c constraints-cpu.txt
+SOURCES := pyproject.toml constraints-cpu.txt
+
+.PHONY: demo test lint docs bench clean
+
+demo: $(VENV)/.installed
+	$(VENV)/bin/gatf run
+
+test: $(VENV)/.installed-dev lint
+	$(VENV)/bin/pytest -n 2 --dist loadgroup
+
+lint: $(VENV)/.installed-dev
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+
+$(VENV)/bin/python:
+	python3 -m venv $(VENV)
+
+$(VENV)/.installed: $(VENV)/bin/python $(SOURCES)
+	$(PIP) -e .
+	touch $@
+
+# torch first: a package that merely asks for torch would fetch the registry's newest build
+$(VENV)/.installed-dev: $(VENV)/.installed
+	$(PIP) -e '.[dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,103 @@
+"""The four published benchmarks: where they come from, how they lie on disk, and what they must contain."""
+
+from dataclasses import dataclass
+
+from gatf.data.base import Card, Progress, Source, SourceEntry
+from gatf.data.cards import listing_card
+from gatf.data.fetch import fetch_from_hub
+from gatf.data.layouts import originals
+from gatf.data.layouts.parquet import has_both_parts, read_parquet
+from gatf.data.listing import Traits, build_source
+from gatf.data.places import Layout, find_layout, listing, not_found
+from gatf.data.published import cifar100_order
+from gatf.errors import UserError
+from gatf.settings import DataConfig
+
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+PARQUET = Layout("parquet files with the hub's columns", has_both_parts, read_parquet)
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """One published data set."""
+
+    summary: str
+    licence: str
+    hub: str | None
+    original: Layout
+    traits: Traits
+
+    @property
+    def layouts(self) -> tuple[Layout, Layout]:
+        return PARQUET, self.original
+
+    @property
+    def origin(self) -> str:
+        hub = f"hub {self.hub}" if self.hub else "a hub id you name with data.hub"
+        return f"{hub}, or {self.original.name}"
+
+    def open(self, config: DataConfig) -> Source:
+        return build_source(config.name, listing(config, self.layouts), config, self.traits)
+
+    def missing(self, config: DataConfig) -> str | None:
+        if find_layout(config, self.layouts) is not None:
+            return None
+        get = None if self.hub or config.hub else f"gatf data get {config.name} --hub <hub id>"
+        return not_found(config, self.layouts, get)
+
+    def fetch(self, config: DataConfig, on_progress: Progress) -> str:
+        hub = config.hub or self.hub
+        if hub is None:
+            raise UserError(
+                f"'{config.name}' has no fixed place on the hub: name one with --hub (data.hub), or point --data-root "
+                f"at {self.original.name}"
+            )
+        return fetch_from_hub(config, hub, on_progress)
+
+    def card(self, config: DataConfig) -> Card:
+        return listing_card(config, self.layouts, self.traits)
+
+    def entry(self) -> SourceEntry:
+        return SourceEntry(self.summary, self.licence, self.origin, self.open, self.missing, self.card, self.fetch)
+
+
+BENCHMARKS: dict[str, Benchmark] = {
+    "cifar100": Benchmark(
+        "100 classes, 32×32 colour, 50 000 training and 10 000 test images",
+        "no licence is stated; cite Krizhevsky, 2009",
+        "uoft-cs/cifar100",
+        Layout("the folder cifar-100-python", originals.has_cifar_pickles, originals.read_cifar_pickles),
+        Traits(
+            (0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761), size=32, classes=100,
+            train_per_class=(500, 500), test_per_class=(100, 100), published_order=cifar100_order(),
+        ),
+    ),
+    "tinyimagenet": Benchmark(
+        "200 classes, 64×64 colour, 100 000 training and 10 000 test (its validation) images",
+        "ImageNet's terms: non-commercial research and education",
+        "zh-plus/tiny-imagenet",
+        Layout("the folder tiny-imagenet-200", originals.has_tiny, originals.read_tiny),
+        Traits(
+            IMAGENET_MEAN, IMAGENET_STD, size=64, classes=200, train_per_class=(500, 500), test_per_class=(50, 50),
+        ),
+    ),
+    "imagenet100": Benchmark(
+        "100 classes of ImageNet at 224×224, about 126 000 training and 5 000 test (validation) images",
+        "ImageNet's terms: non-commercial research and education",
+        "clane9/imagenet-100",
+        Layout("an ImageNet folder with train/<wnid> and val/<wnid>", originals.has_imagenet, originals.read_imagenet),
+        Traits(
+            IMAGENET_MEAN, IMAGENET_STD, size=224, classes=100, train_per_class=(732, 1300), test_per_class=(50, 50),
+            published_order=tuple(range(100)),
+        ),
+    ),
+    "cub200": Benchmark(
+        "200 bird species at 224×224, 5 994 training and 5 794 test images",
+        "images belong to their photographers: non-commercial research and education; cite Wah et al., 2011",
+        None,
+        Layout("the folder CUB_200_2011", originals.has_cub, originals.read_cub),
+        Traits(
+            IMAGENET_MEAN, IMAGENET_STD, size=224, classes=200, train_per_class=(29, 30), test_per_class=(11, 30),
+        ),
+    ),
+}  # fmt: skip

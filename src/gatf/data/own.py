@@ -1,0 +1,58 @@
+"""People's own images: class folders, parquet files, NumPy archives."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from gatf.data.base import Card, Source, SourceEntry
+from gatf.data.benchmarks import IMAGENET_MEAN, IMAGENET_STD
+from gatf.data.cards import listing_card
+from gatf.data.layouts.folder import has_class_folders, read_folder
+from gatf.data.layouts.npz import has_npz, read_npz
+from gatf.data.layouts.parquet import has_parquet, read_parquet
+from gatf.data.listing import Traits, build_source
+from gatf.data.places import Layout, find_layout, listing
+from gatf.settings import DataConfig
+
+TRAITS = Traits(IMAGENET_MEAN, IMAGENET_STD)
+"""Normalised as ImageNet is; grey images by the mean of its three channels."""
+
+
+@dataclass(frozen=True)
+class Own:
+    """A kind of files that anyone's data can lie in."""
+
+    summary: str
+    layout: Layout
+
+    def open(self, config: DataConfig) -> Source:
+        return build_source(config.name, listing(config, (self.layout,)), config, TRAITS)
+
+    def missing(self, config: DataConfig) -> str | None:
+        if config.root is None:
+            return f"'{config.name}' is your own data: name {self.layout.name} with --data-root"
+        if find_layout(config, (self.layout,)) is not None:
+            return None
+        where = "is not there" if not Path(config.root).expanduser().exists() else f"is not {self.layout.name}"
+        return f"{config.root} {where}; give '{config.name}' such a place with --data-root"
+
+    def card(self, config: DataConfig) -> Card:
+        return listing_card(config, (self.layout,), TRAITS)
+
+    def entry(self) -> SourceEntry:
+        return SourceEntry(self.summary, "yours to know", "your files", self.open, self.missing, self.card)
+
+
+OWN: dict[str, Own] = {
+    "folder": Own(
+        "your images, a folder a class: train/ and test/, or class folders of which a share is for testing",
+        Layout("a folder with train/<class> and test/<class>, or <class> folders", has_class_folders, read_folder),
+    ),
+    "parquet": Own(
+        "your parquet files with the hub's columns (image, label)",
+        Layout("a folder with train*.parquet and test*.parquet, or one parquet file", has_parquet, read_parquet),
+    ),
+    "npz": Own(
+        "your NumPy archive of uint8 images and labels",
+        Layout("an .npz file with x_train, y_train and perhaps x_test, y_test", has_npz, read_npz),
+    ),
+}

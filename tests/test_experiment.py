@@ -1,0 +1,199 @@
+"""Runs repeat, stop, resume and tell what they did."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from gatf.config import RunConfig
+from gatf.errors import UserError
+from gatf.experiment import Experiment, resume, start
+from gatf.training import checkpoint
+from gatf.training.loop import Interrupted
+
+Tiny = Callable[..., RunConfig]
+RESULTS = ("a_last", "a_inc", "forgetting", "accuracy_matrix", "accuracy_seen", "accuracy_by_class", "task_aware")
+
+
+def outcome(folder: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any], list[Any]]:
+    """Everything of a finished run that must not depend on how it was run: tensors, metrics, logged losses."""
+    tensors, _ = checkpoint.load(folder / "model.safetensors")
+    summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    events = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    losses = [(e["task"], e["phase"], e["epoch"], e["losses"]) for e in events if e["event"] == "epoch"]
+    return tensors, {name: summary[name] for name in RESULTS}, losses
+
+
+def assert_same(first: Path, second: Path) -> None:
+    tensors, metrics, losses = outcome(first)
+    other_tensors, other_metrics, other_losses = outcome(second)
+    assert tensors.keys() == other_tensors.keys()
+    for name in tensors:
+        assert torch.equal(tensors[name], other_tensors[name]), name
+    assert metrics == other_metrics
+    assert losses == other_losses
+
+
+@pytest.fixture(scope="module", params=["gatf", "adagauss"])
+def whole(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, tiny_config: Tiny) -> Path:
+    """A run that nothing disturbed."""
+    folder = tmp_path_factory.mktemp("whole") / request.param
+    start(tiny_config(request.param), folder)
+    return folder
+
+
+def test_one_seed_gives_identical_runs(whole: Path, tmp_path: Path, tiny_config: Tiny) -> None:
+    start(tiny_config(whole.name), tmp_path / "again")
+    assert_same(whole, tmp_path / "again")
+
+
+def test_two_seeds_differ(whole: Path, tmp_path: Path, tiny_config: Tiny) -> None:
+    start(tiny_config(whole.name, seed=1), tmp_path / "other")
+    name = "memory.means"
+    assert not torch.equal(outcome(whole)[0][name], outcome(tmp_path / "other")[0][name])
+
+
+def test_the_saved_config_repeats_the_run(whole: Path, tmp_path: Path) -> None:
+    from gatf.config import load_config
+
+    start(load_config(str(whole / "config.yaml")), tmp_path / "again")
+    assert_same(whole, tmp_path / "again")
+
+
+@pytest.mark.parametrize("moment", [0, 1])
+def test_a_run_killed_at_a_random_moment_resumes_to_the_same_bits(
+    whole: Path, tmp_path: Path, moment: int
+) -> None:
+    """A real process, a real SIGKILL: early (in the first task) and late (in a later one), at a random delay."""
+    folder = tmp_path / "killed"
+    command = [sys.executable, "-m", "gatf", "run", "--quiet", "--recipe", str(whole / "config.yaml"), "--out", str(folder)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    events = folder / "metrics.jsonl"
+    wanted = '"task": 0, "phase"' if moment == 0 else '"task": 1, "phase"'
+    deadline = time.monotonic() + 120
+    while not (events.exists() and wanted in events.read_text(encoding="utf-8")):
+        assert process.poll() is None, process.stderr.read().decode() if process.stderr else ""
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+    time.sleep(random.Random(f"{whole.name}{moment}").uniform(0, 0.03))
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL
+    assert not (folder / "summary.json").exists()
+    resume(folder)
+    assert_same(whole, folder)
+
+
+@pytest.mark.parametrize(("method", "steps"), [("gatf", 1), ("gatf", 14), ("gatf", 20), ("finetune", 5)])
+def test_a_stop_within_an_epoch_resumes_to_the_same_bits(
+    tmp_path: Path, tiny_config: Tiny, method: str, steps: int
+) -> None:
+    config = tiny_config(method, checkpoint_every=None)
+    start(config, tmp_path / "whole")
+    taken = 0
+
+    def stop_later(kind: str, /, **fields: Any) -> None:
+        nonlocal taken
+        taken += kind == "step"
+        if kind == "step" and taken == steps:
+            signal.raise_signal(signal.SIGTERM)
+
+    with pytest.raises(Interrupted):
+        start(config, tmp_path / "stopped", (stop_later,))
+    assert taken == steps  # the step in hand was finished, and no other begun
+    resume(tmp_path / "stopped")
+    assert_same(tmp_path / "whole", tmp_path / "stopped")
+
+
+def test_resuming_a_finished_run_returns_its_summary(whole: Path) -> None:
+    before = (whole / "summary.json").stat().st_mtime_ns
+    assert resume(whole)["a_last"] == outcome(whole)[1]["a_last"]
+    assert (whole / "summary.json").stat().st_mtime_ns == before
+
+
+def test_what_a_run_folder_holds(whole: Path) -> None:
+    summary = json.loads((whole / "summary.json").read_text(encoding="utf-8"))
+    assert summary["method"] == whole.name
+    assert (summary["dataset"], summary["tasks"], summary["seed"]) == ("digits", 3, 0)
+    assert [len(row) for row in summary["accuracy_matrix"]] == [1, 2, 3]
+    assert len(summary["class_order"]) == 6
+    assert len(summary["seconds"]) == len(summary["peak_memory_mb"]) == 3
+    assert min(summary["peak_memory_mb"]) > 0
+    assert summary["bytes_per_class"] == 4 * (8 + 36)
+    assert set(summary["versions"]) >= {"gatf", "torch", "python"}
+    assert yaml.safe_load((whole / "config.yaml").read_text(encoding="utf-8"))["data"]["name"] == "digits"
+    assert not list(whole.rglob("*.partial"))
+    assert len(list((whole / "checkpoints").iterdir())) == 2
+    kinds = [json.loads(line)["event"] for line in (whole / "metrics.jsonl").read_text().splitlines()]
+    assert kinds[0] == "run_start"
+    assert kinds[-1] == "run"
+    assert kinds.count("task") == 3
+
+
+def test_a_damaged_checkpoint_is_named(whole: Path, tmp_path: Path, tiny_config: Tiny) -> None:
+    folder = tmp_path / "damaged"
+    with pytest.raises(Interrupted):
+        start(tiny_config(whole.name), folder, (lambda kind, /, **fields: signal.raise_signal(signal.SIGINT)
+                                                 if kind == "task" else None,))  # fmt: skip
+    newest = max((folder / "checkpoints").iterdir())
+    newest.write_bytes(newest.read_bytes()[:-100])
+    with pytest.raises(UserError, match=f"{newest.name}.*damaged"):
+        resume(folder)
+    newest.unlink()
+    resume(folder)
+    assert_same(whole, folder)
+
+
+def test_nothing_is_written_when_the_config_cannot_run(tmp_path: Path, tiny_config: Tiny) -> None:
+    for overrides, words in (
+        ({"scenario.tasks": 11, "scenario.stop_after": None}, "cannot be split"),
+        ({"optimisation.next.batch_size": 8}, "batch_size"),
+        ({"data.name": "nope"}, "no data source"),
+        ({"backbone.name": "nope"}, "no backbone"),
+        ({"data.augment": ["nope"]}, "nope"),
+    ):
+        with pytest.raises(UserError, match=words):
+            start(tiny_config("gatf", **overrides), tmp_path / "run")
+        assert not (tmp_path / "run").exists()
+
+
+def test_a_folder_in_use_or_not_writable_is_refused(whole: Path, tmp_path: Path, tiny_config: Tiny) -> None:
+    with pytest.raises(UserError, match="already holds a run"):
+        start(tiny_config("gatf"), whole)
+    blocked = tmp_path / "file"
+    blocked.write_text("x", encoding="utf-8")
+    with pytest.raises(UserError, match="cannot write"):
+        start(tiny_config("gatf"), blocked / "run")
+    with pytest.raises(UserError, match="no run to resume"):
+        resume(tmp_path)
+
+
+def test_closed_data_cannot_be_touched(tiny_config: Tiny) -> None:
+    data = Experiment(tiny_config("gatf")).task_data(0)
+    next(iter(data.batches("train")))
+    data.close()
+    with pytest.raises(RuntimeError, match="images of task 0 are gone"):
+        next(iter(data.batches("train")))
+
+
+def test_a_method_that_looks_back_is_caught(tiny_config: Tiny, tmp_path: Path) -> None:
+    experiment = Experiment(tiny_config("finetune"))
+    kept = []
+    experiment.method.end_task = kept.append  # type: ignore[method-assign,assignment]
+    (tmp_path / "checkpoints").mkdir()
+    experiment.run(tmp_path, ())
+    assert len(kept) == 3
+    for data in kept:
+        with pytest.raises(RuntimeError, match="are gone"):
+            next(iter(data.batches("test")))
