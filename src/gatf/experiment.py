@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from lightning_fabric import Fabric
-from torch import Tensor
+from torch import Tensor, nn
 
 from gatf.config import RunConfig, read_recipe, validated
 from gatf.data.augment import Pipeline, parse_augmentation
@@ -26,7 +26,7 @@ from gatf.data.sources import open_source
 from gatf.errors import UserError
 from gatf.evaluation.metrics import Evaluation, evaluate, forgetting, incremental_accuracy, last_accuracy
 from gatf.methods import Method, method_class
-from gatf.nets import build_backbone
+from gatf.nets import build_backbone, wrap_backbone
 from gatf.seeding import keyed_init
 from gatf.training import checkpoint
 from gatf.training.events import JsonLines, Listener
@@ -62,9 +62,11 @@ class Progress:
         self.seconds_of_task = 0.0
 
 
-def start(config: RunConfig, folder: Path, listeners: tuple[Listener, ...] = ()) -> dict[str, Any]:
-    """Begin a run in a new folder; returns its summary."""
-    experiment = Experiment(config)  # everything that can be wrong with the config is found before the folder is made
+def start(
+    config: RunConfig, folder: Path, listeners: tuple[Listener, ...] = (), *, backbone: nn.Module | None = None
+) -> dict[str, Any]:
+    """Begin a run in a new folder; returns its summary. `backbone` takes the place of the one the config names."""
+    experiment = Experiment(config, backbone)  # what can be wrong with the config is found before the folder is made
     if (folder / CONFIG).exists():
         raise UserError(f"{folder} already holds a run; go on with --resume {folder} or choose another --out")
     try:
@@ -75,21 +77,21 @@ def start(config: RunConfig, folder: Path, listeners: tuple[Listener, ...] = ())
     return experiment.run(folder, listeners)
 
 
-def resume(folder: Path, listeners: tuple[Listener, ...] = ()) -> dict[str, Any]:
-    """Go on with an interrupted run, or return the summary of a finished one."""
+def resume(folder: Path, listeners: tuple[Listener, ...] = (), *, backbone: nn.Module | None = None) -> dict[str, Any]:
+    """Go on with an interrupted run, or return the summary of a finished one; `backbone` as it was given to `start`."""
     if not (folder / CONFIG).is_file():
         raise UserError(f"{folder} holds no run to resume (it has no {CONFIG})")
     if (folder / SUMMARY).is_file():
         summary: dict[str, Any] = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
         return summary
     config = validated(read_recipe(str(folder / CONFIG)))
-    return Experiment(config).run(folder, listeners)
+    return Experiment(config, backbone).run(folder, listeners)
 
 
 class Experiment:
     """A config brought to life: data, scenario, method and the engine that trains it."""
 
-    def __init__(self, config: RunConfig) -> None:
+    def __init__(self, config: RunConfig, backbone: nn.Module | None = None) -> None:
         self.config = config
         source = open_source(config.data)
         self.scenario: Scenario = build_scenario(source, config.scenario, config.class_order_seed)
@@ -97,7 +99,8 @@ class Experiment:
         split_pipeline(source.train, self.pipeline)  # raises if these images cannot be augmented that way
         accelerator = {"auto": "auto", "cpu": "cpu", "cuda": "cuda", "mps": "mps"}[config.device]
         self.fabric = Fabric(accelerator=accelerator, devices=1, precision=config.precision)
-        self.method: Method = build_method(config, self.scenario).to(self.fabric.device)
+        self.warnings = list(source.warnings)
+        self.method: Method = build_method(config, self.scenario, backbone, self.warnings).to(self.fabric.device)
 
     def task_info(self, task: int) -> TaskInfo:
         first = task if self.method.exemplar_free else 0
@@ -158,6 +161,8 @@ class _Session:
         tensors, meta = self._latest()
         first, phase, position = self._restore(tensors, meta)
         self.tell("run_start", tasks=tasks, method=self.config.method.name, resumed_at=first if meta else None)
+        for sentence in self.experiment.warnings:
+            self.tell("warning", text=sentence)
         for task in range(first, tasks):
             self._learn(task, phase if task == first else 0, position if task == first else None, tensors)
             if self.stop() and task + 1 < tasks:
@@ -276,11 +281,19 @@ class _Session:
         }
 
 
-def build_method(config: RunConfig, scenario: Scenario) -> Method:
-    """The method with a fresh backbone, its weights drawn from the seed."""
-    channels = scenario.source.image_shape[0]
-    with keyed_init(config.seed, "init", "backbone"):
-        backbone = build_backbone(config.backbone, channels)
+def build_method(
+    config: RunConfig, scenario: Scenario, backbone: nn.Module | None = None, notes: list[str] | None = None
+) -> Method:
+    """The method with the given backbone, or the one the config names, its weights drawn from the seed or pretrained.
+
+    What is worth saying about pretrained weights is added to `notes`.
+    """
+    shape = scenario.source.image_shape
+    if backbone is not None:
+        backbone = wrap_backbone(backbone, shape)
+    else:
+        with keyed_init(config.seed, "init", "backbone"):
+            backbone = build_backbone(config.backbone, shape[0], notes)
     backbone = backbone.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return method_class(config.method.name)(config.method, backbone, config.optimisation, config.seed)
 

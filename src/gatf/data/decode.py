@@ -27,6 +27,9 @@ ChooseBox = Callable[[int, int], Box]
 TEST_RESIZE = 256 / 224
 """The test view of large images: the shorter side is resized to 256 for a centre crop of 224, or in that proportion."""
 ORIENTATION = 0x0112
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF")
+"""Pixel formats only: Pillow would also run Ghostscript on an EPS file."""
+SIGNATURES = {b"\xff\xd8": "JPEG", b"\x89P": "PNG", b"RI": "WEBP", b"GI": "GIF", b"BM": "BMP"}
 
 
 class BadImage(UserError):
@@ -49,7 +52,7 @@ def decode(data: bytes, name: str, size: int, choose: ChooseBox) -> np.ndarray:
     Call it inside `careful_pillow`.
     """
     try:
-        with Image.open(io.BytesIO(data)) as image:
+        with Image.open(io.BytesIO(data), formats=likely_formats(data)) as image:
             return _window(image, size, choose)
     except (Image.DecompressionBombWarning, Image.DecompressionBombError):
         limit = Image.MAX_IMAGE_PIXELS or 0
@@ -63,6 +66,15 @@ def decode(data: bytes, name: str, size: int, choose: ChooseBox) -> np.ndarray:
             f"image {name} cannot be decoded ({reason}); repair or delete it, or leave it out with "
             "data.on_bad_image=skip"
         ) from None
+
+
+def likely_formats(data: bytes) -> tuple[str, ...]:
+    """The format a file's first bytes promise, or all that are read: Pillow would try them one by one."""
+    likely = SIGNATURES.get(data[:2])
+    if likely is not None:
+        return (likely,)
+    Image.init()
+    return tuple(name for name in FORMATS if name in Image.OPEN)
 
 
 def _window(image: Image.Image, size: int, choose: ChooseBox) -> np.ndarray:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gatf.data import cache
 from gatf.data.base import ImageSet, Source
-from gatf.data.decode import BadImage, careful_pillow, centre_box, decode
+from gatf.data.decode import BadImage, careful_pillow, centre_box, decode, likely_formats
 from gatf.data.encoded import Encoded
 from gatf.data.lazy import LazyImages
 from gatf.data.workers import default_workers, in_order
@@ -110,7 +110,8 @@ def _header_sizes(images: Encoded, most: int = 64) -> set[tuple[int, int]]:
     with careful_pillow():
         for number in range(0, len(images), -(-len(images) // most)):
             try:
-                with Image.open(io.BytesIO(images.read(number))) as image:
+                data = images.read(number)
+                with Image.open(io.BytesIO(data), formats=likely_formats(data)) as image:
                     sizes.add(image.size)
             except (OSError, ValueError, SyntaxError, Image.DecompressionBombWarning, Image.DecompressionBombError):
                 continue
