@@ -12,6 +12,7 @@ ROOT = Path(gatf.__file__).parent
 LAYERS = [
     {"__main__"},
     {"cli"},
+    {"cli_report"},
     {"doctor"},
     {"report"},
     {"bench"},
@@ -23,7 +24,7 @@ LAYERS = [
     {"data"},
     {"nets"},
     {"geometry"},
-    {"settings", "seeding", "errors", "recipes"},
+    {"settings", "seeding", "errors", "files", "recipes"},
 ]
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gatf import __version__
+from gatf import __version__, cli_report
 from gatf.errors import UserError
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ app = typer.Typer(
 )
 data_app = typer.Typer(help="Data sources: list them, look at one.", invoke_without_command=True)
 app.add_typer(data_app, name="data")
+cli_report.register(app)
 
 EXIT_USER_ERROR = 2
 EXIT_INTERRUPTED = 130
@@ -58,6 +59,7 @@ def run(
     ] = None,
     resume: Annotated[Path | None, typer.Option(help="Go on with the run in this folder.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only the result.")] = False,
+    no_report: Annotated[bool, typer.Option("--no-report", help="Do not write report.html into the run folder.")] = False,
 ) -> None:
     """Learn the classes of a data set task by task, and measure what is remembered."""
     from gatf import experiment
@@ -97,6 +99,8 @@ def run(
 
     print_summary(summary, console)
     console.print(f"run folder: {folder}", highlight=False)
+    if not no_report:
+        cli_report.report_of_run(folder, console)
 
 
 @app.command()

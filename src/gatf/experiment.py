@@ -30,7 +30,8 @@ from gatf.nets import build_backbone, wrap_backbone
 from gatf.seeding import keyed_init
 from gatf.training import checkpoint
 from gatf.training.events import JsonLines, Listener
-from gatf.training.loop import Interrupted, Position, train_phase
+from gatf.training.loop import Interrupted, Position
+from gatf.training.task import Resumed, train_task
 
 CONFIG, SUMMARY, EVENTS, MODEL, CHECKPOINTS = (
     "config.yaml", "summary.json", "metrics.jsonl", "model.safetensors", "checkpoints",
@@ -100,7 +101,7 @@ class Experiment:
         accelerator = {"auto": "auto", "cpu": "cpu", "cuda": "cuda", "mps": "mps"}[config.device]
         self.fabric = Fabric(accelerator=accelerator, devices=1, precision=config.precision)
         self.warnings = list(source.warnings)
-        self.method: Method = build_method(config, self.scenario, backbone, self.warnings).to(self.fabric.device)
+        self.method: Method = build_method(config, source.image_shape, backbone, self.warnings).to(self.fabric.device)
 
     def task_info(self, task: int) -> TaskInfo:
         first = task if self.method.exemplar_free else 0
@@ -177,24 +178,14 @@ class _Session:
         """One task: begin, phases, end, evaluation, checkpoint."""
         self._clock = time.monotonic()
         method, data = self.method, self.experiment.task_data(task)
-        if position is None:
-            method.begin_task(data.info)
-        phases = method.phases(data.info)
-        steps = sum(p.stage.epochs * data.steps(p.loaded, p.stage.drop_last) for p in phases)
-        self.tell("task_start", task=task, classes=data.info.new, images=len(data), steps=steps)
-        for number, current in enumerate(phases):
-            if number < phase:
-                continue
-            restoring = position is not None and number == phase
-            train_phase(
-                current, data, self.experiment.fabric,
-                listener=self._with_task(task),
-                position=position if restoring and position is not None else Position(),
-                save=partial(self._save, task, number),
-                restore=(lambda optimiser: checkpoint.restore_optimiser(optimiser, tensors)) if restoring else None,
-                stop=self.stop,
-                save_every=self.config.checkpoint_every,
-            )  # fmt: skip
+        train_task(
+            method, data, self.experiment.fabric,
+            listener=self._with_task(task),
+            resumed=Resumed(phase, position, tensors) if position is not None else None,
+            save=partial(self._save, task),
+            stop=self.stop,
+            save_every=self.config.checkpoint_every,
+        )  # fmt: skip
         method.eval()
         method.end_task(data)
         data.close()
@@ -282,18 +273,18 @@ class _Session:
 
 
 def build_method(
-    config: RunConfig, scenario: Scenario, backbone: nn.Module | None = None, notes: list[str] | None = None
-) -> Method:
+    config: RunConfig, image_shape: tuple[int, int, int], backbone: nn.Module | None = None,
+    notes: list[str] | None = None,
+) -> Method:  # fmt: skip
     """The method with the given backbone, or the one the config names, its weights drawn from the seed or pretrained.
 
     What is worth saying about pretrained weights is added to `notes`.
     """
-    shape = scenario.source.image_shape
     if backbone is not None:
-        backbone = wrap_backbone(backbone, shape)
+        backbone = wrap_backbone(backbone, image_shape)
     else:
         with keyed_init(config.seed, "init", "backbone"):
-            backbone = build_backbone(config.backbone, shape[0], notes)
+            backbone = build_backbone(config.backbone, image_shape[0], notes)
     backbone = backbone.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return method_class(config.method.name)(config.method, backbone, config.optimisation, config.seed)
 

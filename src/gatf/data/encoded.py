@@ -3,7 +3,7 @@
 import hashlib
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
@@ -29,6 +29,10 @@ class Encoded(Protocol):
         ...
 
     def take(self, numbers: Sequence[int]) -> "Encoded": ...
+
+    def prepare(self) -> None:
+        """Make reading in any order quick; called once before other processes read."""
+        ...
 
     def content(self) -> str:
         """A digest of every byte."""
@@ -63,6 +67,9 @@ class Files:
     def take(self, numbers: Sequence[int]) -> "Files":
         return Files(tuple(self.paths[number] for number in numbers))
 
+    def prepare(self) -> None:
+        pass
+
     def content(self) -> str:
         total = hashlib.blake2b(digest_size=16)
         for path, data in zip(self.paths, self.in_order(), strict=True):
@@ -82,28 +89,34 @@ class ParquetRows:
 
     files: tuple[Path, ...]
     column: str
+    ends: tuple[int, ...]
+    """The row after the last of each file, counted through all of them."""
+    stamps: tuple[str, ...]
     rows: tuple[int, ...] | range
 
     @classmethod
     def whole(cls, files: Sequence[Path], column: str) -> "ParquetRows":
-        return cls(tuple(files), column, range(sum(_row_counts(tuple(files)))))
+        from pyarrow import parquet
+
+        ends = tuple(accumulate(parquet.read_metadata(file).num_rows for file in files))
+        return cls(tuple(files), column, ends, tuple(_stamp(file) for file in files), range(ends[-1]))
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def read(self, number: int) -> bytes:
         file, row = self._place(number)
-        chunks, ends = _arrow_chunks(str(arrow_copy(file, self.column)))
+        chunks, ends = _arrow_chunks(arrow_copy(self.files[file], self.column, self.stamps[file]))
         chunk = bisect_right(ends, row)
         data = chunks[chunk][row - (ends[chunk - 1] if chunk else 0)].as_buffer()
         return self._checked(data.to_pybytes() if data is not None else None, number)
 
     def name(self, number: int) -> str:
         file, row = self._place(number)
-        return f"in row {row} of {file}"
+        return f"in row {row} of {self.files[file]}"
 
     def in_order(self) -> Iterator[bytes]:
-        if self.rows != range(sum(_row_counts(self.files))):
+        if self.rows != range(self.ends[-1]):
             yield from (self.read(number) for number in range(len(self)))
             return
         number = 0
@@ -114,7 +127,11 @@ class ParquetRows:
                     number += 1
 
     def take(self, numbers: Sequence[int]) -> "ParquetRows":
-        return ParquetRows(self.files, self.column, tuple(self.rows[number] for number in numbers))
+        return replace(self, rows=tuple(self.rows[number] for number in numbers))
+
+    def prepare(self) -> None:
+        for file, stamp in zip(self.files, self.stamps, strict=True):
+            arrow_copy(file, self.column, stamp)
 
     def content(self) -> str:
         total = hashlib.blake2b(f"{self.column}{self.rows}".encode(), digest_size=16)
@@ -124,13 +141,13 @@ class ParquetRows:
         return total.hexdigest()
 
     def stamp(self) -> str:
-        return cache.digest(self.column, str(self.rows), *(_stamp(path) for path in self.files))
+        return cache.digest(self.column, str(self.rows), *self.stamps)
 
-    def _place(self, number: int) -> tuple[Path, int]:
-        ends = list(accumulate(_row_counts(self.files)))
+    def _place(self, number: int) -> tuple[int, int]:
+        """Which file, and which row of it."""
         row = self.rows[number]
-        file = bisect_right(ends, row)
-        return self.files[file], row - (ends[file - 1] if file else 0)
+        file = bisect_right(self.ends, row)
+        return file, row - (self.ends[file - 1] if file else 0)
 
     def _checked(self, data: bytes | None, number: int) -> bytes:
         if data is None:
@@ -141,13 +158,6 @@ class ParquetRows:
 def _stamp(path: Path) -> str:
     status = path.stat()
     return f"{path.resolve()}:{status.st_size}:{status.st_mtime_ns}"
-
-
-@lru_cache(maxsize=16)
-def _row_counts(files: tuple[Path, ...]) -> list[int]:
-    from pyarrow import parquet
-
-    return [parquet.read_metadata(file).num_rows for file in files]
 
 
 def _byte_chunks(file: Path, column: str) -> Iterator[Any]:
@@ -161,27 +171,36 @@ def _byte_chunks(file: Path, column: str) -> Iterator[Any]:
 
 
 @lru_cache(maxsize=64)
-def arrow_copy(file: Path, column: str) -> Path:
-    """The Arrow file beside the cache's others that holds one parquet file's image bytes; made if it is not there."""
-    import pyarrow as pa
-
-    target = cache.cached_file(f"rows-{cache.digest(_stamp(file), column)}.arrow")
+def arrow_copy(file: Path, column: str, stamp: str) -> Path:
+    """The Arrow file in the cache that holds one parquet file's image bytes; made if it is not there."""
+    target = cache.cached_file(f"rows-{cache.digest(stamp, column)}.arrow")
     if not target.is_file():
-        schema = pa.schema([("bytes", pa.large_binary())])
-        with (
-            cache.new_file(target) as partial,
-            pa.OSFile(str(partial), "wb") as sink,
-            pa.ipc.new_file(sink, schema) as writer,
-        ):
-            for chunk in _byte_chunks(file, column):
-                writer.write_batch(pa.record_batch([chunk.cast(pa.large_binary())], schema=schema))
+        try:
+            _write_arrow(target, file, column)
+        except OSError as error:
+            raise UserError(
+                f"cannot write to the cache {target.parent} ({error}); choose another in GATF_CACHE"
+            ) from None
     return target
 
 
+def _write_arrow(target: Path, file: Path, column: str) -> None:
+    import pyarrow as pa
+
+    schema = pa.schema([("bytes", pa.large_binary())])
+    with (
+        cache.new_file(target) as partial,
+        pa.OSFile(str(partial), "wb") as sink,
+        pa.ipc.new_file(sink, schema) as writer,
+    ):
+        for chunk in _byte_chunks(file, column):
+            writer.write_batch(pa.record_batch([chunk.cast(pa.large_binary())], schema=schema))
+
+
 @lru_cache(maxsize=64)
-def _arrow_chunks(path: str) -> tuple[list[Any], list[int]]:
+def _arrow_chunks(path: Path) -> tuple[list[Any], list[int]]:
     """The memory-mapped arrays of an Arrow file, and the row after the last of each."""
     import pyarrow as pa
 
-    chunks = pa.ipc.open_file(pa.memory_map(path)).read_all().column(0).chunks
+    chunks = pa.ipc.open_file(pa.memory_map(str(path))).read_all().column(0).chunks
     return chunks, list(accumulate(len(chunk) for chunk in chunks))

@@ -162,6 +162,7 @@ def _on_the_fly(images: Encoded, size: int, config: DataConfig) -> tuple[LazyIma
     """Images that are decoded when they are wanted, less the bad ones if those are to be skipped."""
     workers = default_workers() if config.workers is None else config.workers
     kept = torch.arange(len(images))
+    images.prepare()
     if config.on_bad_image == "skip":
         key = cache.digest(images.stamp())
         kept = cache.cached_tensors("readable", key, lambda: {"kept": readable(images, workers)})["kept"]

@@ -4,6 +4,7 @@ from gatf.errors import UserError, near_misses
 from gatf.methods.adagauss import AdaGauss
 from gatf.methods.adc import ADC
 from gatf.methods.base import Method
+from gatf.methods.dpcr import DPCR
 from gatf.methods.efc import EFC
 from gatf.methods.ewc import EWC
 from gatf.methods.fecam import FeCAM
@@ -32,6 +33,7 @@ METHODS: dict[str, type[Method]] = {
     "fetril": FeTrIL,
     "fecam": FeCAM,
     "efc": EFC,
+    "dpcr": DPCR,
 }
 
 

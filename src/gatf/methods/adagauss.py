@@ -61,6 +61,7 @@ class AdaGauss(Method):
 
     name = "adagauss"
     Config = AdaGaussConfig
+    keeps_gaussians_only = True
     summary = "class Gaussians carried by an adapter fitted after each task (NeurIPS 2024)"
 
     def __init__(self, *args: Any) -> None:
@@ -109,7 +110,7 @@ class AdaGauss(Method):
         return [backbone, adapter]
 
     def _loss(self, batch: Batch, task: TaskInfo) -> dict[str, Tensor]:
-        """L = L_CE + λ·L_PKD + α·L_AC (Eq. 4), squared norms as means over batch and coordinates."""
+        """L = L_CE + λ·L_PKD + α·L_AC, squared norms as means over batch and coordinates."""
         images, labels = task_batch(batch, task, self._rotates(task))
         features = self.backbone(images)
         if batch.epoch < warmup_epochs(self.optimisation.stage(task.index)):
@@ -150,7 +151,16 @@ class AdaGauss(Method):
         self.note("transport", **repairs)
 
     def scores(self, images: Tensor) -> Tensor:
-        return self.memory.scores(self.backbone(images))
+        return self.feature_scores(self.backbone(images))
+
+    def feature_scores(self, features: Tensor) -> Tensor:
+        return self.memory.scores(features)
+
+    def stored(self) -> gaussians.Gaussians:
+        return self.memory.get()
+
+    def keep(self, stored: gaussians.Gaussians) -> None:
+        self.memory.set(stored)
 
     def bytes_per_class(self) -> int:
         return self.memory.bytes_per_class()

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from gatf.data.loader import Batch, TaskData, TaskInfo
+from gatf.geometry.gaussians import Gaussians
 from gatf.seeding import keyed_init
 from gatf.settings import MethodConfig, OptimisationConfig, StageConfig
 from gatf.training.phase import Phase
@@ -37,6 +38,9 @@ class Method(nn.Module, ABC):
     """Only `joint` says False, and is then handed the data of all tasks so far."""
     defaults: ClassVar[dict[str, Any]] = {}
     """Settings of other sections that belong to the method (its optimiser, no bottleneck), shaped like a config."""
+    keeps_gaussians_only: ClassVar[bool] = False
+    """Between tasks there is nothing but the backbone and `stored()`: then `keep` and `feature_scores` work, and a
+    class that comes back can be merged into what is stored of it."""
 
     def __init__(self, config: MethodConfig, backbone: nn.Module, optimisation: OptimisationConfig, seed: int) -> None:
         super().__init__()
@@ -75,6 +79,19 @@ class Method(nn.Module, ABC):
     def bytes_per_class(self) -> int:
         """Memory kept for each class between tasks, beside the networks."""
         return 0
+
+    def stored(self) -> Gaussians | None:
+        """What is kept of each class instead of images, in the backbone's feature space; None where that is no Gaussian
+        a class. A method that keeps means alone may return zero covariances."""
+        return None
+
+    def keep(self, stored: Gaussians) -> None:
+        """Replace what is stored; only where `keeps_gaussians_only`."""
+        raise NotImplementedError(f"{self.name} does not keep Gaussians alone")
+
+    def feature_scores(self, features: Tensor) -> Tensor:
+        """`scores` from features [B, S] on; only where `keeps_gaussians_only`."""
+        raise NotImplementedError(f"{self.name} does not keep Gaussians alone")
 
     def note(self, name: str, **values: float) -> None:
         self.notices.append(Notice(name, values))

@@ -17,7 +17,7 @@ Rule = Literal["bayes", "mahalanobis", "nmc", "linear"]
 
 
 def anti_collapse(features: Tensor, clamp: float = 1.0, jitter: float = 1e-6) -> Tensor:
-    """AdaGauss's anti-collapse loss (NeurIPS 2024, Eq. 3): −(1/S)·Σ_i min(A_ii, β).
+    """AdaGauss's anti-collapse loss (NeurIPS 2024): −(1/S)·Σ_i min(A_ii, β).
 
     A is the Cholesky factor of the batch's unbiased covariance plus `jitter`·I; features [B, S] with B > S. A matrix
     that still does not factorise gets ten times the jitter, up to three times.
@@ -32,6 +32,24 @@ def anti_collapse(features: Tensor, clamp: float = 1.0, jitter: float = 1e-6) ->
                 break
             lower, failed = torch.linalg.cholesky_ex(covariance + rung * jitter * identity)
         return -lower.diagonal().clamp(max=clamp).mean()
+
+
+def cosines(features: Tensor, rows: int = 128) -> Tensor:
+    """Cosine Gram matrix of the first rows of a batch (GATF's release)."""
+    unit = nn.functional.normalize(features[:rows], dim=1)
+    return unit @ unit.T
+
+
+def perturbation_terms(head: nn.Module, features: Tensor, labels: Tensor, step: float) -> dict[str, Tensor]:
+    """Task-0 feature perturbation of GATF's released CUB script: cross-entropy after a step along the normalised
+    gradient in feature space, and that gradient's norm."""
+    if not features.requires_grad:
+        features = features.detach().requires_grad_()
+    per_image = nn.functional.cross_entropy(head(features), labels, reduction="sum")
+    (gradient,) = torch.autograd.grad(per_image, features, create_graph=True)
+    moved = features + step * nn.functional.normalize(gradient, dim=1).detach()
+    adversarial = nn.functional.cross_entropy(head(moved), labels)
+    return {"adversarial": adversarial, "gradient_norm": gradient.norm(dim=1).mean()}
 
 
 @torch.no_grad()

@@ -103,9 +103,6 @@ class LastBatch(Growing):
         self.register_buffer("pixels", torch.zeros(0, 0, 0, 0))
         self.register_buffer("labels", torch.zeros(0, dtype=torch.long))
 
-    def __len__(self) -> int:
-        return len(self.labels)
-
     def keep(self, batch: Batch) -> None:
         self.pixels, self.labels = batch.images.permute(0, 2, 3, 1), batch.labels
 
@@ -146,7 +143,9 @@ class EFC(Method):
 
     def begin_task(self, task: TaskInfo) -> None:
         self.make(lambda: self.heads.grow(task.new), "head", task.index)
-        self._train_batch_norm(task.index == 0)
+        for module in self.backbone.modules():
+            if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                module.requires_grad_(task.index == 0)
         self._lowers = None
         if self.config.rotation and task.index == 0:
             self.rotated = self.make(lambda: nn.Linear(self.feature_dim, 3 * task.new), "rotated head", 0)
@@ -170,14 +169,9 @@ class EFC(Method):
         return [phase]
 
     def _set_mode(self) -> None:
-        """After task 0 batch-norm is frozen: statistics by eval mode, weights by `_train_batch_norm`."""
+        """After task 0 batch-norm is frozen: statistics by eval mode, weights by taking no gradient."""
         self.backbone.eval()
         self.heads.train()
-
-    def _train_batch_norm(self, trained: bool) -> None:
-        for module in self.backbone.modules():
-            if isinstance(module, nn.modules.batchnorm._BatchNorm):
-                module.requires_grad_(trained)
 
     def _features(self, images: Tensor, epoch: int, task: int) -> Tensor:
         features = self.backbone(images)
@@ -185,14 +179,12 @@ class EFC(Method):
 
     def _first_loss(self, batch: Batch, task: TaskInfo) -> dict[str, Tensor]:
         """Cross-entropy over the classes and, through a layer thrown away later, their rotations."""
-        images, labels = batch.images, batch.labels
-        if self.rotated is not None:
-            images, labels = four_rotations(images), rotated_labels(labels, task.new)
-        features = self._features(images, batch.epoch, task.index)
-        logits = self.heads(features)
-        if self.rotated is not None:
-            logits = torch.cat([logits, self.rotated(features)], dim=1)
-        return {"ce": cross_entropy(logits, labels)}
+        if self.rotated is None:
+            features = self._features(batch.images, batch.epoch, task.index)
+            return {"ce": cross_entropy(self.heads(features), batch.labels)}
+        features = self._features(four_rotations(batch.images), batch.epoch, task.index)
+        logits = torch.cat([self.heads(features), self.rotated(features)], dim=1)
+        return {"ce": cross_entropy(logits, rotated_labels(batch.labels, task.new))}
 
     def _next_loss(self, batch: Batch, task: TaskInfo) -> dict[str, Tensor]:
         """L = L_new + L_EFM + L_rep: the new head alone; drift; all heads on prototypes and a few images of
@@ -200,31 +192,28 @@ class EFC(Method):
         config, size, images = self.config, len(batch.images), batch.images
         draws = generator(self.seed, "rehearsal", task.index, batch.epoch, batch.step)
         prototypes, real = config.prototype_batch, 0
-        if len(self.last) > 0:
+        if len(self.last.labels) > 0:
             counts = rehearsal_counts(task.old, task.new, prototypes, draws, fill=config.fill_batch)
-            prototypes, real = counts[0], min(counts[1], len(self.last))
+            prototypes, real = counts[0], min(counts[1], len(self.last.labels))
             images = torch.cat([images, self.last.images(real)])  # one pass: batch-norm is frozen
         labels = prototype_labels(task.old, config.prototype_batch, prototypes, draws).to(self.device)
         sampled = self._sample(labels, batch.generator)
         features = self._features(images, batch.epoch, task.index)
         with torch.no_grad():
             old = self.teacher(batch.images)
-        logits = self.heads(torch.cat([sampled, features[size:]]))
+        new, again = features[:size], features[size:]
         rehearsed = torch.cat([labels, self.last.labels[:real]])
         self.last.keep(batch)
-        drift = elastic_drift(features[:size].float(), old.float(), self.efm, weight=config.efm, damping=config.damping)
         return {
-            "ce": cross_entropy(self.heads.layers[-1](features[:size]), batch.labels - task.old),
-            "drift": drift,
-            "rehearsal": cross_entropy(logits, rehearsed),
+            "ce": cross_entropy(self.heads.layers[-1](new), batch.labels - task.old),
+            "drift": elastic_drift(new.float(), old.float(), self.efm, weight=config.efm, damping=config.damping),
+            "rehearsal": cross_entropy(self.heads(torch.cat([sampled, again])), rehearsed),
         }
 
     def _sample(self, labels: Tensor, draws: torch.Generator) -> Tensor:
         """One draw of Normal(p_c, Σ_c + jitter·I) for each label, [N] → [N, S]."""
         if self._lowers is None:
-            factor = spd.cholesky(self.memory.get().covs, self.config.jitter)
-            self.note("prototypes", repaired=float(factor.repaired.sum()))
-            self._lowers = factor.lower.float()
+            self._lowers = spd.cholesky(self.memory.get().covs, self.config.jitter).lower.float()
         noise = torch.randn(len(labels), self.feature_dim, 1, generator=draws, device=self.device)
         return self.memory.means[labels] + (self._lowers[labels] @ noise)[:, :, 0]
 
@@ -234,14 +223,16 @@ class EFC(Method):
         self.backbone.eval()
         config, task = self.config, data.info
         size = self.optimisation.stage(task.index).batch_size
-        batches = list(self._statistics(data, size))
-        new, labels = (torch.cat([batch[part] for batch in batches]) for part in (0, 1))
+        passed: list[tuple[Tensor, ...]] = []  # new features, labels, and after task 0 old features of one epoch
+        for batch in data.batches(config.stats_transform, batch_size=size, purpose="statistics", shuffle=True):
+            old = () if self.teacher is None else (self.teacher(batch.images),)
+            passed.append((self.backbone(batch.images), batch.labels, *old))
+        new, labels, *before = (torch.cat(part) for part in zip(*passed, strict=True))
         stored = self.memory.get()
         if task.index > 0 and config.drift_width is not None:
-            old = torch.cat([batch[2] for batch in batches]).double()
             efm, width = self.efm.double(), config.drift_width
-            weights = drift_weights(old, stored.means, efm, width=width, minmax=config.minmax)
-            moves = weights @ (new.double() - old)
+            weights = drift_weights(before[0].double(), stored.means, efm, width=width, minmax=config.minmax)
+            moves = weights @ (new.double() - before[0].double())
             self.note("drift", mean=float(moves.norm(dim=1).mean()))
             stored = gaussians.Gaussians(stored.means + moves, stored.covs)
         full = len(new) // size * size or len(new)  # full batches only
@@ -250,13 +241,6 @@ class EFC(Method):
         learnt = moments.class_moments(new, labels - task.old, classes=task.new)
         self.memory.set(stored.concat(gaussians.Gaussians(learnt.mean, learnt.covariance())))
         self.rotated = self.teacher = self.last = self._lowers = None
-
-    def _statistics(self, data: TaskData, size: int) -> Any:
-        """New features, labels and old features (none at task 0) of one epoch."""
-        view = self.config.stats_transform
-        for batch in data.batches(view, batch_size=size, purpose="statistics", shuffle=True):
-            old = None if self.teacher is None else self.teacher(batch.images)
-            yield self.backbone(batch.images), batch.labels, old
 
     def scores(self, images: Tensor) -> Tensor:
         return self.heads(self.backbone(images))

@@ -22,7 +22,7 @@ from gatf.settings import Fraction, MethodConfig, NotNegative, Positive
 
 GRADIENT_ELEMENTS = 2**26
 """Numbers of per-sample gradients held at once (256 MB)."""
-LabelMode = Literal["max_pred", "true", "sampled"]
+LabelMode = Literal["max_pred", "ground_truth", "sampled"]
 Granularity = Literal["batch", "sample"]
 Alpha = Fraction | Literal["class_share", "sum"]
 
@@ -53,7 +53,7 @@ class EWCConfig(MethodConfig):
 
     @classmethod
     def presets(cls) -> dict[str, dict[str, Any]]:
-        pycil = {"penalty": 1000.0, "alpha": "class_share", "label_mode": "true", "fisher_cap": 1e-4}
+        pycil = {"penalty": 1000.0, "alpha": "class_share", "label_mode": "ground_truth", "fisher_cap": 1e-4}
         return {"facil": {"fix_bn": False}, "pycil": {**pycil, "penalise_heads": True, "fix_bn": False}}
 
 
@@ -67,7 +67,7 @@ def merge_importance(old: Tensor, new: Tensor, alpha: float | str, *, seen_befor
 
 def fisher_labels(logits: Tensor, batch: Batch, mode: LabelMode) -> Tensor:
     """The labels whose log-likelihood is differentiated, [B]."""
-    if mode == "true":
+    if mode == "ground_truth":
         return batch.labels
     if mode == "max_pred":
         return logits.argmax(dim=1)
@@ -85,8 +85,8 @@ def batch_squares(net: nn.Module, batch: Batch, mode: LabelMode, names: list[str
 
 def sample_squares(net: nn.Module, batch: Batch, mode: LabelMode, names: list[str]) -> dict[str, Tensor]:
     """Mean of squared per-sample gradients, the paper's Fisher information, by parameter. Batch-norm in eval mode."""
-    tensors = {**dict(net.named_parameters()), **dict(net.named_buffers())}
-    chosen = {name: tensors[name].detach() for name in names}
+    tensors = {name: tensor.detach() for name, tensor in (*net.named_parameters(), *net.named_buffers())}
+    chosen = {name: tensors[name] for name in names}
 
     def loss(parameters: dict[str, Tensor], image: Tensor, label: Tensor) -> Tensor:
         return cross_entropy(functional_call(net, {**tensors, **parameters}, (image[None],)), label[None])
@@ -187,16 +187,9 @@ class EWC(Method):
                 terms["penalty"] = config.penalty * self.springs.penalty(parameters)
             return terms
 
-        return [
-            Phase(
-                "train",
-                {"backbone": self.backbone, "head": trained},
-                loss,
-                stage,
-                groups=self.train_groups(stage, trained),
-                set_mode=training_mode(self.backbone, trained, fix_bn=config.fix_bn and task.index > 0),
-            )
-        ]
+        mode = training_mode(self.backbone, trained, fix_bn=config.fix_bn and task.index > 0)
+        modules, groups = {"backbone": self.backbone, "head": trained}, self.train_groups(stage, trained)
+        return [Phase("train", modules, loss, stage, groups=groups, set_mode=mode)]
 
     def end_task(self, data: TaskData) -> None:
         """Anchor at the weights as they are, importance merged with the past."""

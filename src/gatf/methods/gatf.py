@@ -8,9 +8,9 @@ from typing import Any, Literal
 import torch
 from pydantic import PositiveInt, model_validator
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, mse_loss, normalize
+from torch.nn.functional import cross_entropy, mse_loss
 
-from gatf.geometry import anchor, moments, spd
+from gatf.geometry import anchor, gaussians, moments, spd
 from gatf.methods.base import Batch, Method, Phase, TaskData, TaskInfo
 from gatf.methods.components import (
     GaussianMemory,
@@ -19,7 +19,9 @@ from gatf.methods.components import (
     adapter_stage,
     anti_collapse,
     check_batches,
+    cosines,
     feature_pairs,
+    perturbation_terms,
     task_batch,
     warmup_epochs,
 )
@@ -137,6 +139,7 @@ class GATF(Method):
 
     name = "gatf"
     Config = GATFConfig
+    keeps_gaussians_only = True
     summary = "Gaussians carried by an analytic anchor plus residual, trained with the backbone (ECCV 2026)"
 
     def __init__(self, *args: Any) -> None:
@@ -201,7 +204,7 @@ class GATF(Method):
         return [training, refining]
 
     def _loss(self, batch: Batch, task: TaskInfo) -> dict[str, Tensor]:
-        """L = L_CE + λ_top·(‖g(z_old) − sg(z_new − Ā_lin(z_old))‖² + ‖D(z_new) − z_old‖²) + α·L_AC(z_new) (Eq. 8).
+        """L = L_CE + λ_top·(‖g(z_old) − sg(z_new − Ā_lin(z_old))‖² + ‖D(z_new) − z_old‖²) + α·L_AC(z_new).
 
         The forward term trains g only, the backward term the distiller and the backbone; squares are means.
         """
@@ -276,27 +279,19 @@ class GATF(Method):
         self.note("transport", **repairs)
 
     def scores(self, images: Tensor) -> Tensor:
-        return self.memory.scores(self.backbone(images))
+        return self.feature_scores(self.backbone(images))
+
+    def feature_scores(self, features: Tensor) -> Tensor:
+        return self.memory.scores(features)
+
+    def stored(self) -> gaussians.Gaussians:
+        return self.memory.get()
+
+    def keep(self, stored: gaussians.Gaussians) -> None:
+        self.memory.set(stored)
 
     def bytes_per_class(self) -> int:
         return self.memory.bytes_per_class()
 
     def _rotates(self, task: TaskInfo) -> bool:
         return bool(self.config.rotation) and task.index == 0
-
-
-def cosines(features: Tensor, rows: int = 128) -> Tensor:
-    """Cosine Gram matrix of the first rows of a batch."""
-    unit = normalize(features[:rows], dim=1)
-    return unit @ unit.T
-
-
-def perturbation_terms(head: nn.Module, features: Tensor, labels: Tensor, step: float) -> dict[str, Tensor]:
-    """Task-0 feature perturbation of the released CUB script: cross-entropy after a step along the normalised gradient
-    in feature space, and that gradient's norm."""
-    if not features.requires_grad:
-        features = features.detach().requires_grad_()
-    per_image = cross_entropy(head(features), labels, reduction="sum")
-    (gradient,) = torch.autograd.grad(per_image, features, create_graph=True)
-    moved = features + step * normalize(gradient, dim=1).detach()
-    return {"adversarial": cross_entropy(head(moved), labels), "gradient_norm": gradient.norm(dim=1).mean()}

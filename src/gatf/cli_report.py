@@ -1,0 +1,44 @@
+"""Commands that draw: `gatf report` and `gatf explain`. Matplotlib is imported by the command, not before."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the application."""
+    app.command()(report)
+
+
+def report(
+    paths: Annotated[list[Path], typer.Argument(metavar="RUN_OR_BENCH…", help="Run folders and bench folders.")],
+    out: Annotated[
+        Path | None, typer.Option("-o", "--out", help="The file to write. [default: report.html in the first folder]")
+    ] = None,
+    figures: Annotated[Path | None, typer.Option(help="Also save every figure there, as PDF and PNG.")] = None,
+) -> None:
+    """Put runs side by side in one HTML file that needs nothing else: tables, figures, and what to see in them."""
+    from gatf.report.html import write_report
+
+    target = out or paths[0] / "report.html"
+    count = write_report(paths, target, figures=figures)
+    typer.echo(f"report of {count} run{'s' if count > 1 else ''}: {target}")
+    if figures is not None:
+        typer.echo(f"figures: {figures}")
+
+
+def report_of_run(folder: Path, console: "Console") -> None:
+    """The report that `gatf run` and `gatf bench` leave beside their results, which are safe whatever happens here."""
+    try:
+        from gatf.report.html import write_report
+
+        write_report([folder], folder / "report.html")
+    except Exception as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        console.print(f"the report could not be written ({reason}); try again with: gatf report {folder}", highlight=False)
+    else:
+        console.print(f"report: {folder / 'report.html'}", highlight=False)

@@ -1,0 +1,117 @@
+"""What a report is made of: finished runs, read from their folders."""
+
+import csv
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from gatf.bench.tables import Result
+from gatf.errors import UserError
+
+CONFIG, SUMMARY, BENCH, DIAGNOSTICS = "config.yaml", "summary.json", "bench.json", "diagnostics"
+Rows = list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One finished run."""
+
+    folder: Path
+    setting: str
+    """Data and split: only runs of one setting are compared."""
+    row: str
+    """What it is called in tables and legends: the method, or a row of an ablation."""
+    summary: dict[str, Any]
+    config: dict[str, Any]
+    diagnostics: dict[str, Rows] = field(default_factory=dict)
+    """Tables by name."""
+
+    @property
+    def result(self) -> Result:
+        return Result(self.setting, self.row, self.summary)
+
+
+def load_runs(paths: Iterable[Path]) -> list[Run]:
+    """The finished runs in run folders and bench folders, each once, in the order given."""
+    found: dict[Path, Run] = {}
+    for path in paths:
+        runs = list(_runs_in(path))
+        if not runs:
+            unfinished = any(path.glob(f"**/{CONFIG}"))
+            why = "its runs are not finished" if unfinished else f"no {SUMMARY} is in it or below it"
+            raise UserError(f"{path} has nothing to report: {why}")
+        for run in runs:
+            found.setdefault(run.folder.resolve(), run)
+    return list(found.values())
+
+
+def _runs_in(path: Path) -> Iterator[Run]:
+    if (path / SUMMARY).is_file():
+        yield read_run(path)
+        return
+    if (path / BENCH).is_file():
+        for entry in _read_json(path / BENCH)["runs"]:
+            if (path / entry["folder"] / SUMMARY).is_file():
+                yield read_run(path / entry["folder"], setting=entry["setting"], row=entry["row"])
+        return
+    for summary in sorted(path.glob(f"*/{SUMMARY}")):
+        yield read_run(summary.parent)
+
+
+def read_run(folder: Path, *, setting: str | None = None, row: str | None = None) -> Run:
+    """One run's results, config and diagnostics."""
+    summary = _read_json(folder / SUMMARY)
+    config = folder / CONFIG
+    return Run(
+        folder=folder,
+        setting=setting or f"{summary['dataset']}, {summary['tasks']} tasks",
+        row=row or summary["method"],
+        summary=summary,
+        config=yaml.safe_load(config.read_text(encoding="utf-8")) if config.is_file() else {},
+        diagnostics={path.stem: read_csv(path) for path in sorted((folder / DIAGNOSTICS).glob("*.csv"))},
+    )
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        loaded: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} cannot be read: {error}") from None
+    return loaded
+
+
+def read_csv(path: Path) -> Rows:
+    """A tidy table; what looks like a number is one, an empty cell is None."""
+    with path.open(encoding="utf-8", newline="") as file:
+        return [{name: _value(text) for name, text in row.items()} for row in csv.DictReader(file)]
+
+
+def _value(text: str) -> Any:
+    if text == "":
+        return None
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def by_row(runs: Iterable[Run]) -> dict[str, list[Run]]:
+    """Runs of the same row, in the order in which rows first appear."""
+    groups: dict[str, list[Run]] = {}
+    for run in runs:
+        groups.setdefault(run.row, []).append(run)
+    return groups
+
+
+def by_setting(runs: Iterable[Run]) -> dict[str, list[Run]]:
+    """Runs that may be compared with each other."""
+    groups: dict[str, list[Run]] = {}
+    for run in runs:
+        groups.setdefault(run.setting, []).append(run)
+    return groups

@@ -1,0 +1,70 @@
+"""The training of one task: what a run and an update of a model share."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from lightning_fabric import Fabric
+from torch import Tensor
+
+from gatf.data.loader import TaskData, TaskInfo
+from gatf.training import checkpoint
+from gatf.training.events import Listener
+from gatf.training.loop import Position, train_phase
+from gatf.training.phase import Phase
+
+
+class Learner(Protocol):
+    """As much of a method as training needs to know."""
+
+    def begin_task(self, task: TaskInfo) -> None: ...
+
+    def phases(self, task: TaskInfo) -> list[Phase]: ...
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """Where a checkpoint left a task. The learner has begun the task and holds the checkpoint's state already."""
+
+    phase: int
+    position: Position
+    tensors: dict[str, Tensor]
+    """The checkpoint's, for the optimiser."""
+
+
+SaveAt = Callable[[int, Position, torch.optim.Optimizer], None]
+"""Writes a checkpoint: the phase, the position in it, the optimiser."""
+
+
+def train_task(
+    learner: Learner, data: TaskData, fabric: Fabric, *, listener: Listener, resumed: Resumed | None, save: SaveAt,
+    stop: Callable[[], bool], save_every: int | None,
+) -> None:  # fmt: skip
+    """Begin the task, unless it is resumed, and train its phases in order; `Interrupted` when `stop` says so."""
+    if resumed is None:
+        learner.begin_task(data.info)
+    phases = learner.phases(data.info)
+    steps = sum(phase.stage.epochs * data.steps(phase.loaded, phase.stage.drop_last) for phase in phases)
+    listener("task_start", classes=data.info.new, images=len(data), steps=steps)
+    for number, phase in enumerate(phases):
+        if resumed is not None and number < resumed.phase:
+            continue
+        here = resumed if resumed is not None and number == resumed.phase else None
+        train_phase(
+            phase, data, fabric,
+            listener=listener,
+            position=here.position if here else Position(),
+            save=_at(save, number),
+            restore=_restorer(here.tensors) if here else None,
+            stop=stop,
+            save_every=save_every,
+        )  # fmt: skip
+
+
+def _at(save: SaveAt, phase: int) -> Callable[[Position, torch.optim.Optimizer], None]:
+    return lambda position, optimiser: save(phase, position, optimiser)
+
+
+def _restorer(tensors: dict[str, Tensor]) -> Callable[[torch.optim.Optimizer], None]:
+    return lambda optimiser: checkpoint.restore_optimiser(optimiser, tensors)

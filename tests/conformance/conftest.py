@@ -1,0 +1,133 @@
+"""A small synthetic image set, and one undisturbed run of every method on it."""
+
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gatf.config import RunConfig, load_config
+from gatf.experiment import Experiment
+from gatf.methods import METHODS
+
+
+def write_images(
+    path: Path, *, classes: int, train: int | list[int], test: int = 20, channels: int = 3, size: int = 10, noise: float = 30
+) -> Path:
+    """Classes made of the same few parts, present or absent, under pixel noise, as an .npz file: what one task learns to
+    look at matters to the others too, as with strokes of digits."""
+    draw = np.random.default_rng(0)
+    parts = draw.normal(size=(8, channels, 5, 5)).repeat(size // 5, axis=2).repeat(size // 5, axis=3)  # [parts, C, H, W]
+    codes = 2.0 * (draw.permutation(256)[:classes, None] >> np.arange(len(parts)) & 1) - 1  # distinct, of ±1
+    patterns = 128 + 18 * np.einsum("kp,pchw->kchw", codes, parts)  # [classes, C, H, W]
+
+    def part(counts: list[int]) -> tuple[np.ndarray, np.ndarray]:
+        labels = np.repeat(np.arange(classes), counts)
+        pixels = patterns[labels] + noise * draw.normal(size=(len(labels), channels, size, size))
+        return pixels.clip(0, 255).astype(np.uint8), labels
+
+    (x_train, y_train), (x_test, y_test) = part([train] * classes if isinstance(train, int) else train), part([test] * classes)
+    np.savez(path, x_train=x_train, y_train=y_train, x_test=x_test, y_test=y_test)
+    return path
+
+
+def small_config(method: str, data: Path, **overrides: Any) -> RunConfig:
+    """A config for a laptop's second: a narrow network, few epochs, the same for every method."""
+    settings: dict[str, Any] = {
+        "data.name": "npz",
+        "data.root": str(data),
+        "scenario.order": "natural",
+        "scenario.tasks": 3,
+        "backbone.name": "small",
+        "backbone.width": 8,
+        "optimisation.first.epochs": 20,
+        "optimisation.next.epochs": 20,
+        "optimisation.next.lr": 0.1,  # enough to make fine-tuning forget
+        "optimisation.first.batch_size": 32,
+        "optimisation.next.batch_size": 32,
+        "checkpoint_every": 1,
+    }
+    if method in ("gatf", "adagauss"):
+        settings |= {"backbone.bottleneck": 12, "method.samples": 300, "method.adapter_lr": 0.1}
+    if method == "gatf":
+        settings["method.refresh"] = 2
+    return load_config({}, method=method, overrides=settings | overrides)
+
+
+@dataclass
+class Finished:
+    """A finished run, still in hand."""
+
+    name: str
+    config: RunConfig
+    experiment: Experiment
+    folder: Path
+    summary: dict[str, Any]
+    state_bytes: list[int]
+    """Size of the method's state after each task."""
+
+
+def run(config: RunConfig, folder: Path) -> Finished:
+    (folder / "checkpoints").mkdir(parents=True)
+    experiment = Experiment(config)
+    sizes: list[int] = []
+
+    def listen(kind: str, /, **fields: Any) -> None:
+        if kind == "task":
+            state = experiment.method.state_dict()
+            sizes.append(sum(tensor.numel() * tensor.element_size() for tensor in state.values()))
+
+    summary = experiment.run(folder, (listen,))
+    return Finished(config.method.name, config, experiment, folder, summary, sizes)
+
+
+@pytest.fixture(scope="session")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_images(tmp_path_factory.mktemp("images") / "images.npz", classes=9, train=60)
+
+
+@pytest.fixture(scope="session")
+def finished(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Finished]:
+    """`finished(method)`: its undisturbed run, made once a process."""
+    runs: dict[str, Finished] = {}
+
+    def get(method: str) -> Finished:
+        if method not in runs:
+            runs[method] = run(small_config(method, images), tmp_path_factory.mktemp(method))
+        return runs[method]
+
+    return get
+
+
+def run_and_die(config: RunConfig, folder: Path, *, task: int, epoch: int) -> int | None:
+    """Run in a process of its own that SIGKILLs itself while it trains; returns the exit code."""
+
+    def child() -> None:
+        last = {"task": -1, "epoch": -1}
+
+        def listen(kind: str, /, **fields: Any) -> None:
+            if kind == "epoch":
+                last.update(task=fields["task"], epoch=fields["epoch"])
+            reached = last == {"task": task, "epoch": epoch} and kind == "step"
+            if reached or (kind == "task" and fields["task"] == task):  # methods that train nothing die after the task
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        (folder / "checkpoints").mkdir(parents=True)
+        (folder / "config.yaml").write_text(config.to_yaml(), encoding="utf-8")
+        Experiment(config).run(folder, (listen,))
+
+    process = multiprocessing.get_context("fork").Process(target=child)
+    process.start()
+    process.join()
+    return process.exitcode
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "method" in metafunc.fixturenames:
+        names = [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in METHODS]
+        metafunc.parametrize("method", names)

@@ -1,0 +1,145 @@
+"""One contract for every registered method."""
+
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from gatf.experiment import Experiment, resume
+from gatf.training import checkpoint
+
+from .conftest import Finished, run, run_and_die, small_config, write_images
+
+Runs = Callable[[str], Finished]
+
+
+def test_learns_and_remembers(method: str, finished: Runs) -> None:
+    """Clearly above chance after every task, and above fine-tuning at the end."""
+    summary = finished(method).summary
+    for task, accuracy in enumerate(summary["accuracy_seen"]):
+        assert accuracy > 1.5 * 100 / (3 * (task + 1))
+    floor = finished("finetune").summary
+    if method == "ewc":  # its paper claims that old tasks are kept, not that classes of different tasks are told apart
+        assert summary["forgetting"] < floor["forgetting"]
+    elif method != "finetune":
+        assert summary["a_last"] > floor["a_last"]
+
+
+def test_scores_have_one_finite_column_for_each_class_seen(method: str, finished: Runs) -> None:
+    scores, labels = finished(method).experiment.test_scores(2)
+    assert scores.shape == (len(labels), 9)
+    assert scores.isfinite().all()
+
+
+def test_columns_follow_the_order_of_the_scenario(method: str, images: Path, tmp_path: Path) -> None:
+    """With the classes learnt backwards, column k belongs to class order[k]."""
+    order = {"scenario.order": [8, 7, 6, 5, 4, 3, 2, 1, 0], "scenario.stop_after": 1}
+    done = run(small_config(method, images, **order), tmp_path / "run")
+    assert done.summary["class_names"] == ["8", "7", "6"]
+    scores, labels = done.experiment.test_scores(0)
+    assert scores.shape[1] == 3
+    assert (scores.argmax(1) == labels).double().mean() > 0.8
+
+
+def test_loading_gives_identical_scores(method: str, finished: Runs) -> None:
+    done = finished(method)
+    before, _ = done.experiment.test_scores(2)
+    fresh = Experiment(done.config)
+    tensors, _ = checkpoint.load(done.folder / "model.safetensors")
+    fresh.method.load_state_dict(tensors)
+    after, _ = fresh.test_scores(2)
+    assert torch.equal(before, after)
+
+
+def test_a_killed_run_resumes_to_the_same_bits(method: str, finished: Runs, tmp_path: Path) -> None:
+    """A process of its own, killed in the second epoch of task 1 by SIGKILL, then resumed. (Equality with the
+    undisturbed run also shows that one seed gives identical runs.)"""
+    done = finished(method)
+    folder = tmp_path / "killed"
+    assert run_and_die(done.config, folder, task=1, epoch=1) == -signal.SIGKILL
+    assert not (folder / "summary.json").exists()
+    summary = resume(folder)
+    assert summary["accuracy_matrix"] == done.summary["accuracy_matrix"]
+    ours, _ = checkpoint.load(folder / "model.safetensors")
+    theirs, _ = checkpoint.load(done.folder / "model.safetensors")
+    assert ours.keys() == theirs.keys()
+    for name in ours:
+        assert torch.equal(ours[name], theirs[name]), name
+
+
+def test_another_seed_gives_another_run(method: str, finished: Runs, images: Path, tmp_path: Path) -> None:
+    other = run(small_config(method, images, seed=1, **{"scenario.stop_after": 1}), tmp_path / "other")
+    assert not torch.equal(other.experiment.test_scores(0)[0], finished(method).experiment.test_scores(0)[0])
+
+
+def tensors_within(thing: Any, seen: set[int] | None = None) -> list[Tensor]:
+    """Every tensor reachable through the attributes of an object, however deep."""
+    seen = set() if seen is None else seen
+    if id(thing) in seen or isinstance(thing, (str, bytes, int, float, bool, type(None), type)):
+        return []
+    seen.add(id(thing))
+    if isinstance(thing, Tensor):
+        return [thing]
+    parts = list(thing.values()) if isinstance(thing, dict) else list(thing) if isinstance(thing, (list, tuple)) else []
+    parts += list(getattr(thing, "__dict__", {}).values())
+    return [tensor for part in parts for tensor in tensors_within(part, seen)]
+
+
+def test_no_image_is_kept(method: str, finished: Runs) -> None:
+    """Nothing reachable from the method has the shape of images, as such or flattened."""
+    pixels = 3 * 10 * 10
+    for tensor in tensors_within(finished(method).experiment.method):
+        assert tuple(tensor.shape[-3:]) != (3, 10, 10)
+        assert tensor.ndim == 0 or tensor.shape[-1] != pixels
+
+
+GREY = [9, 9, 2, 33, 9, 9, 9, 6]
+"""Images of each class: one with 2; the single-class task and the last one leave a last batch of size 1."""
+
+
+def test_uneven_tasks_tiny_classes_and_grey_images(method: str, tmp_path: Path) -> None:
+    """Tasks of 3, 1 and 4 classes, a class with 2 images, grey pixels, batches of 32 with one image left over."""
+    data = write_images(tmp_path / "grey.npz", classes=8, train=GREY, test=4, channels=1, noise=15)
+    few = {f"optimisation.{stage}.epochs": 2 for stage in ("first", "next")}
+    few |= {f"optimisation.{stage}.drop_last": False for stage in ("first", "next")}
+    config = small_config(method, data, **few, **{"scenario.task_sizes": [3, 1, 4]})
+    done = run(config, tmp_path / "run")
+    scores, _ = done.experiment.test_scores(2)
+    assert scores.shape[1] == 8
+    assert scores.isfinite().all()
+    assert all(parameter.isfinite().all() for parameter in done.experiment.method.parameters())
+    assert done.summary["a_last"] > 100 / 8 / 2  # sensible: not worse than half of chance
+
+
+def test_more_than_a_hundred_classes(method: str, tmp_path: Path) -> None:
+    data = write_images(tmp_path / "many.npz", classes=104, train=4, test=1, size=5)
+    once = {f"optimisation.{stage}.epochs": 1 for stage in ("first", "next")}
+    config = small_config(method, data, **once, **{"scenario.task_sizes": [60, 44]})
+    scores, _ = run(config, tmp_path / "run").experiment.test_scores(1)
+    assert scores.shape == (104, 104)
+    assert scores.isfinite().all()
+
+
+S, D = 12, 32
+"""Features with and without the bottleneck in `small_config`."""
+TRIANGLE_S, TRIANGLE_D = S * (S + 1) // 2, D * (D + 1) // 2
+KEPT_PER_CLASS = {
+    "gatf": S + TRIANGLE_S,  # mean and covariance
+    "adagauss": S + TRIANGLE_S,
+    "finetune": D + 1,  # a row of the linear head
+    "joint": D + 1,
+    "ewc": D + 1,
+    "lwf": D + 1,
+}
+"""Numbers (4 bytes each) that the state grows by for each class, by each method's specification."""
+
+
+def test_what_is_kept_for_each_class(method: str, finished: Runs) -> None:
+    done = finished(method)
+    if method not in KEPT_PER_CLASS:
+        pytest.fail(f"say in KEPT_PER_CLASS what {method} keeps")
+    assert (done.state_bytes[2] - done.state_bytes[1]) / 3 == 4 * KEPT_PER_CLASS[method]

@@ -1,0 +1,140 @@
+"""Class orders, splits and fewer images."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from gatf.data.base import ImageSet, Source
+from gatf.data.published import (
+    CIFAR100_ORDER_SHA256,
+    IMAGENET100_SHA256,
+    cifar100_order,
+    imagenet100_wnids,
+    list_digest,
+)
+from gatf.data.scenario import build_scenario
+from gatf.data.subset import limit_training, long_tail
+from gatf.errors import UserError
+from gatf.settings import DataConfig, ScenarioConfig
+
+
+def toy(classes: int = 6, per_class: int = 10) -> Source:
+    """Images whose only pixel is their place within the class."""
+    labels = torch.arange(classes).repeat(per_class)
+    place = torch.arange(per_class).repeat_interleave(classes)
+    images = place.to(torch.uint8).view(-1, 1, 1, 1)
+    names = tuple("abcdefghijklmnopqrstuvwxyz"[:classes])
+    return Source("toy", names, ImageSet(images, labels), ImageSet(images, labels), (0.5,), (0.5,))
+
+
+def order(source: Source, wanted: object, seed: int = 0) -> tuple[int, ...]:
+    return build_scenario(source, ScenarioConfig(tasks=1, order=wanted), seed).order  # type: ignore[arg-type]
+
+
+def test_cifar100s_published_order() -> None:
+    published = cifar100_order()
+    assert published[:10] == (68, 56, 78, 8, 23, 84, 90, 65, 74, 76)
+    assert published[-4:] == (29, 49, 57, 33)
+    assert sorted(published) == list(range(100))
+    assert list_digest(published) == CIFAR100_ORDER_SHA256
+
+
+def test_imagenet100s_published_list() -> None:
+    wnids = imagenet100_wnids()
+    assert len(set(wnids)) == 100
+    assert wnids[:3] == ("n02869837", "n01749939", "n02488291")
+    assert wnids[-1] == "n02090622"
+    assert all(len(wnid) == 9 and wnid[0] == "n" and wnid[1:].isdecimal() for wnid in wnids)
+    assert list_digest(wnids) == IMAGENET100_SHA256
+
+
+def test_published_seed_and_natural() -> None:
+    source = toy()
+    assert order(source, "natural") == (0, 1, 2, 3, 4, 5)
+    assert order(source, "seed", 3) != order(source, "seed", 4)
+    assert order(source, "published", 3) == order(source, "seed", 3)  # none is published
+    known = replace(source, published_order=(5, 4, 3, 2, 1, 0))
+    assert order(known, "published", 3) == (5, 4, 3, 2, 1, 0)
+    assert order(known, "seed", 3) == order(source, "seed", 3)
+
+
+def test_a_list_of_numbers_or_names() -> None:
+    assert order(toy(), (3, 1)) == (3, 1)
+    assert order(toy(), ("d", "a", 2)) == (3, 0, 2)
+    numbered = replace(toy(), class_names=("5", "4", "3", "2", "1", "0"))
+    assert order(numbered, ("5", 5)) == (0, 5)  # a word is a name first
+
+
+@pytest.mark.parametrize(
+    ("wanted", "message"),
+    [
+        ((0, 6), "lists 6, which is no class of 'toy': give numbers from 0 to 5"),
+        ((0, -1), "lists -1"),
+        (("a", "zebra"), "lists 'zebra'"),
+        (("a", 0), "each at most once"),
+        ((), "at least one class"),
+        ("publishd", "'publishd' is not a file nor one of .*did you mean 'published'"),
+    ],
+)
+def test_a_list_that_does_not_fit(wanted: object, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        order(toy(), wanted)
+
+
+def test_a_file_of_classes(tmp_path: Path) -> None:
+    text, listed = tmp_path / "order.txt", tmp_path / "order.yaml"
+    text.write_text("# mine\nc\n 0 \n\nf\n")
+    listed.write_text("[2, a, f]")
+    assert order(toy(), str(text)) == order(toy(), str(listed)) == (2, 0, 5)
+    listed.write_text("a: 1")
+    with pytest.raises(UserError, match="order.yaml must be a list"):
+        order(toy(), str(listed))
+    listed.write_text("[a")
+    with pytest.raises(UserError, match="order.yaml cannot be read"):
+        order(toy(), str(listed))
+
+
+def test_stopping_early_and_unequal_tasks() -> None:
+    scenario = build_scenario(toy(), ScenarioConfig(task_sizes=(3, 1, 2), stop_after=2, order="natural"), 0)
+    assert scenario.task_sizes == (3, 1)
+    assert scenario.order == (0, 1, 2, 3)
+    assert "task 1: 1 classes (d), 10 training and 10 test images" in str(scenario)
+
+
+def places(part: ImageSet, label: int) -> list[int]:
+    assert isinstance(part.images, torch.Tensor)
+    return part.images[part.labels == label].flatten().tolist()
+
+
+def test_the_first_images_are_kept_and_the_last_of_these_held_out() -> None:
+    source = limit_training(toy(), DataConfig(max_per_class=5, val_fraction=0.4))
+    assert places(source.train, 2) == [0, 1, 2]
+    assert len(source.test) == 60
+    tuned = limit_training(toy(), DataConfig(max_per_class=5, val_fraction=0.4, evaluate_on="validation"))
+    assert places(tuned.train, 2) == [0, 1, 2]
+    assert places(tuned.test, 2) == [3, 4]
+
+
+def test_nothing_is_copied_when_nothing_is_left_out() -> None:
+    source = toy()
+    assert limit_training(source, DataConfig(max_per_class=10)) is source
+
+
+def test_validation_needs_a_fraction() -> None:
+    with pytest.raises(ValueError, match="evaluate_on=validation needs val_fraction above 0"):
+        DataConfig(evaluate_on="validation")
+
+
+def test_the_long_tail() -> None:
+    assert long_tail(100, 3, 100.0).tolist() == [100, 10, 1]
+    assert long_tail(500, 5, 16.0).tolist() == [500, 250, 125, 62, 31]
+    assert long_tail(10, 1, 100.0).tolist() == [10]
+    assert long_tail(3, 4, 100.0).tolist() == [3, 1, 1, 1]  # no class disappears
+    source = limit_training(toy(3), DataConfig(imbalance=9.0))
+    assert torch.bincount(source.train.labels).tolist() == [10, 3, 1]
+    assert places(source.train, 1) == [0, 1, 2]
+    assert torch.bincount(source.test.labels).tolist() == [10, 10, 10]  # the test set stays balanced
+    capped = limit_training(toy(3), DataConfig(imbalance=4.0, max_per_class=8))
+    assert torch.bincount(capped.train.labels).tolist() == [8, 4, 2]
