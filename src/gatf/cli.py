@@ -59,7 +59,7 @@ def run(
     ] = None,
     resume: Annotated[Path | None, typer.Option(help="Go on with the run in this folder.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only the result.")] = False,
-    no_report: Annotated[bool, typer.Option("--no-report", help="Do not write report.html into the run folder.")] = False,
+    no_report: Annotated[bool, typer.Option("--no-report", help="Write no report.html into the run folder.")] = False,
 ) -> None:
     """Learn the classes of a data set task by task, and measure what is remembered."""
     from gatf import experiment

@@ -39,6 +39,8 @@ def report_of_run(folder: Path, console: "Console") -> None:
         write_report([folder], folder / "report.html")
     except Exception as error:
         reason = " ".join(str(error).split()) or type(error).__name__
-        console.print(f"the report could not be written ({reason}); try again with: gatf report {folder}", highlight=False)
+        console.print(
+            f"the report could not be written ({reason}); try again with: gatf report {folder}", highlight=False
+        )
     else:
         console.print(f"report: {folder / 'report.html'}", highlight=False)

@@ -103,9 +103,7 @@ def cifar_pickles() -> Callable[[Path], Path]:
 def image_folder() -> Callable[..., Path]:
     """`image_folder(folder, {"train/cat": 3, "test/cat": 1})`: so many images in each folder."""
 
-    def build(
-        folder: Path, counts: dict[str, int], *, size: tuple[int, int] = (32, 32), kind: str = "PNG"
-    ) -> Path:
+    def build(folder: Path, counts: dict[str, int], *, size: tuple[int, int] = (32, 32), kind: str = "PNG") -> Path:
         seed = 0
         for place, count in counts.items():
             (folder / place).mkdir(parents=True, exist_ok=True)

@@ -61,7 +61,12 @@ def test_a_pickle_that_wants_to_run_code_is_refused(
 ) -> None:
     cifar_pickles(tmp_path)
     monkeypatch.chdir(tmp_path)
-    for content in (b"cos\nsystem\n(S'touch pwned'\ntR.", pickle.dumps({"data": os.getcwd}), pickle.dumps([1]), b"junk"):
+    for content in (
+        b"cos\nsystem\n(S'touch pwned'\ntR.",
+        pickle.dumps({"data": os.getcwd}),
+        pickle.dumps([1]),
+        b"junk",
+    ):
         (tmp_path / "cifar-100-python" / "test").write_bytes(content)
         with pytest.raises(UserError, match=r"test .*get CIFAR-100 again"):
             open_source(DataConfig(name="cifar100", root=str(tmp_path)))

@@ -49,25 +49,25 @@ class TestDistillation:
             raised = of.softmax(1) ** 0.5
             return raised / raised.sum(1, keepdim=True)
 
-        ours = softened_cross_entropy(student, teacher, 2.0)
-        assert -(power(teacher) * power(student).log()).sum(1).mean() == pytest.approx(ours, abs=1e-6)
+        ours = softened_cross_entropy(student, teacher, 2.0).item()
+        assert -(power(teacher) * power(student).log()).sum(1).mean().item() == pytest.approx(ours, abs=1e-6)
         mixed = power(student) + 1e-5 / 2
         mixed = mixed / mixed.sum(1, keepdim=True)
-        assert -(power(teacher) * mixed.log()).sum(1).mean() == pytest.approx(ours, abs=1e-3)
+        assert -(power(teacher) * mixed.log()).sum(1).mean().item() == pytest.approx(ours, abs=1e-3)
 
     def test_ignores_a_constant_per_sample(self) -> None:
         draws = torch.Generator().manual_seed(0)
         student, teacher, shift = (torch.randn(6, n, generator=draws, dtype=torch.float64) for n in (4, 4, 1))
-        assert softened_cross_entropy(student + shift, teacher, 2.0) == pytest.approx(
-            softened_cross_entropy(student, teacher, 2.0)
-        )
+        shifted = softened_cross_entropy(student + shift, teacher, 2.0).item()
+        assert shifted == pytest.approx(softened_cross_entropy(student, teacher, 2.0).item())
 
     def test_groups_add_one_cross_entropy_a_task(self) -> None:
         student, teacher = logits((1.0, 2.0, 0.5, -1.0, 3.0)), logits((0.0, 1.0, 2.0, 0.0, 1.0))
         apart = softened_cross_entropy(student[:, :2], teacher[:, :2], 2.0) + softened_cross_entropy(
             student[:, 2:], teacher[:, 2:], 2.0
         )
-        assert softened_cross_entropy(student, teacher, 2.0, groups=[2, 3]) == pytest.approx(apart)
+        together = softened_cross_entropy(student, teacher, 2.0, groups=[2, 3])
+        assert together.item() == pytest.approx(apart.item())
 
     def test_is_a_sum_over_classes_and_a_mean_over_samples(self) -> None:
         one = softened_cross_entropy(logits((0.0,) * 8), logits((1.0,) * 8), 2.0)
@@ -79,7 +79,7 @@ class TestDistillation:
 def test_the_cross_entropy_is_local_to_the_task() -> None:
     outputs, label = logits((3.0, 3.0, 1.0, 0.0)), torch.tensor([2])
     assert local_cross_entropy(outputs, label, 2).item() == pytest.approx(0.3133, abs=1e-4)
-    assert nn.functional.cross_entropy(outputs, label).item() == pytest.approx(2.2541, abs=1e-4)
+    assert nn.functional.cross_entropy(outputs, label).item() == pytest.approx(2.7817, abs=1e-4)
     outputs[:, :2] += 7
     assert local_cross_entropy(outputs, label, 2).item() == pytest.approx(0.3133, abs=1e-4)
 

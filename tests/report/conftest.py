@@ -22,7 +22,10 @@ def write_run(
     draws = np.random.default_rng([seed, *map(ord, method)])
     size = classes // tasks
     by_class = [
-        [float(np.clip(96 * FADING[method] ** (task - k // size) + draws.normal(0, 2), 0, 100)) for k in range((task + 1) * size)]
+        [
+            float(np.clip(96 * FADING[method] ** (task - number // size) + draws.normal(0, 2), 0, 100))
+            for number in range((task + 1) * size)
+        ]
         for task in range(tasks)
     ]  # fmt: skip
     matrix = [[float(np.mean(row[k : k + size])) for k in range(0, len(row), size)] for row in by_class]

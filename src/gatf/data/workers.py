@@ -2,6 +2,7 @@
 
 import os
 import signal
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -52,17 +53,20 @@ def in_order(function: Callable[[Request], Result], requests: Sequence[Request],
     if workers == 0 or len(requests) < 2:
         yield from map(function, requests)
         return
-    loader: DataLoader[Any] = DataLoader(
-        _Work(function),
-        batch_size=None,
-        sampler=requests,
-        num_workers=min(workers, len(requests)),
-        prefetch_factor=PREFETCH,
-        collate_fn=_as_is,
-        worker_init_fn=_ignore_interrupts,
-        generator=torch.Generator(),  # else every epoch would draw from the global one
-    )
-    for result in loader:
+    with warnings.catch_warnings():  # more workers than cores is the user's choice; Python 3.12 on forking with threads
+        warnings.simplefilter("ignore")
+        loader: DataLoader[Any] = DataLoader(
+            _Work(function),
+            batch_size=None,
+            sampler=requests,
+            num_workers=min(workers, len(requests)),
+            prefetch_factor=PREFETCH,
+            collate_fn=_as_is,
+            worker_init_fn=_ignore_interrupts,
+            generator=torch.Generator(),  # else every epoch would draw from the global one
+        )
+        results = iter(loader)
+    for result in results:
         if isinstance(result, _Failure):
             raise (BadImage if result.bad_image else UserError)(result.message)
         yield result

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from gatf.data.base import ImageSet
-from gatf.data.decode import BadImage, careful_pillow, centre_box, decode, likely_formats
+from gatf.data.decode import BadImage, careful_pillow, centre_box, decode, likely_formats, test_box
 from gatf.data.encoded import Files
 from gatf.data.layouts.folder import class_folders, image_files
 from gatf.data.lazy import LazyImages
@@ -76,7 +76,7 @@ class Given:
         pixels = np.empty((len(self), height, width, 3), np.uint8)
         with careful_pillow():
             for place, (item, name) in enumerate(zip(self.pictures, self.names(), strict=True)):
-                pixels[place] = decode(_encoded(item), name, height, centre_box)
+                pixels[place] = decode(_encoded(item), name, height, test_box if height > SMALL else centre_box)
         return torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous()
 
 

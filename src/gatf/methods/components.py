@@ -20,17 +20,17 @@ def anti_collapse(features: Tensor, clamp: float = 1.0, jitter: float = 1e-6) ->
     """AdaGauss's anti-collapse loss (NeurIPS 2024): −(1/S)·Σ_i min(A_ii, β).
 
     A is the Cholesky factor of the batch's unbiased covariance plus `jitter`·I; features [B, S] with B > S. A matrix
-    that still does not factorise gets ten times the jitter, up to three times.
+    that does not factorise gets ten, a hundred or a thousand times the jitter, whichever is the first to do; which one
+    is chosen on the device, so that nothing waits for it.
     """
     with torch.autocast(features.device.type, enabled=False):
         centred = features.float() - features.float().mean(dim=0)
         covariance = centred.T @ centred / (len(features) - 1)  # [S, S]
         identity = torch.eye(len(covariance), device=covariance.device)
-        lower, failed = torch.linalg.cholesky_ex(covariance + jitter * identity)
-        for rung in (10.0, 100.0, 1000.0):
-            if not failed.item():
-                break
-            lower, failed = torch.linalg.cholesky_ex(covariance + rung * jitter * identity)
+        rungs = jitter * torch.tensor([1.0, 10.0, 100.0, 1000.0], device=covariance.device)
+        _, failed = torch.linalg.cholesky_ex(covariance.detach() + rungs[:, None, None] * identity)  # [4]
+        chosen = rungs.index_select(0, (failed == 0).int().argmax(dim=0, keepdim=True))
+        lower, _ = torch.linalg.cholesky_ex(covariance + chosen * identity)
         return -lower.diagonal().clamp(max=clamp).mean()
 
 

@@ -12,11 +12,11 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
 from gatf import __version__
 from gatf.bench.tables import HEADINGS, aggregate, spread
+from gatf.files import write_text
 from gatf.report.load import Run, by_row, load_runs
 from gatf.report.sections import GROUPS, FigureSpec, Section, build_sections
 from gatf.report.style import NAMES, css_variables, line_styles
 from gatf.report.svg import inline_svg, save_figure
-from gatf.files import write_text
 
 EXPLAINED = {
     "A_last %": "accuracy over all classes after the last task",
@@ -118,14 +118,22 @@ def cards(runs: Sequence[Run]) -> list[tuple[str, str, str]]:
     table = aggregate(run.result for run in runs)
     contenders = [row for row in table if row["method"] not in ("joint", "finetune")] or table
     best = max(contenders, key=lambda row: row["a_last"])
-    of = "" if len(table) == 1 else f" of {best['row']}, the best here"
+    of = "" if len(table) == 1 else f" of {best['row']}"
     shown = [
-        (spread(best["a_last"], best["a_last_std"]) + " %", "A_last" + of, EXPLAINED["A_last %"]),
-        (spread(best["a_inc"], best["a_inc_std"]) + " %", "A_inc" + (of and f" of {best['row']}"), EXPLAINED["A_inc %"]),
+        (
+            spread(best["a_last"], best["a_last_std"]) + " %",
+            "A_last" + (of and f"{of}, the best here"),
+            EXPLAINED["A_last %"],
+        ),
+        (
+            spread(best["a_inc"], best["a_inc_std"]) + " %",
+            "A_inc" + (of and f" of {best['row']}"),
+            EXPLAINED["A_inc %"],
+        ),
     ]
     if best["forgetting"] is not None:
-        name = "forgetting" + (of and f" of {best['row']}")
-        shown.append((spread(best["forgetting"], best["forgetting_std"]), name, EXPLAINED["forgetting"]))
+        forgotten = spread(best["forgetting"], best["forgetting_std"])
+        shown.append((forgotten, "forgetting" + of, EXPLAINED["forgetting"]))
     bytes_kept = best["bytes_per_class"]
     kept = f"{bytes_kept / 1024:.1f} kB" if bytes_kept >= 1024 else f"{bytes_kept} B"
     shown.append((kept, "kept for each class", "beside the network, instead of images"))
@@ -183,5 +191,3 @@ def runs_table(runs: Sequence[Run]) -> Table:
 def _config_text(runs: Sequence[Run]) -> str:
     """The config of a row's first run; its other runs differ in the seed."""
     return str(yaml.safe_dump(runs[0].config, sort_keys=False, allow_unicode=True))
-
-

@@ -86,15 +86,17 @@ def lines_over_tasks(series: Mapping[str, Sequence[Sequence[float]]], *, first: 
 
 
 def whole_ticks(first: int, last: int) -> list[int]:
-    """At most about ten whole numbers."""
-    step = max(1, -(-(last - first + 1) // 10))
-    return list(range(first, last + 1, step))
+    """Every whole number while there are few, else the first and the multiples of five or more."""
+    if last - first < 12:
+        return list(range(first, last + 1))
+    step = 5 * max(1, round((last - first) / 40))
+    return [first, *(number for number in range(step, last + 1, step) if number - first > step / 2)]
 
 
 def label_ends(axes: Axes, ends: Mapping[str, tuple[float, float]], styles: Mapping[str, LineStyle]) -> None:
     """Names beside the ends of lines, pushed apart where they would touch, instead of a legend to look up."""
     low, high = axes.get_ylim()
-    gap = (high - low) * 0.056
+    gap = (high - low) * 0.06
     heights = spread_apart([height for _, height in ends.values()], gap, low + gap / 2, high)
     right = axes.get_xlim()[1]
     for (row, (_, _)), height in zip(ends.items(), heights, strict=True):

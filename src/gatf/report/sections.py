@@ -88,10 +88,16 @@ def _accuracy(runs: Sequence[Run], prefix: str) -> FigureSpec:
     if len(table) == 1:
         only = table[0]
         start = runs[0].summary["accuracy_seen"][0]
-        sentence = f"Accuracy over all classes so far goes from {start:.0f} % to {only['a_last']:.0f} %; a flat line would be a learner that forgets nothing."
+        sentence = (
+            f"Accuracy over all classes so far goes from {start:.0f} % to {only['a_last']:.0f} %; "
+            "a flat line would be a learner that forgets nothing."
+        )
     else:
         best = max(contenders, key=lambda row: row["a_last"])
-        sentence = f"The higher a line ends, the more is remembered: {best['row']} ends at {best['a_last']:.1f} %{_distance(best, table)}."
+        sentence = (
+            f"The higher a line ends, the more is remembered: {best['row']} ends at {best['a_last']:.1f} %"
+            f"{_distance(best, table)}."
+        )
     return FigureSpec(
         f"{prefix}accuracy", "Accuracy over tasks", sentence + _seeds(runs),
         f"Line chart of the accuracy on all classes seen so far after each task. Last values: {ends}.",
@@ -125,7 +131,7 @@ def _confusion(runs: Sequence[Run], prefix: str) -> FigureSpec:
         f"Low is good: after the last task {ends[worst]:.0f} % of the old images "
         f"{'go' if len(ends) == 1 else f'of {worst} go'} to the newest classes, the typical way to forget."
         + _seeds(runs),
-        f"Line chart of the share of old-class test images predicted as a class of the newest task. Last values: {told}.",
+        f"Line chart of the share of old-class test images taken for a class of the newest task. Last values: {told}.",
         lambda: plots.confusion_over_tasks(runs),
     )  # fmt: skip
 
@@ -137,21 +143,22 @@ def _matrix(row: str, runs: Sequence[Run], prefix: str) -> FigureSpec:
     return FigureSpec(
         f"{prefix}matrix-{_slug(row)}", row,
         f"Of task 1, {first:.0f} % is right at the end; it was {start:.0f} % when it was new.",
-        f"Heat map of {row}: accuracy in percent on each task's test images (columns) after each of {len(matrix)} tasks "
-        f"(rows). Last row: {', '.join(f'{value:.0f}' for value in matrix[-1])}.",
+        f"Heat map of {row}: accuracy in percent on each task's test images (columns) after each task (rows). "
+        f"Last row: {', '.join(f'{value:.0f}' for value in matrix[-1])}.",
         lambda: plots.accuracy_matrix(runs), group=TASKS,
     )  # fmt: skip
 
 
 def _classes(row: str, runs: Sequence[Run], prefix: str) -> FigureSpec:
-    last = [sum(values) / len(runs) for values in zip(*(run.summary["accuracy_by_class"][-1] for run in runs), strict=True)]
+    last = [
+        sum(values) / len(runs) for values in zip(*(run.summary["accuracy_by_class"][-1] for run in runs), strict=True)
+    ]
     names = runs[0].summary["class_names"]
     worst = min(range(len(last)), key=lambda number: last[number])
     best = max(range(len(last)), key=lambda number: last[number])
+    end = f"At the end “{names[worst]}” is lowest with {last[worst]:.0f} %, “{names[best]}” highest with {last[best]:.0f} %."
     return FigureSpec(
-        f"{prefix}classes-{_slug(row)}", row,
-        f"At the end “{names[worst]}” is lowest with {last[worst]:.0f} %, “{names[best]}” highest with {last[best]:.0f} %.",
-        f"Heat map of {row}: accuracy in percent on each class (rows) after each task (columns). At the end the lowest is "
-        f"{names[worst]} with {last[worst]:.0f}, the highest {names[best]} with {last[best]:.0f}.",
+        f"{prefix}classes-{_slug(row)}", row, end,
+        f"Heat map of {row}: accuracy in percent on each class (rows) after each task (columns). {end}",
         lambda: plots.accuracy_by_class(runs), group=CLASSES,
     )  # fmt: skip

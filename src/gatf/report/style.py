@@ -31,7 +31,7 @@ NAMES = {
     ON_PALE: "on-pale", ON_DEEP: "on-deep",
 }  # fmt: skip
 
-RC: dict[str, Any] = {
+RC: Any = {
     "font.family": "DejaVu Sans",
     "font.size": 9.5,
     "axes.titlesize": 9.5,

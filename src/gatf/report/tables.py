@@ -9,7 +9,9 @@ from rich.table import Table
 def print_summary(summary: dict[str, Any], console: Console) -> None:
     """The accuracy matrix of a run and its headline numbers."""
     matrix = summary["accuracy_matrix"]
-    title = f"{summary['method']} on {summary['dataset']}, seed {summary['seed']}: accuracy in % on each task's test images"
+    title = (
+        f"{summary['method']} on {summary['dataset']}, seed {summary['seed']}: accuracy in % on each task's test images"
+    )
     table = Table(title=title, title_justify="left", header_style="bold")
     table.add_column("after task", justify="right")
     for task in range(len(matrix)):

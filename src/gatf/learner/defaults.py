@@ -1,0 +1,105 @@
+"""Settings from the data: what a person who only has images would otherwise have to choose.
+
+Whatever is given by hand wins. The choices follow the shipped recipes (`digits`, `cifar100-cpu`).
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from gatf.config import RunConfig, load_config
+from gatf.errors import UserError
+from gatf.methods import method_class
+from gatf.settings import StageConfig
+
+TINY_SIDE, MEMORY_SIDE = 16, 64
+"""Up to the first, the small network; up to the second, a 3×3 stem."""
+ANCHORS_PER_UPDATE = 30
+"""How often GATF estimates its anchor during an update."""
+
+
+def first_config(
+    *, method: str, shape: tuple[int, int, int], images: int, device: str, seed: int, overrides: Mapping[str, Any]
+) -> RunConfig:
+    """The settings of a new model; `overrides` are dotted paths."""
+    side = shape[1]
+    tiny = side <= TINY_SIDE
+    chosen = method_class(method)
+    if not chosen.exemplar_free:
+        raise UserError(f"method '{method}' needs all earlier images at every update; choose another one")
+    sections: dict[str, Any] = {
+        "data": {"name": "folder", "augment": augmentation(side)},
+        "backbone": {
+            "name": "small" if tiny else "resnet18",
+            "width": 32 if tiny else width(images),
+            "stem": "3x3" if side <= MEMORY_SIDE else "7x7",
+            "bottleneck": 32 if tiny else 64,
+        },
+        "seed": seed,
+        "device": device,
+    }
+    dim = dict(overrides).get("backbone.bottleneck") or sections["backbone"]["bottleneck"]
+    sections["optimisation"] = {name: stage(images, dim, first=name == "first") for name in ("first", "next")}
+    if method == "gatf":
+        sections["method"] = {"name": "gatf", "refresh": refresh(images)}
+    return load_config(sections, method=method, overrides=dict(overrides))
+
+
+def next_config(config: RunConfig, *, images: int, overrides: Mapping[str, Any]) -> RunConfig:
+    """The settings of a later update: as before, with epochs and batch chosen for its number of images.
+
+    What the model is made of cannot change any more.
+    """
+    for path in overrides:
+        if path.split(".")[0] in ("backbone", "data", "scenario") or path in ("method.name", "method.readout"):
+            raise UserError(f"'{path}' was fixed when the model was first fitted and cannot change in an update")
+    base = config.model_dump(mode="json")
+    kept = base["optimisation"]["next"]
+    chosen = stage(images, config.backbone.bottleneck or 0, first=False)
+    kept |= {name: chosen[name] for name in ("epochs", "batch_size")}
+    if config.method.name == "gatf":
+        base["method"]["refresh"] = refresh(images)
+    return load_config(base, method=config.method.name, overrides=dict(overrides))
+
+
+def width(images: int) -> int:
+    """Channels of the first stage: a wider network needs more images."""
+    return 16 if images < 5_000 else 32 if images < 50_000 else 64
+
+
+def epochs(images: int) -> int:
+    """About 200 000 images are looked at, in no fewer than 30 and no more than 60 passes."""
+    return min(max(200_000 // max(images, 1), 30), 60)
+
+
+def refresh(images: int) -> int:
+    return max(1, epochs(images) // ANCHORS_PER_UPDATE)
+
+
+def stage(images: int, dim: int, *, first: bool) -> dict[str, Any]:
+    """Optimisation of one update. A batch must have more images than there are feature dimensions."""
+    batch = 64 if images < 2_000 else 128 if images < 20_000 else 256
+    while batch <= dim:
+        batch *= 2
+    few_steps = images < 50 * batch
+    chosen = StageConfig(
+        epochs=epochs(images), batch_size=batch, lr=0.1 if first else 0.01, clip=10.0 if few_steps else 1.0
+    )
+    return chosen.model_dump()
+
+
+def augmentation(side: int) -> list[str]:
+    """Steps for training images; small ones are shifted by a pixel, large ones cut and mirrored like photos."""
+    if side <= TINY_SIDE:
+        return ["crop:1"]
+    return ["crop:4", "flip"] if side <= MEMORY_SIDE else [f"resized_crop:{side}", "flip"]
+
+
+def describe(config: RunConfig, *, shape: tuple[int, int, int], images: int, first: bool) -> str:
+    """One line of what was chosen, with the names that change it."""
+    stage = config.optimisation.stage(0 if first else 1)
+    backbone = config.backbone
+    made = (
+        f"{shape[1]}×{shape[2]} {'grey' if shape[0] == 1 else 'colour'} images, backbone {backbone.name} "
+        f"(width {backbone.width}, features {backbone.bottleneck}), method {config.method.name}; "
+    )
+    return f"{made if first else ''}{images} images, {stage.epochs} epochs, batches of {stage.batch_size}"

@@ -1,0 +1,222 @@
+"""EWC, by the checks of its specification."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from gatf.config import RunConfig
+from gatf.data.loader import Batch
+from gatf.experiment import Experiment
+from gatf.methods.ewc import (
+    EWC,
+    EWCConfig,
+    LabelMode,
+    Springs,
+    batch_squares,
+    kept_buffers,
+    merge_importance,
+    sample_squares,
+)
+
+Tiny = Callable[..., RunConfig]
+Learn = Callable[..., Experiment]
+
+
+class Toy(nn.Module):
+    """Logits (w·x, 0)."""
+
+    def __init__(self, weight: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor(weight))
+        self.unused = nn.Parameter(torch.tensor(1.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.stack([self.weight * x[:, 0], torch.zeros_like(x[:, 0])], dim=1)
+
+
+def toy_batch(labels: list[int]) -> Batch:
+    return Batch(torch.ones(len(labels), 1), torch.tensor(labels), 0, 0, torch.Generator().manual_seed(0))
+
+
+class TestFisherByHand:
+    """x = 1, w = ln 3, so p = 0.75; two samples with labels 0 and 1."""
+
+    @pytest.mark.parametrize(
+        ("squares", "mode", "expected"),
+        [
+            (sample_squares, "max_pred", 0.0625),
+            (batch_squares, "max_pred", 0.0625),
+            (sample_squares, "ground_truth", 0.3125),
+            (batch_squares, "ground_truth", 0.0625),
+        ],
+    )
+    def test_two_samples(self, squares: Callable[..., dict[str, Tensor]], mode: LabelMode, expected: float) -> None:
+        fisher = squares(Toy(math.log(3)), toy_batch([0, 1]), mode, ["weight", "unused"])
+        assert fisher["weight"].item() == pytest.approx(expected, rel=1e-5)
+        assert fisher["unused"].item() == 0.0
+
+    def test_drawn_labels_estimate_the_exact_fisher(self) -> None:
+        fisher = sample_squares(Toy(math.log(3)), toy_batch([0] * 20_000), "sampled", ["weight"])
+        assert fisher["weight"].item() == pytest.approx(0.1875, abs=0.006)
+
+    def test_samples_are_taken_in_chunks(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("gatf.methods.ewc.GRADIENT_ELEMENTS", 2)
+        fisher = sample_squares(Toy(math.log(3)), toy_batch([0, 1, 1]), "ground_truth", ["weight"])
+        assert fisher["weight"].item() == pytest.approx((0.0625 + 2 * 0.5625) / 3, rel=1e-5)
+
+
+def test_merging() -> None:
+    first, second = torch.tensor(0.2), torch.tensor(0.4)
+
+    def merged(alpha: float | str) -> list[float]:
+        after_first = merge_importance(torch.tensor(0.0), first, alpha, seen_before=0, seen=10)
+        after_second = merge_importance(after_first, second, alpha, seen_before=10, seen=20)
+        return [round(value.item(), 6) for value in (after_first, after_second)]
+
+    assert merged(0.5) == [0.1, 0.25]
+    assert merged("class_share") == [0.2, 0.3]
+    assert merged("sum") == [0.2, 0.6]
+
+
+class TestSprings:
+    def test_the_minimum_is_between_new_and_old(self) -> None:
+        """(a/2)(θ−b)² + (λF/2)(θ−θ*)² with a = b = 1, θ* = 0, λF = 3: θ = 0.25."""
+        springs, theta = Springs(), nn.Parameter(torch.tensor([0.9]))
+        springs.set("net.theta", torch.tensor([[3.0]]), torch.tensor([[0.0]]))
+        optimiser = torch.optim.SGD([theta], lr=0.1)
+        for _ in range(200):
+            optimiser.zero_grad()
+            (0.5 * (theta - 1).square().sum() + springs.penalty({"net.theta": theta})).backward()
+            optimiser.step()
+        assert theta.item() == pytest.approx(0.25, abs=1e-6)
+
+    def test_at_the_anchor_there_is_no_pull(self) -> None:
+        springs, theta = Springs(), nn.Parameter(torch.randn(3, 2, generator=torch.Generator().manual_seed(0)))
+        springs.set("theta", torch.rand(1, 3, 2), theta.detach().clone()[None])
+        penalty = springs.penalty({"theta": theta})
+        penalty.backward()
+        assert penalty.item() == 0.0
+        assert theta.grad is not None
+        assert not theta.grad.any()
+
+    def test_several_penalties_add(self) -> None:
+        springs, theta = Springs(), nn.Parameter(torch.tensor([1.0]))
+        springs.set("theta", torch.tensor([[2.0], [4.0]]), torch.tensor([[0.0], [3.0]]))
+        assert springs.penalty({"theta": theta}).item() == pytest.approx(0.5 * (2 * 1 + 4 * 4))
+
+    def test_takes_what_a_state_holds(self) -> None:
+        full, empty = Springs(), Springs()
+        full.set("a.weight", torch.rand(2, 3), torch.rand(2, 3))
+        empty.load_state_dict(full.state_dict())
+        assert [name for name, _, _ in empty.items()] == ["a.weight"]
+        assert torch.equal(empty.state_dict()["importance/a/weight"], full.state_dict()["importance/a/weight"])
+        full.load_state_dict(Springs().state_dict())
+        assert full.items() == []
+
+
+def finetune_like(config: RunConfig, tiny_config: Tiny) -> RunConfig:
+    same = {"optimisation": config.optimisation, "backbone": config.backbone}
+    return tiny_config("finetune").model_copy(update=same)
+
+
+def same_network(ours: nn.Module, theirs: nn.Module) -> bool:
+    left, right = ours.state_dict(), theirs.state_dict()
+    return all(torch.equal(left[name], right[name]) for name in right)
+
+
+def test_without_penalty_it_is_finetuning_bit_for_bit(tiny_config: Tiny, learn: Learn) -> None:
+    config = tiny_config("ewc", **{"method.penalty": 0.0, "method.fix_bn": False})
+    theirs = learn(finetune_like(config, tiny_config), tasks=3).method
+    assert same_network(learn(config, tasks=3).method, theirs)
+
+
+def test_without_importance_it_is_finetuning_bit_for_bit(
+    tiny_config: Tiny, learn: Learn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tiny_config("ewc", **{"method.fix_bn": False})
+    theirs = learn(finetune_like(config, tiny_config), tasks=2).method
+    monkeypatch.setattr("gatf.methods.ewc.merge_importance", lambda old, new, *rest, **named: torch.zeros_like(new))
+    assert same_network(learn(config, tasks=2).method, theirs)
+
+
+def test_stiff_springs_hold_the_backbone_while_the_head_learns(tiny_config: Tiny, learn: Learn, train: Any) -> None:
+    overrides = {"method.penalty": 1000.0, "optimisation.next.lr": 1e-3}
+    experiment = learn(tiny_config("ewc", **overrides), tasks=1)
+    method, data = experiment.method, experiment.task_data(1)
+    assert isinstance(method, EWC)
+    for name, importance, anchor in method.springs.items():
+        method.springs.set(name, torch.ones_like(importance), anchor)
+    before = {name: tensor.clone() for name, tensor in method.state_dict().items()}
+    method.begin_task(data.info)
+    (phase,) = method.phases(data.info)
+    start = method.heads.layers[1].weight.detach().clone()
+    train(experiment, phase, data)
+    moved = max(
+        (weight - before[f"backbone.{name}"]).abs().max() for name, weight in method.backbone.named_parameters()
+    )
+    assert moved < 1e-4
+    assert (method.heads.layers[1].weight - start).abs().max() > 1e-3
+    assert torch.equal(method.heads.layers[0].weight, before["heads.layers.0.weight"])
+    assert torch.equal(method.heads.layers[0].bias, before["heads.layers.0.bias"])
+
+
+def test_the_fisher_pass_leaves_no_trace_in_batch_norm(tiny_config: Tiny, learn: Learn) -> None:
+    experiment = learn(tiny_config("ewc"), tasks=1)
+    method, data = experiment.method, experiment.task_data(0)
+    before = {name: buffer.clone() for name, buffer in method.backbone.named_buffers()}
+    method.end_task(data)
+    assert all(torch.equal(buffer, before[name]) for name, buffer in method.backbone.named_buffers())
+    assert not method.backbone.training
+    net = nn.BatchNorm1d(2)
+    with kept_buffers(net):
+        net(torch.randn(8, 2))
+        assert net.num_batches_tracked == 1
+    assert net.num_batches_tracked == 0
+
+
+def test_batch_norm_rests_after_the_first_task(tiny_config: Tiny, learn: Learn) -> None:
+    one, two = (learn(tiny_config("ewc"), tasks=tasks).method.backbone for tasks in (1, 2))
+    buffers = dict(two.named_buffers())
+    assert all(torch.equal(buffer, buffers[name]) for name, buffer in one.named_buffers())
+
+
+def test_old_heads_move_and_are_tied_in_pycils_form(tiny_config: Tiny, learn: Learn) -> None:
+    one, two = (learn(tiny_config("ewc", **{"method.preset": "pycil"}), tasks=tasks).method for tasks in (1, 2))
+    assert not torch.equal(one.heads.layers[0].weight, two.heads.layers[0].weight)
+    names = [name for name, _, _ in two.springs.items()]
+    assert "heads.layers.0.weight" in names
+    assert "heads.layers.1.bias" in names
+    assert max(importance.max() for _, importance, _ in two.springs.items()) <= 1e-4
+
+
+def test_one_penalty_a_task(tiny_config: Tiny, learn: Learn) -> None:
+    overrides = {"method.per_task": True, "method.granularity": "sample", "method.label_mode": "sampled"}
+    method = learn(tiny_config("ewc", **overrides), tasks=2).method
+    sizes = {len(importance) for _, importance, _ in method.springs.items()}
+    assert sizes == {2}
+    anchors = {name: anchor for name, _, anchor in method.springs.items()}
+    assert torch.equal(anchors["backbone.blocks.0.0.weight"][1], method.backbone.blocks[0][0].weight)
+
+
+def test_it_tells_importance_and_stability(tiny_config: Tiny, learn: Learn) -> None:
+    method = learn(tiny_config("ewc"), tasks=1).method
+    (notice,) = method.notices
+    assert notice.values["bound"] == pytest.approx(3.8)
+    assert 0 < notice.values["mean"] < notice.values["max"]
+    # half of F_new is kept; lr 0.01, λ 5000
+    assert notice.values["step"] == pytest.approx(0.01 * 5000 * notice.values["max"] / 2, rel=1e-5)
+
+
+def test_what_is_kept_per_class(tiny_config: Tiny) -> None:
+    assert Experiment(tiny_config("ewc")).method.bytes_per_class() == 4 * 33
+
+
+def test_presets() -> None:
+    assert EWCConfig(preset="pycil").fisher_cap == 1e-4
+    assert EWCConfig(preset="facil").fix_bn is False
+    assert EWCConfig(preset="pycil", penalty=7).penalty == 7
+    assert EWCConfig().fix_bn is True

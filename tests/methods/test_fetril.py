@@ -1,0 +1,192 @@
+"""FeTrIL, by the checks of its specification."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from sklearn.svm import LinearSVC
+from torch import Tensor
+
+from gatf.config import RunConfig
+from gatf.experiment import Experiment, start
+from gatf.geometry.readout import nearest_mean_distances
+from gatf.geometry.svm import fit_svm
+from gatf.methods.components import class_means
+from gatf.methods.fetril import FeTrIL, Imitations, choose_sources
+
+Tiny = Callable[..., RunConfig]
+
+
+def clouds(seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+    """Features of three new classes (3, 4, 5) of 6, 4 and 9 images, their labels, and means of three old ones."""
+    draws = torch.Generator().manual_seed(seed)
+    labels = torch.tensor([3] * 6 + [4] * 4 + [5] * 9)[torch.randperm(19, generator=draws)]
+    features = torch.rand(19, 4, generator=draws, dtype=torch.float64) + labels[:, None]
+    return features, labels, 10 * torch.rand(3, 4, generator=draws, dtype=torch.float64)
+
+
+def with_means(features: Tensor, labels: Tensor, old: Tensor) -> Tensor:
+    return torch.cat([old, class_means(features, labels - len(old), classes=3)])
+
+
+class TestTranslation:
+    def test_by_hand(self) -> None:
+        """{(2,0),(4,0)} with mean (3,0) moved to (0,5): {(−1,5),(1,5)}."""
+        features, labels = torch.tensor([[2.0, 0.0], [4.0, 0.0]]), torch.tensor([1, 1])
+        means = torch.tensor([[0.0, 5.0], [3.0, 0.0]])
+        pseudo = Imitations.of(features, labels, means, torch.tensor([1]))
+        assert torch.equal(pseudo[:], torch.tensor([[-1.0, 5.0], [1.0, 5.0], [2.0, 0.0], [4.0, 0.0]]))
+        assert pseudo.labels.tolist() == [0, 0, 1, 1]
+
+    def test_means_are_the_old_ones_and_covariances_their_sources(self) -> None:
+        features, labels, old = clouds()
+        sources = torch.tensor([5, 3, 5])
+        pseudo = Imitations.of(features, labels, with_means(features, labels, old), sources)
+        assert torch.bincount(pseudo.labels).tolist() == [9, 6, 9, 6, 4, 9]
+        for p, source in enumerate(sources.tolist()):
+            own, real = pseudo[:][pseudo.labels == p], features[labels == source]
+            torch.testing.assert_close(own.mean(0), old[p], atol=1e-5, rtol=0)
+            torch.testing.assert_close(own.T.cov(), real.T.cov(), atol=1e-12, rtol=0)
+
+    def test_new_classes_keep_their_features(self) -> None:
+        features, labels, old = clouds()
+        pseudo = Imitations.of(features, labels, with_means(features, labels, old), torch.tensor([3, 3, 3]))
+        for c in (3, 4, 5):
+            torch.testing.assert_close(pseudo[:][pseudo.labels == c], features[labels == c], atol=0, rtol=0)
+
+    def test_nearest_mean_on_them_is_nearest_mean_on_the_stored_means(self) -> None:
+        features, labels, old = clouds()
+        means = with_means(features, labels, old)
+        pseudo = Imitations.of(features, labels, means, torch.tensor([3, 4, 5]))
+        again = class_means(pseudo[:], pseudo.labels, classes=6)
+        torch.testing.assert_close(nearest_mean_distances(features, again), nearest_mean_distances(features, means))
+
+
+class TestSources:
+    def test_angle_and_distance_differ_as_they_should(self) -> None:
+        """μ = (1,0), candidates (10,0) and (1,1): by angle the first (1 against 0.707), by distance the second."""
+        old, new = torch.tensor([[1.0, 0.0]]), torch.tensor([[10.0, 0.0], [1.0, 1.0]])
+        assert choose_sources(old, new, similarity="cosine").tolist() == [0]
+        assert choose_sources(old, new, similarity="euclidean").tolist() == [1]
+
+    def test_a_tie_goes_to_the_first(self) -> None:
+        old, new = torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 1.0], [2.0, 0.0], [5.0, 0.0]])
+        assert choose_sources(old, new, similarity="cosine").tolist() == [1]
+
+    def test_later_ranks(self) -> None:
+        old, new = torch.tensor([[1.0, 0.0]]), torch.tensor([[1.0, 0.1], [1.0, 0.0], [0.0, 1.0]])
+        ranks = [choose_sources(old, new, similarity="cosine", rank=k).item() for k in (1, 2, 3, 9)]
+        assert ranks == [1, 0, 2, 2]
+
+    def test_a_dead_mean_is_no_error(self) -> None:
+        assert choose_sources(torch.zeros(1, 2), torch.ones(2, 2), similarity="cosine").tolist() == [0]
+
+
+def problem() -> tuple[Tensor, Tensor]:
+    draws = torch.Generator().manual_seed(0)
+    features = torch.randn(40, 3, generator=draws, dtype=torch.float64)
+    return features, (features @ torch.randn(3, 3, generator=draws, dtype=torch.float64)).argmax(1)
+
+
+class TestSvm:
+    @pytest.mark.parametrize("penalty", [1.0, 0.05, 20.0])
+    def test_agrees_with_liblinear_to_six_digits(self, penalty: float) -> None:
+        features, labels = problem()
+        weight, bias = fit_svm(features, labels, classes=3, penalty=penalty, tolerance=1e-12)
+        oracle = LinearSVC(dual=False, C=penalty, tol=1e-12, max_iter=100_000)
+        oracle.fit(features.numpy(), labels.numpy())
+        torch.testing.assert_close(weight, torch.from_numpy(oracle.coef_), atol=1e-6, rtol=1e-6)
+        torch.testing.assert_close(bias, torch.from_numpy(oracle.intercept_), atol=1e-6, rtol=1e-6)
+
+    def test_liblinear_penalises_the_bias(self) -> None:
+        """Without the ½b² the minimiser is another: pushing its weight down tenfold moves the answer."""
+        features, labels = problem()
+        weight, bias = fit_svm(features + 1, labels, classes=3, tolerance=1e-12)
+        moved, moved_bias = fit_svm(features, labels, classes=3, tolerance=1e-12)
+        assert (bias + weight.sum(1) - moved_bias).abs().max() > 1e-3  # not translation invariant
+        assert (weight - moved).abs().max() > 1e-3
+
+    def test_stops_at_the_tolerance(self) -> None:
+        features, labels = problem()
+        rough, _ = fit_svm(features, labels, classes=3, tolerance=1e-4)
+        fine, _ = fit_svm(features, labels, classes=3, tolerance=1e-12)
+        torch.testing.assert_close(rough, fine, atol=1e-3, rtol=1e-3)
+
+    def test_one_class_alone(self) -> None:
+        weight, bias = fit_svm(torch.rand(5, 3), torch.zeros(5, dtype=torch.long), classes=1)
+        assert weight.isfinite().all()
+        assert bias.isfinite().all()
+
+    def test_translates_of_one_cloud_are_learnt_exactly(self) -> None:
+        """Where the old classes really are translates, the classifier is that of the real features."""
+        draws = torch.Generator().manual_seed(3)
+        cloud = torch.rand(12, 4, generator=draws, dtype=torch.float64)
+        places = 3 * torch.rand(4, 4, generator=draws, dtype=torch.float64)
+        real, labels = (cloud + places[:, None]).flatten(0, 1), torch.arange(4).repeat_interleave(12)
+        means = class_means(real, labels, classes=4)
+        new = labels >= 2
+        sources = 2 + choose_sources(means[:2], means[2:], similarity="cosine")
+        pseudo = Imitations.of(real[new], labels[new], means, sources)
+        ours = fit_svm(torch.nn.functional.normalize(pseudo[:], dim=1), pseudo.labels, classes=4, tolerance=1e-10)
+        theirs = fit_svm(torch.nn.functional.normalize(real, dim=1), labels, classes=4, tolerance=1e-10)
+        for mine, other in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(mine, other, atol=1e-7, rtol=1e-7)
+
+
+def run_tasks(config: RunConfig, tasks: int = 2) -> tuple[Experiment, list[Tensor]]:
+    """Tasks without training the network; features of fixed images after each."""
+    experiment = Experiment(config)
+    method = experiment.method
+    assert isinstance(method, FeTrIL)
+    images = next(iter(experiment.task_data(0).batches("test"))).images
+    seen = []
+    for task in range(tasks):
+        method.train()
+        method.begin_task(experiment.task_info(task))
+        assert (method.phases(experiment.task_info(task)) == []) == (task > 0)
+        method.eval()
+        method.end_task(experiment.task_data(task))
+        with torch.no_grad():
+            seen.append(method.backbone(images))
+    return experiment, seen
+
+
+def test_the_backbone_is_bit_identical_after_task_0(tiny_config: Tiny) -> None:
+    experiment, seen = run_tasks(tiny_config("fetril"), 3)
+    assert torch.equal(seen[0], seen[1])
+    assert torch.equal(seen[1], seen[2])
+    assert experiment.method.head is None
+
+
+def test_fc_starts_from_the_trained_head_and_keeps_old_rows(tiny_config: Tiny) -> None:
+    """With a rate of nearly zero the old rows are those of task 0, the new ones within ±√(3/D), their bias zero."""
+    fc = {"method.classifier": "fc", "method.fc_lr": 1e-12, "method.fc_epochs": 1, "method.fc_weight_decay": 0}
+    experiment = Experiment(tiny_config("fetril", **fc))
+    method = experiment.method
+    assert isinstance(method, FeTrIL)
+    method.begin_task(experiment.task_info(0))
+    trained = method.head.weight.detach().clone()
+    method.end_task(experiment.task_data(0))
+    assert torch.equal(method.memory.weight, trained)
+    method.begin_task(experiment.task_info(1))
+    method.end_task(experiment.task_data(1))
+    torch.testing.assert_close(method.memory.weight[:2], trained)
+    assert method.memory.weight[2:].abs().max() <= (3 / method.feature_dim) ** 0.5
+    assert method.memory.bias[2:].abs().max() < 1e-6
+    assert method.bytes_per_class() == 4 * (2 * 32 + 1)
+
+
+def test_bytes_per_class(tiny_config: Tiny) -> None:
+    """One mean: 2 KiB in 512 dimensions."""
+    assert Experiment(tiny_config("fetril")).method.bytes_per_class() == 4 * 32
+
+
+@pytest.mark.parametrize("classifier", ["svc", "fc"])
+@pytest.mark.parametrize("rotation", [False, True])
+def test_runs_and_learns(tiny_config: Tiny, tmp_path: Path, classifier: str, rotation: bool) -> None:
+    settings: dict[str, Any] = {"method.classifier": classifier, "method.task0_rotation": rotation}
+    settings["optimisation.first.epochs"] = 12
+    summary = start(tiny_config("fetril", **settings), tmp_path / "run")
+    assert summary["a_last"] > 50

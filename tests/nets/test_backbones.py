@@ -1,0 +1,203 @@
+"""Backbones: shapes, pretrained weights, modules of other people."""
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from gatf.errors import UserError
+from gatf.nets import build_backbone, wrap_backbone
+from gatf.nets.foreign import Wrapped
+from gatf.nets.pretrained import load_pretrained
+from gatf.nets.resnet import ResNet18
+from gatf.settings import BackboneConfig
+
+NARROW: dict[str, Any] = {"width": 4, "stem": "7x7"}
+
+
+def published(width: int = 4, seed: int = 0) -> dict[str, Tensor]:
+    """Tensors as timm/resnet18.tv_in1k and torchvision name them, for a narrower network."""
+    tensors = {"conv1.weight": (width, 3, 7, 7)}
+    inputs = width
+    for stage in range(1, 5):
+        outputs = width * 2 ** (stage - 1)
+        for block in range(2):
+            name = f"layer{stage}.{block}"
+            tensors[f"{name}.conv1.weight"] = (outputs, inputs if block == 0 else outputs, 3, 3)
+            tensors[f"{name}.conv2.weight"] = (outputs, outputs, 3, 3)
+            if block == 0 and inputs != outputs:
+                tensors[f"{name}.downsample.0.weight"] = (outputs, inputs, 1, 1)
+        inputs = outputs
+    norms = {"bn1": width}
+    for name, shape in list(tensors.items()):
+        if name != "conv1.weight":
+            norm = name.removesuffix(".weight").replace("conv", "bn").replace("downsample.0", "downsample.1")
+            norms[norm] = shape[0]
+    for name, size in norms.items():
+        for part in ("weight", "bias", "running_mean", "running_var"):
+            tensors[f"{name}.{part}"] = (size,)
+    tensors |= {"fc.weight": (1000, 8 * width), "fc.bias": (1000,)}
+    draws = torch.Generator().manual_seed(seed)
+    return {name: torch.rand(shape, generator=draws) for name, shape in tensors.items()}
+
+
+@pytest.mark.parametrize(("stem", "size"), [("3x3", 32), ("3x3", 64), ("7x7", 224)])
+def test_resnet18_has_four_stages_behind_its_stem(stem: Any, size: int) -> None:
+    net = build_backbone(BackboneConfig(width=4, stem=stem, bottleneck=6), 3).eval()
+    assert net(torch.zeros(2, 3, size, size)).shape == (2, 6)
+    assert build_backbone(BackboneConfig(width=4, stem=stem, bottleneck=None), 3).feature_dim == 32
+
+
+def test_the_published_names_are_ours() -> None:
+    """ImageNet's ResNet-18 has 11 689 512 parameters, 513 000 of them in its classifier."""
+    net = ResNet18(stem="7x7", bottleneck=None)
+    assert sum(parameter.numel() for parameter in net.parameters()) == 11_689_512 - 513_000
+    ours = {name for name in net.state_dict() if not name.endswith("num_batches_tracked")}
+    assert ours == set(published()) - {"fc.weight", "fc.bias"}
+
+
+def test_weights_from_a_file(tmp_path: Path) -> None:
+    weights = published()
+    save_file(weights, tmp_path / "w.safetensors")
+    notes: list[str] = []
+    config = BackboneConfig(**NARROW, bottleneck=5, pretrained=str(tmp_path / "w.safetensors"))
+    net = build_backbone(config, 3, notes)
+    state = net.state_dict()
+    assert all(torch.equal(state[name], tensor) for name, tensor in weights.items() if not name.startswith("fc."))
+    assert notes == [
+        f"{tmp_path / 'w.safetensors'} has no bottleneck.weight, bottleneck.bias: these keep their random weights",
+        f"{tmp_path / 'w.safetensors'} has fc.bias, fc.weight, for which the backbone has no place",
+    ]
+
+
+def test_a_checkpoints_prefix_is_dropped(tmp_path: Path) -> None:
+    weights = published()
+    save_file({f"module.{name}": tensor for name, tensor in weights.items()}, tmp_path / "w.safetensors")
+    net = ResNet18(width=4, stem="7x7", bottleneck=None)
+    load_pretrained(net, str(tmp_path / "w.safetensors"))
+    assert torch.equal(net.conv1.weight, weights["conv1.weight"])
+
+
+def test_every_tensor_that_does_not_fit_is_named(tmp_path: Path) -> None:
+    weights = published()
+    del weights["layer3.1.conv2.weight"], weights["bn1.running_var"]
+    weights["layer9.odd"] = torch.zeros(1)
+    save_file(weights, tmp_path / "w.safetensors")
+    net = ResNet18(width=4, stem="3x3", bottleneck=None)
+    before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
+    with pytest.raises(UserError) as caught:
+        load_pretrained(net, str(tmp_path / "w.safetensors"))
+    for said in (
+        "it has no bn1.running_var, layer3.1.conv2.weight",
+        "conv1.weight is [4, 3, 7, 7] there and [4, 3, 3, 3] here",
+        "it has layer9.odd, for which there is no place",
+        "backbone.stem=7x7",
+    ):
+        assert said in str(caught.value)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in net.state_dict().items())
+
+
+def test_weights_that_are_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    net = ResNet18(width=4)
+    with pytest.raises(UserError, match="there is no file .*w.safetensors"):
+        load_pretrained(net, str(tmp_path / "w.safetensors"))
+    (tmp_path / "w.safetensors").write_bytes(b"\x80\x04 a pickle")
+    with pytest.raises(UserError, match="is not a readable safetensors file"):
+        load_pretrained(net, str(tmp_path / "w.safetensors"))
+    save_file({"other": torch.zeros(1)}, tmp_path / "w.safetensors")
+    with pytest.raises(UserError, match="no tensor's name is the same"):
+        load_pretrained(net, str(tmp_path / "w.safetensors"))
+
+
+def test_weights_from_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub
+
+    save_file(published(), tmp_path / "model.safetensors")
+    asked = []
+
+    def download(repository: str, file: str) -> str:
+        asked.append(repository)
+        return str(tmp_path / file)
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
+    build_backbone(BackboneConfig(**NARROW, pretrained="timm/resnet18.tv_in1k"), 3)
+    assert asked == ["timm/resnet18.tv_in1k"]
+
+    def offline(repository: str, file: str) -> str:
+        raise huggingface_hub.errors.LocalEntryNotFoundError("no connection")
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", offline)
+    with pytest.raises(UserError, match=r"'timm/resnet18.tv_in1k' could not be fetched .*name a \.safetensors file"):
+        build_backbone(BackboneConfig(**NARROW, pretrained="timm/resnet18.tv_in1k"), 3)
+
+
+# --- other people's modules -------------------------------------------------------------------------------------------
+
+
+def test_any_module_that_returns_features_is_a_backbone() -> None:
+    module = nn.Sequential(nn.Flatten(), nn.Linear(3 * 8 * 8, 7), nn.BatchNorm1d(7))
+    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    backbone = wrap_backbone(module, (3, 8, 8))
+    assert backbone.feature_dim == 7
+    assert module.training
+    assert all(torch.equal(tensor, before[name]) for name, tensor in module.state_dict().items())
+    images = torch.rand(4, 3, 8, 8)
+    assert torch.equal(backbone.eval()(images), module(images))
+    ours = ResNet18(width=4)
+    assert wrap_backbone(ours, (3, 8, 8)) is ours
+
+
+@pytest.mark.parametrize(
+    ("module", "message"),
+    [
+        (nn.Conv2d(3, 2, 1), r"must return features \[B, D\]; for two images it returns \[2, 2, 8, 8\]"),
+        (nn.Conv2d(1, 2, 1), r"fails on images of shape \[3, 8, 8\]"),
+    ],
+)
+def test_a_module_that_does_not_is_refused(module: nn.Module, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        wrap_backbone(module, (3, 8, 8))
+
+
+class FakeModel(nn.Module):
+    def __init__(self, in_chans: int) -> None:
+        super().__init__()
+        self.num_features = 6
+        self.conv = nn.Conv2d(in_chans, 6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv(x).mean((2, 3))
+
+
+def test_timm_models_by_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def create_model(name: str, *, pretrained: bool, num_classes: int, in_chans: int) -> nn.Module:
+        assert (pretrained, num_classes) == (False, 0)
+        if name != "tiny_vit":
+            raise RuntimeError(f"Unknown model ({name})")
+        return FakeModel(in_chans)
+
+    monkeypatch.setitem(sys.modules, "timm", SimpleNamespace(create_model=create_model))
+    net = build_backbone(BackboneConfig(name="timm:tiny_vit", bottleneck=5), 1)
+    assert isinstance(net, Wrapped)
+    assert net(torch.zeros(2, 1, 9, 9)).shape == (2, 5)
+    save_file({"conv.weight": torch.ones(6, 1, 3, 3), "conv.bias": torch.ones(6)}, tmp_path / "w.safetensors")
+    config = BackboneConfig(name="timm:tiny_vit", bottleneck=None, pretrained=str(tmp_path / "w.safetensors"))
+    assert torch.equal(build_backbone(config, 1)(torch.zeros(1, 1, 9, 9)), torch.ones(1, 6))
+    with pytest.raises(UserError, match=r"timm cannot make 'huge': Unknown model"):
+        build_backbone(BackboneConfig(name="timm:huge"), 3)
+
+
+def test_timm_that_does_not_import(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "timm", None)
+    with pytest.raises(UserError, match=r"timm:resnet50 needs timm, .*pip install 'gatf\[timm\]'"):
+        build_backbone(BackboneConfig(name="timm:resnet50"), 3)
+
+
+def test_a_name_nobody_knows() -> None:
+    with pytest.raises(UserError, match="no backbone is called 'resnet8'; did you mean 'resnet18'"):
+        build_backbone(BackboneConfig(name="resnet8"), 3)

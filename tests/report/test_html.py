@@ -1,0 +1,147 @@
+"""The page says what the runs say, needs nothing else, and tells what it cannot show."""
+
+import json
+import re
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from gatf import cli
+from gatf.errors import UserError
+from gatf.report.html import write_report
+from gatf.report.load import load_runs, read_csv
+
+FakeRun = Callable[..., dict[str, Any]]
+LIGHT_ENOUGH = 3_000_000
+
+
+class Page(HTMLParser):
+    """Tags that must be closed, images that must be described, links that must not be."""
+
+    VOID = frozenset({"meta", "link", "br", "path", "use", "image"})
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.figures = self.described = 0
+        self.outside: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        given = dict(attributes)
+        if tag not in self.VOID:
+            self.open.append(tag)
+        self.figures += tag == "figure"
+        self.described += tag == "svg" and bool(given.get("aria-label")) and given.get("role") == "img"
+        for name in ("src", "href"):
+            value = given.get(name)
+            if value and not value.startswith(("#", "data:")):
+                self.outside.append(value)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in self.VOID:
+            assert self.open.pop() == tag
+
+
+@pytest.fixture(scope="module")
+def page(fake_bench: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    out = tmp_path_factory.mktemp("page") / "out.html"
+    assert write_report([fake_bench], out) == 15
+    return out.read_text(encoding="utf-8")
+
+
+def test_the_page_is_whole_described_and_needs_nothing_else(page: str) -> None:
+    parsed = Page(page)
+    assert parsed.open == []
+    assert parsed.figures == parsed.described == 2 + 2 * 5
+    assert parsed.outside == []
+    assert not re.search(r"https?://|@import|url\((?!#)", page)
+    assert len(page.encode()) < LIGHT_ENOUGH
+
+
+def test_the_page_says_what_the_runs_say(page: str, fake_bench: Path) -> None:
+    summaries = [json.loads(path.read_text()) for path in sorted(fake_bench.glob("gatf-*/summary.json"))]
+    mean = sum(summary["a_last"] for summary in summaries) / 3
+    assert f"gatf ends at {mean:.1f} %" in page
+    assert "below training on all images (joint)" in page
+    assert "<title>5 methods on cifar100, 10 tasks</title>" in page
+    assert "Configuration of gatf" in page
+    assert "torch 2.6.0" in page
+    assert "Traceback" not in page
+    assert str(fake_bench.parent) not in page  # nobody's folders are told
+
+
+def test_settings_are_not_compared_with_each_other(fake_run: FakeRun, tmp_path: Path) -> None:
+    fake_run(tmp_path / "a", "gatf")
+    fake_run(tmp_path / "b", "gatf", tasks=2)
+    write_report([tmp_path / "a", tmp_path / "b", tmp_path / "a"], tmp_path / "r.html", figures=tmp_path / "figures")
+    text = (tmp_path / "r.html").read_text(encoding="utf-8")
+    assert "<h2>digits, 5 tasks</h2>" in text
+    assert "<h2>digits, 2 tasks</h2>" in text
+    assert (tmp_path / "figures" / "digits--5-tasks-accuracy.pdf").is_file()
+    assert len(load_runs([tmp_path, tmp_path / "a"])) == 2
+
+
+def test_rows_of_a_bench_keep_their_names(fake_run: FakeRun, tmp_path: Path) -> None:
+    entries = []
+    for row in ("with anchor", "without"):
+        fake_run(tmp_path / row, "gatf", seed=len(row))
+        entries.append({"folder": row, "setting": "digits", "row": row})
+    entries.append({"folder": "not run yet", "setting": "digits", "row": "third"})
+    (tmp_path / "bench.json").write_text(json.dumps({"runs": entries}), encoding="utf-8")
+    assert [run.row for run in load_runs([tmp_path])] == ["with anchor", "without"]
+
+
+def test_a_hostile_name_stays_text(fake_run: FakeRun, tmp_path: Path) -> None:
+    fake_run(tmp_path / "a", "gatf")
+    summary = json.loads((tmp_path / "a" / "summary.json").read_text())
+    summary["class_names"][0] = "<script>alert(1)</script>"
+    (tmp_path / "a" / "summary.json").write_text(json.dumps(summary))
+    write_report([tmp_path / "a"], tmp_path / "r.html")
+    assert "<script>alert" not in (tmp_path / "r.html").read_text(encoding="utf-8")
+
+
+def test_one_task_has_no_forgetting_and_no_confusion(fake_run: FakeRun, tmp_path: Path) -> None:
+    fake_run(tmp_path / "a", "gatf", tasks=1)
+    write_report([tmp_path / "a"], tmp_path / "r.html")
+    text = (tmp_path / "r.html").read_text(encoding="utf-8")
+    assert "Old classes taken" not in text
+    assert Page(text).figures == 3
+
+
+def test_nothing_to_report_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="nothing to report: no summary"):
+        load_runs([tmp_path])
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "config.yaml").write_text("seed: 0")
+    with pytest.raises(UserError, match="not finished"):
+        load_runs([tmp_path])
+    (tmp_path / "a" / "summary.json").write_text("{")
+    with pytest.raises(UserError, match="cannot be read"):
+        load_runs([tmp_path])
+
+
+def test_tables_are_read_back(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("task,share,name,none\n1,0.5,a,\n")
+    assert read_csv(tmp_path / "t.csv") == [{"task": 1, "share": 0.5, "name": "a", "none": None}]
+
+
+def test_the_command(fake_run: FakeRun, tmp_path: Path) -> None:
+    fake_run(tmp_path / "a", "gatf")
+    told = CliRunner().invoke(cli.app, ["report", str(tmp_path / "a")])
+    assert told.exit_code == 0, told.output
+    assert (tmp_path / "a" / "report.html").is_file()
+    assert "report of 1 run: " in told.output
+
+
+def test_a_report_that_fails_does_not_lose_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from rich.console import Console
+
+    from gatf.cli_report import report_of_run
+
+    report_of_run(tmp_path, Console(width=400))
+    assert f"again: gatf report {tmp_path}" in capsys.readouterr().out
