@@ -235,7 +235,7 @@ def test_covariances_keep_full_rank(tiny_config: Tiny, tmp_path: Path) -> None:
         spectra[weight] = torch.linalg.eigvalsh(experiment.method.memory.get().covs)
     assert (spectra[1.0].min(dim=1).values > 0.01).all()
     condition = {weight: (values[:, -1] / values[:, 0]).median() for weight, values in spectra.items()}
-    assert condition[0.0] > 5 * condition[1.0]
+    assert condition[0.0] > 3 * condition[1.0]
     assert losses[-1] < -0.9 < losses[0]
 
 

@@ -144,4 +144,4 @@ def test_a_report_that_fails_does_not_lose_the_run(tmp_path: Path, capsys: pytes
     from gatf.cli_report import report_of_run
 
     report_of_run(tmp_path, Console(width=400))
-    assert f"again: gatf report {tmp_path}" in capsys.readouterr().out
+    assert f"try again with: gatf report {tmp_path}" in capsys.readouterr().out

@@ -14,8 +14,8 @@ from rich.table import Table
 from gatf import experiment
 from gatf.config import BENCH_RECIPES, RunConfig, load_config, read_recipe
 from gatf.errors import UserError, near_misses
-from gatf.experiment import Interrupted
 from gatf.training.events import LiveDisplay
+from gatf.training.loop import Interrupted
 
 __all__ = ["Interrupted", "Plan", "load_plan", "run_plan"]
 

@@ -156,7 +156,8 @@ def _classes(row: str, runs: Sequence[Run], prefix: str) -> FigureSpec:
     names = runs[0].summary["class_names"]
     worst = min(range(len(last)), key=lambda number: last[number])
     best = max(range(len(last)), key=lambda number: last[number])
-    end = f"At the end “{names[worst]}” is lowest with {last[worst]:.0f} %, “{names[best]}” highest with {last[best]:.0f} %."
+    end = f"At the end “{names[worst]}” is lowest with {last[worst]:.0f} %, “{names[best]}” highest with "
+    end += f"{last[best]:.0f} %."
     return FigureSpec(
         f"{prefix}classes-{_slug(row)}", row, end,
         f"Heat map of {row}: accuracy in percent on each class (rows) after each task (columns). {end}",
