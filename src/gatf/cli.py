@@ -51,6 +51,7 @@ def run(
     epochs: Annotated[int | None, typer.Option(help="Epochs a task.")] = None,
     batch_size: Annotated[int | None, typer.Option(help="Images a step.")] = None,
     data_root: Annotated[str | None, typer.Option(help="Local copy of the data; nothing is downloaded.")] = None,
+    on_bad_image: Annotated[str | None, typer.Option(help="An image that cannot be read: fail or skip.")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or mps.")] = None,
     out: Annotated[Path | None, typer.Option(help="Run folder. [default: runs/<data>-<method>-<seed>-<time>]")] = None,
     recipe: Annotated[str | None, typer.Option(help="Shipped recipe or YAML file. [default: the data source's]")] = None,
@@ -70,11 +71,12 @@ def run(
         folder, chosen = resume, None
         _refuse_with_resume(
             dataset=dataset, method=method, tasks=tasks, seed=seed, epochs=epochs, batch_size=batch_size, out=out,
-            recipe=recipe, set=settings, data_root=data_root, device=device,
+            recipe=recipe, set=settings, data_root=data_root, on_bad_image=on_bad_image, device=device,
         )  # fmt: skip
     else:
         options = {
             "data.root": data_root,
+            "data.on_bad_image": on_bad_image,
             "scenario.tasks": tasks,
             "seed": seed,
             "optimisation.first.epochs": epochs,
@@ -157,6 +159,49 @@ def data_list(context: typer.Context) -> None:
         typer.echo(f"{name:<{width}}  {entry.summary}")
 
 
+@data_app.command("show")
+def data_show(
+    name: Annotated[str, typer.Argument(help="Data source; `gatf data` lists them.")],
+    data_root: Annotated[str | None, typer.Option(help="Local copy of the data.")] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="Data settings, e.g. data.image_size=64.")
+    ] = None,
+) -> None:
+    """Print a source's card: classes, images, sizes, licence, where it came from and where it is cached."""
+    from gatf.data.sources import source_card
+
+    card = source_card(name, _data_config(name, data_root, settings or []))
+    width = max(len(heading) for heading, _ in card)
+    for heading, line in card:
+        typer.echo(f"{heading:<{width}}  {line}")
+
+
+@data_app.command("get")
+def data_get(
+    name: Annotated[str, typer.Argument(help="Data source; `gatf data` lists them.")],
+    data_root: Annotated[str | None, typer.Option(help="Folder to put it in. [default: the cache]")] = None,
+    hub: Annotated[str | None, typer.Option(help="Another data set of the hub, of the same columns.")] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="Data settings, e.g. data.label_column=species.")
+    ] = None,
+) -> None:
+    """Fetch a source from the Hugging Face hub."""
+    from rich.progress import Progress
+
+    from gatf.data.sources import fetch_source
+
+    config = _data_config(name, data_root, settings or [], hub=hub)
+    with Progress(console=_console()) as progress:
+        bars: dict[str, Any] = {}
+
+        def show(what: str, done: int, total: int) -> None:
+            bar = bars.setdefault(what, progress.add_task(what, total=total) if what not in bars else None)
+            progress.update(bar, completed=done)
+
+        folder = fetch_source(name, config, show)
+    typer.echo(f"{name} is in {folder}")
+
+
 @app.command()
 def doctor() -> None:
     """Print versions, devices, cache folders and which data is at hand, and say what is wrong if something is."""
@@ -182,6 +227,14 @@ def choose_config(
         named = dataset or "digits"
         recipe = named if named in recipe_names() else None
     return load_config(recipe, method=method, overrides=overrides | parse_overrides(settings))
+
+
+def _data_config(name: str, root: str | None, settings: list[str], hub: str | None = None) -> Any:
+    """The data section of a config, from a command's options."""
+    from gatf.config import parse_overrides, validated_data
+
+    overrides = {path.removeprefix("data."): value for path, value in parse_overrides(settings).items()}
+    return validated_data({"name": name, "root": root, "hub": hub, **overrides})
 
 
 def _refuse_with_resume(**options: object) -> None:

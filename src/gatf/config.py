@@ -38,7 +38,7 @@ class RunConfig(Strict):
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     precision: Literal["32-true", "bf16-mixed", "16-mixed"] = "32-true"
     diagnostics: bool = False
-    """Reserved for drift diagnostics, which look at old data the method cannot reach."""
+    """Measure drift, tails, margins and transport on old images the method cannot reach; results stay the same."""
     checkpoint_every: PositiveInt | None = Field(default=None)
     """Save within a task every so many epochs; a checkpoint after every task is always kept."""
 
@@ -126,6 +126,14 @@ def validated(values: Mapping[str, Any]) -> RunConfig:
     except ValidationError as error:
         name = (values.get("method") or {}).get("name") if isinstance(values.get("method"), Mapping) else None
         raise explain(error, RunConfig, method=METHODS[name].Config if name in METHODS else None) from None
+
+
+def validated_data(values: Mapping[str, Any]) -> DataConfig:
+    """The data section alone."""
+    try:
+        return DataConfig.model_validate(dict(values))
+    except ValidationError as error:
+        raise explain(error, DataConfig) from None
 
 
 def parse_overrides(assignments: Iterable[str]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ OPTIONAL = {"datasets", "huggingface-hub", "pyarrow", "timm"}
 def examine(say: Callable[[str], object]) -> list[str]:
     """Say what there is; return one sentence for each thing that is wrong."""
     problems = []
-    say(f"python           {sys.version.split()[0]} ({sys.executable})")
+    say(f"python            {sys.version.split()[0]} ({sys.executable})")
     if sys.version_info < (3, 11):
         problems.append(f"Python {sys.version.split()[0]} is too old; 3.11 or newer is needed")
     for package in PACKAGES:
@@ -26,7 +26,7 @@ def examine(say: Callable[[str], object]) -> list[str]:
             found = "not installed" + (" (optional)" if package in OPTIONAL else "")
             if package not in OPTIONAL:
                 problems.append(f"{package} is not installed; run pip install gatf")
-        say(f"{package:<16} {found}")
+        say(f"{package:<17} {found}")
     problems += _devices(say) + _folders(say)
     _data(say)
     return problems
@@ -37,12 +37,12 @@ def _devices(say: Callable[[str], object]) -> list[str]:
         import torch
     except ImportError as error:
         return [f"torch does not import ({error}); reinstall it for this machine"]
-    say(f"cpu              {os.cpu_count()} cores, torch uses {torch.get_num_threads()} threads")
+    say(f"cpu               {os.cpu_count()} cores, torch uses {torch.get_num_threads()} threads")
     if torch.cuda.is_available():
         for index in range(torch.cuda.device_count()):
-            say(f"cuda:{index}           {torch.cuda.get_device_name(index)}")
+            say(f"cuda:{index}            {torch.cuda.get_device_name(index)}")
     else:
-        say("cuda             none")
+        say("cuda              none")
     return []
 
 
@@ -53,10 +53,10 @@ def _folders(say: Callable[[str], object]) -> list[str]:
     for name, folder in (("cache", cache_folder()), ("runs", Path("runs").resolve())):
         nearest = next(parent for parent in (folder, *folder.parents) if parent.exists())
         writable = os.access(nearest, os.W_OK)
-        say(f"{name:<16} {folder}" + ("" if writable else " (not writable)"))
+        say(f"{name:<17} {folder}" + ("" if writable else " (not writable)"))
         if not writable:
             problems.append(f"the {name} folder {folder} cannot be written")
-    say(f"GATF_DATA        {os.environ.get('GATF_DATA', 'not set')}")
+    say(f"GATF_DATA         {os.environ.get('GATF_DATA', 'not set')}")
     return problems
 
 
@@ -66,4 +66,4 @@ def _data(say: Callable[[str], object]) -> None:
 
     for name, entry in SOURCES.items():
         problem = entry.missing(DataConfig(name=name))
-        say(f"data {name:<12}" + ("at hand" if problem is None else f"not here: {problem}"))
+        say(f"data {name:<12} " + ("at hand" if problem is None else f"not here ({problem})"))

@@ -24,6 +24,7 @@ from gatf.data.loader import EVALUATION_BATCH, TaskData, TaskInfo, split_pipelin
 from gatf.data.scenario import Scenario, build_scenario
 from gatf.data.sources import open_source
 from gatf.errors import UserError
+from gatf.evaluation.observer import DiagnosticsData, DiagnosticsObserver
 from gatf.evaluation.metrics import Evaluation, evaluate, forgetting, incremental_accuracy, last_accuracy
 from gatf.methods import Method, method_class
 from gatf.nets import build_backbone, wrap_backbone
@@ -33,8 +34,8 @@ from gatf.training.events import JsonLines, Listener
 from gatf.training.loop import Interrupted, Position
 from gatf.training.task import Resumed, train_task
 
-CONFIG, SUMMARY, EVENTS, MODEL, CHECKPOINTS = (
-    "config.yaml", "summary.json", "metrics.jsonl", "model.safetensors", "checkpoints",
+CONFIG, SUMMARY, EVENTS, MODEL, CHECKPOINTS, DIAGNOSTICS = (
+    "config.yaml", "summary.json", "metrics.jsonl", "model.safetensors", "checkpoints", "diagnostics",
 )  # fmt: skip
 
 
@@ -119,6 +120,9 @@ class Experiment:
 
     def run(self, folder: Path, listeners: tuple[Listener, ...]) -> dict[str, Any]:
         events = JsonLines(folder / EVENTS)
+        if self.config.diagnostics:
+            private = DiagnosticsData(self.scenario, self.pipeline, self.fabric.device)
+            listeners = (*listeners, DiagnosticsObserver(self.method, private, folder / DIAGNOSTICS, folder / EVENTS))
         session = _Session(self, folder, events, listeners)
         with stop_signals() as stopping:
             session.stop = stopping
@@ -186,6 +190,7 @@ class _Session:
             stop=self.stop,
             save_every=self.config.checkpoint_every,
         )  # fmt: skip
+        self.tell("trained", task=task)
         method.eval()
         method.end_task(data)
         data.close()

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gatf.data import cache, listing
+from gatf.data import build, cache
 from gatf.data.sources import cache_folder, open_source
 from gatf.settings import DataConfig
 
@@ -15,13 +15,13 @@ from gatf.settings import DataConfig
 def decoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of the images that were decoded."""
     names: list[str] = []
-    original = listing.decode
+    original = build.decode
 
     def count(data: bytes, name: str, *rest: object) -> object:
         names.append(name)
         return original(data, name, *rest)
 
-    monkeypatch.setattr(listing, "decode", count)
+    monkeypatch.setattr(build, "decode", count)
     return names
 
 
@@ -82,7 +82,11 @@ def test_writing_to_the_images_does_not_reach_the_file(config: DataConfig) -> No
 
 
 def test_a_failure_leaves_no_file(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="stop"), cache.new_file(tmp_path / "x") as partial:
-        partial.write_text("half")
-        raise ValueError("stop")
+    def fail() -> None:
+        with cache.new_file(tmp_path / "x") as partial:
+            partial.write_text("half")
+            raise ValueError("stop")
+
+    with pytest.raises(ValueError, match="stop"):
+        fail()
     assert list(tmp_path.iterdir()) == []

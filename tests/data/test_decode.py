@@ -46,7 +46,7 @@ def test_sixteen_bits_are_scaled_not_clipped() -> None:
 
 
 def test_floating_point_pixels_are_refused() -> None:
-    with pytest.raises(BadImage, match="here.png.*floating-point"):
+    with pytest.raises(BadImage, match=r"here.png.*floating-point"):
         decoded(saved(Image.new("F", (8, 8), 0.5), "TIFF"))
 
 
@@ -98,7 +98,7 @@ def test_random_bytes_after_a_signature_are_bad_images_and_nothing_else() -> Non
 @pytest.mark.parametrize("pixels", [101, 300])  # Pillow warns above its limit and refuses above twice the limit
 def test_a_bomb_is_refused(pixels: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
-    with pytest.raises(BadImage, match="here.png has more than .* refused as a decompression bomb"):
+    with pytest.raises(BadImage, match=r"here.png has more than .* refused as a decompression bomb"):
         decoded(saved(Image.new("RGB", (pixels, 1)), "PNG"))
 
 

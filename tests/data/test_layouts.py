@@ -88,10 +88,10 @@ def test_tiny_imagenet_with_its_annotations(
 def test_annotations_that_do_not_fit_are_named(tmp_path: Path, tiny_imagenet: Build) -> None:
     file = tiny_imagenet(tmp_path) / "tiny-imagenet-200" / "val" / "val_annotations.txt"
     file.write_text("000.jpeg\tn99\n")
-    with pytest.raises(UserError, match="val_annotations.txt names class n99"):
+    with pytest.raises(UserError, match=r"val_annotations.txt names class n99"):
         open_source(DataConfig(name="tinyimagenet", root=str(tmp_path)))
     file.write_text("000.jpeg\n")
-    with pytest.raises(UserError, match="line 1 of .*val_annotations.txt has fewer than 2 words"):
+    with pytest.raises(UserError, match=r"line 1 of .*val_annotations.txt has fewer than 2 words"):
         open_source(DataConfig(name="tinyimagenet", root=str(tmp_path)))
 
 
@@ -136,8 +136,8 @@ def test_missing_data_gets_one_sentence(tmp_path: Path, monkeypatch: pytest.Monk
         open_source(DataConfig(name="cifar100"))
     assert str(caught.value) == (
         f"'cifar100' is not in {tmp_path / 'cifar100'} or {tmp_path}: get it with `gatf data get cifar100`, or name a "
-        "folder that holds it (parquet files with the hub's columns or the folder cifar-100-python) with --data-root or "
-        "GATF_DATA"
+        "folder that holds it (parquet files with the hub's columns or the folder cifar-100-python) with --data-root "
+        "or GATF_DATA"
     )
     with pytest.raises(UserError, match="gatf data get cub200 --hub"):
         open_source(DataConfig(name="cub200"))
@@ -194,7 +194,7 @@ def test_class_folders_that_differ_by_case(tmp_path: Path, image_folder: Build) 
     image_folder(tmp_path, {"train/Cat": 1, "train/cat": 1, "test/cat": 1})
     if len(list((tmp_path / "train").iterdir())) == 1:
         pytest.skip("this file system does not tell cases apart")
-    with pytest.raises(UserError, match="Cat and cat in .*train differ only by case"):
+    with pytest.raises(UserError, match=r"Cat and cat in .*train differ only by case"):
         open_source(DataConfig(name="folder", root=str(tmp_path)))
 
 
@@ -242,11 +242,11 @@ def test_a_bad_image_fails_or_is_skipped(tmp_path: Path, image_folder: Build, si
 
 
 def test_a_folder_that_is_not_one(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="'folder' is your own data: name a folder with .* with --data-root"):
+    with pytest.raises(UserError, match=r"'folder' is your own data: name a folder with .* with --data-root"):
         open_source(DataConfig(name="folder"))
     with pytest.raises(UserError, match="/nowhere is not there"):
         open_source(DataConfig(name="folder", root="/nowhere"))
-    with pytest.raises(UserError, match="is not an .npz file"):
+    with pytest.raises(UserError, match=r"is not an .npz file"):
         open_source(DataConfig(name="npz", root=str(tmp_path)))
 
 
@@ -265,9 +265,9 @@ def test_labels_not_from_zero_are_renumbered(tmp_path: Path, hub_copy: Build) ->
 
 def test_labels_can_be_words(tmp_path: Path, hub_copy: Build) -> None:
     hub_copy(tmp_path, {"train": ["dog", "cat", "dog"], "test": ["cat", "dog"]}, label="kind")
-    with pytest.raises(UserError, match="data.label_column, one of image, kind"):
+    with pytest.raises(UserError, match=r"data.label_column, one of image, kind"):
         open_source(DataConfig(name="parquet", root=str(tmp_path)))
-    with pytest.raises(UserError, match="no column 'kid' .*did you mean 'kind'"):
+    with pytest.raises(UserError, match=r"no column 'kid' .*did you mean 'kind'"):
         open_source(DataConfig(name="parquet", root=str(tmp_path), label_column="kid"))
     source = open_source(DataConfig(name="parquet", root=str(tmp_path), label_column="kind"))
     assert source.class_names == ("cat", "dog")
@@ -299,7 +299,7 @@ def test_several_shards_are_one_part(tmp_path: Path, hub_copy: Build, picture: C
     lazy = source.train.images
     assert isinstance(lazy, LazyImages)
     assert lazy.encoded.name(3) == f"in row 1 of {tmp_path / 'data' / 'train-00001-of-00002.parquet'}"
-    same = list(lazy.stream([torch.tensor([1, 3])]))[0]  # both are image 1 of their file
+    same = next(lazy.stream([torch.tensor([1, 3])]))  # both are image 1 of their file
     assert torch.equal(same[0], same[1])
 
 
@@ -316,7 +316,7 @@ def test_labels_that_are_none(tmp_path: Path, hub_copy: Build, labels: list[obje
 def test_a_damaged_parquet_file(tmp_path: Path) -> None:
     for part in ("train", "test"):
         (tmp_path / f"{part}.parquet").write_bytes(b"PAR1 no")
-    with pytest.raises(UserError, match="train.parquet is not a readable parquet file"):
+    with pytest.raises(UserError, match=r"train.parquet is not a readable parquet file"):
         open_source(DataConfig(name="parquet", root=str(tmp_path)))
 
 

@@ -103,7 +103,7 @@ def test_nothing_comes_out_after_closing(files: Files, lazy: bool) -> None:
 
 def test_a_resized_crop_must_come_first(files: Files) -> None:
     for augment in (["flip", "resized_crop:32"], ["resized_crop:48"], ["resized_crop:32", "resized_crop:32"]):
-        with pytest.raises(UserError, match="data.augment must begin with resized_crop:32, or have no resized_crop"):
+        with pytest.raises(UserError, match=r"data.augment must begin with resized_crop:32, or have no resized_crop"):
             task_data(LazyImages(files, 32), augment)
 
 

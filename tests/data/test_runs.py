@@ -50,7 +50,7 @@ def test_a_backbone_from_python(tmp_path: Path, photos: Path) -> None:
 
 
 def test_augmentation_that_does_not_fit_is_found_before_the_run(photos: Path) -> None:
-    with pytest.raises(UserError, match="data.augment must begin with resized_crop:72"):
+    with pytest.raises(UserError, match=r"data.augment must begin with resized_crop:72"):
         Experiment(config(photos, **{"data.augment": ["resized_crop:32"]}))
 
 

@@ -89,10 +89,10 @@ def test_a_file_of_classes(tmp_path: Path) -> None:
     listed.write_text("[2, a, f]")
     assert order(toy(), str(text)) == order(toy(), str(listed)) == (2, 0, 5)
     listed.write_text("a: 1")
-    with pytest.raises(UserError, match="order.yaml must be a list"):
+    with pytest.raises(UserError, match=r"order.yaml must be a list"):
         order(toy(), str(listed))
     listed.write_text("[a")
-    with pytest.raises(UserError, match="order.yaml cannot be read"):
+    with pytest.raises(UserError, match=r"order.yaml cannot be read"):
         order(toy(), str(listed))
 
 

@@ -24,10 +24,20 @@ def silent(what: str, done: int, total: int) -> None:
 def test_every_source_has_a_card_even_where_it_is_missing(name: str) -> None:
     rows = dict(source_card(name, DataConfig(glyphs=GlyphsConfig(classes=2, train_per_class=2))))
     assert rows["name"] == name
-    assert {"what", "licence", "origin"} <= rows.keys()
+    assert {"what", "licence", "origin", "cache"} <= rows.keys()
     embedded = name in ("digits", "glyphs")
     assert ("missing" in rows) is not embedded
     assert ("images" in rows) is embedded
+
+
+@pytest.mark.parametrize(
+    ("name", "setting"),
+    [("digits", {"image_size": 16}), ("cifar100", {"class_list": "x"}), ("npz", {"label_column": "x"}),
+     ("folder", {"glyphs": {"seed": 1}}), ("cub200", {"test_fraction": 0.3}), ("glyphs", {"hub": "a/b"})],
+)  # fmt: skip
+def test_a_setting_that_would_be_ignored_is_refused(name: str, setting: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match=rf"data\.{next(iter(setting))} has no meaning for '{name}', only for "):
+        open_source(DataConfig(name=name, **setting))
 
 
 def test_the_card_of_data_at_hand(tmp_path: Path, cub: Build) -> None:

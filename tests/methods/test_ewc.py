@@ -145,6 +145,7 @@ def test_without_importance_it_is_finetuning_bit_for_bit(
 
 def test_stiff_springs_hold_the_backbone_while_the_head_learns(tiny_config: Tiny, learn: Learn, train: Any) -> None:
     overrides = {"method.penalty": 1000.0, "optimisation.next.lr": 1e-3}
+    overrides |= {"optimisation.next.epochs": 20, "optimisation.next.clip": None}
     experiment = learn(tiny_config("ewc", **overrides), tasks=1)
     method, data = experiment.method, experiment.task_data(1)
     assert isinstance(method, EWC)

@@ -111,7 +111,9 @@ def test_anchor_is_refreshed_every_k_epochs(tiny_config: Tiny) -> None:
     assert counts == [1, 1, 1, 2, 2, 2, 3]
 
 
-@pytest.mark.parametrize(("bias_correct", "expected"), [(True, (0.09 * 1 + 0.1 * 3) / 0.19), (False, 0.9 * 1 + 0.1 * 3)])
+@pytest.mark.parametrize(
+    ("bias_correct", "expected"), [(True, (0.09 * 1 + 0.1 * 3) / 0.19), (False, 0.9 * 1 + 0.1 * 3)]
+)
 def test_running_anchor_by_hand(bias_correct: bool, expected: float) -> None:
     """Two estimates, 1 then 3, with m = 0.9."""
     anchor = RunningAnchor(1, 0.9, bias_correct)

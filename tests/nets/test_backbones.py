@@ -104,7 +104,7 @@ def test_every_tensor_that_does_not_fit_is_named(tmp_path: Path) -> None:
 
 def test_weights_that_are_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     net = ResNet18(width=4)
-    with pytest.raises(UserError, match="there is no file .*w.safetensors"):
+    with pytest.raises(UserError, match=r"there is no file .*w.safetensors"):
         load_pretrained(net, str(tmp_path / "w.safetensors"))
     (tmp_path / "w.safetensors").write_bytes(b"\x80\x04 a pickle")
     with pytest.raises(UserError, match="is not a readable safetensors file"):

@@ -91,3 +91,5 @@ class SourceEntry:
     """What is known of the data at hand, without decoding it where that would take long."""
     fetch: Callable[[DataConfig, Progress], str] | None = None
     """Download, and return the folder; None where there is nothing to download."""
+    settings: frozenset[str] = frozenset()
+    """Of the settings that only some sources have a use for, those that change this one."""

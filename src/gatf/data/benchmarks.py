@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 
 from gatf.data.base import Card, Progress, Source, SourceEntry
+from gatf.data.build import Traits, build_source
 from gatf.data.cards import listing_card
 from gatf.data.fetch import fetch_from_hub
 from gatf.data.layouts import originals
 from gatf.data.layouts.parquet import has_both_parts, read_parquet
-from gatf.data.listing import Traits, build_source
 from gatf.data.places import Layout, find_layout, listing, not_found
 from gatf.data.published import cifar100_order
 from gatf.errors import UserError
@@ -26,6 +26,8 @@ class Benchmark:
     hub: str | None
     original: Layout
     traits: Traits
+    own_list: bool = False
+    """Whether `data.class_list` can choose other classes."""
 
     @property
     def layouts(self) -> tuple[Layout, Layout]:
@@ -58,7 +60,10 @@ class Benchmark:
         return listing_card(config, self.layouts, self.traits)
 
     def entry(self) -> SourceEntry:
-        return SourceEntry(self.summary, self.licence, self.origin, self.open, self.missing, self.card, self.fetch)
+        settings = frozenset({"hub", "image_size", "label_column"} | ({"class_list"} if self.own_list else set()))
+        return SourceEntry(
+            self.summary, self.licence, self.origin, self.open, self.missing, self.card, self.fetch, settings
+        )
 
 
 BENCHMARKS: dict[str, Benchmark] = {
@@ -90,6 +95,7 @@ BENCHMARKS: dict[str, Benchmark] = {
             IMAGENET_MEAN, IMAGENET_STD, size=224, classes=100, train_per_class=(732, 1300), test_per_class=(50, 50),
             published_order=tuple(range(100)),
         ),
+        own_list=True,
     ),
     "cub200": Benchmark(
         "200 bird species at 224×224, 5 994 training and 5 794 test images",

@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 
 from gatf.data.base import Card, Source
-from gatf.data.cache import cache_folder
-from gatf.data.listing import Traits, check_counts, image_size
+from gatf.data.build import Traits, check_counts, image_size
 from gatf.data.places import Layout, base_folder, find_layout
 from gatf.settings import DataConfig
 
@@ -24,7 +23,6 @@ def listing_card(config: DataConfig, layouts: Sequence[Layout], traits: Traits) 
         *_counts(len(listing.class_names), len(listing.train), len(listing.test)),
         ("size", f"{size}×{size}"),
         ("found in", f"{place} ({layout.name})"),
-        ("cache", str(cache_folder())),
         ("checks", "; ".join(off) or "counts by class are as they should be"),
     ]
 

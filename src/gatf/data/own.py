@@ -5,11 +5,11 @@ from pathlib import Path
 
 from gatf.data.base import Card, Source, SourceEntry
 from gatf.data.benchmarks import IMAGENET_MEAN, IMAGENET_STD
+from gatf.data.build import Traits, build_source
 from gatf.data.cards import listing_card
 from gatf.data.layouts.folder import has_class_folders, read_folder
 from gatf.data.layouts.npz import has_npz, read_npz
 from gatf.data.layouts.parquet import has_parquet, read_parquet
-from gatf.data.listing import Traits, build_source
 from gatf.data.places import Layout, find_layout, listing
 from gatf.settings import DataConfig
 
@@ -23,6 +23,7 @@ class Own:
 
     summary: str
     layout: Layout
+    settings: tuple[str, ...] = ()
 
     def open(self, config: DataConfig) -> Source:
         return build_source(config.name, listing(config, (self.layout,)), config, TRAITS)
@@ -39,17 +40,22 @@ class Own:
         return listing_card(config, (self.layout,), TRAITS)
 
     def entry(self) -> SourceEntry:
-        return SourceEntry(self.summary, "yours to know", "your files", self.open, self.missing, self.card)
+        settings = frozenset({"image_size", "test_fraction", *self.settings})
+        return SourceEntry(
+            self.summary, "yours to know", "your files", self.open, self.missing, self.card, settings=settings
+        )
 
 
 OWN: dict[str, Own] = {
     "folder": Own(
         "your images, a folder a class: train/ and test/, or class folders of which a share is for testing",
         Layout("a folder with train/<class> and test/<class>, or <class> folders", has_class_folders, read_folder),
+        ("class_list",),
     ),
     "parquet": Own(
         "your parquet files with the hub's columns (image, label)",
         Layout("a folder with train*.parquet and test*.parquet, or one parquet file", has_parquet, read_parquet),
+        ("label_column",),
     ),
     "npz": Own(
         "your NumPy archive of uint8 images and labels",

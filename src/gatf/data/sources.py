@@ -19,9 +19,14 @@ __all__ = [
 ]  # fmt: skip
 
 
-def _embedded(summary: str, licence: str, origin: str, load: Callable[[DataConfig], Source]) -> SourceEntry:
+def _embedded(
+    summary: str, licence: str, origin: str, load: Callable[[DataConfig], Source], *settings: str
+) -> SourceEntry:
     """A source that needs no files."""
-    return SourceEntry(summary, licence, origin, load, lambda config: None, lambda config: source_facts(load(config)))
+    return SourceEntry(
+        summary, licence, origin, load, lambda config: None, lambda config: source_facts(load(config)),
+        settings=frozenset(settings),
+    )  # fmt: skip
 
 
 SOURCES: dict[str, SourceEntry] = {
@@ -36,6 +41,7 @@ SOURCES: dict[str, SourceEntry] = {
         "free to use; the fonts (DejaVu, STIX) have licences of their own",
         "rendered here, no download",
         load_glyphs,
+        "glyphs",
     ),
     "cifar100": BENCHMARKS["cifar100"].entry(),
     "tinyimagenet": BENCHMARKS["tinyimagenet"].entry(),
@@ -56,10 +62,20 @@ def source_entry(name: str) -> SourceEntry:
 def open_source(config: DataConfig) -> Source:
     """Load the source a config names, capped and held out as it says. Never touches the network."""
     entry = source_entry(config.name)
-    problem = entry.missing(config)
+    problem = useless_setting(config) or entry.missing(config)
     if problem:
         raise UserError(problem)
     return limit_training(entry.open(config), config)
+
+
+def useless_setting(config: DataConfig) -> str | None:
+    """A setting that was given and that this source would silently ignore, as a sentence."""
+    special = frozenset[str]().union(*(entry.settings for entry in SOURCES.values()))
+    for name in sorted(special - SOURCES[config.name].settings):
+        if getattr(config, name) != DataConfig.model_fields[name].default:
+            users = ", ".join(source for source, entry in SOURCES.items() if name in entry.settings)
+            return f"data.{name} has no meaning for '{config.name}', only for {users}; leave it out"
+    return None
 
 
 def source_card(name: str, config: DataConfig) -> Card:
@@ -71,6 +87,7 @@ def source_card(name: str, config: DataConfig) -> Card:
         ("name", name),
         ("what", entry.summary),
         *entry.card(config),
+        ("cache", str(cache_folder())),
         ("licence", entry.licence),
         ("origin", entry.origin),
         *([("missing", problem)] if problem else []),

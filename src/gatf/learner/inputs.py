@@ -19,10 +19,11 @@ from gatf.data.decode import BadImage, careful_pillow, centre_box, decode, likel
 from gatf.data.encoded import Files
 from gatf.data.layouts.folder import class_folders, image_files
 from gatf.data.lazy import LazyImages
-from gatf.data.listing import LARGE_DEFAULT, SMALL
 from gatf.data.workers import default_workers
 from gatf.errors import UserError
 
+SMALL, LARGE_DEFAULT = 64, 224
+"""Pictures of up to so many pixels a side are decoded once and kept in memory; others become photos of this side."""
 SMALLEST_SIDE = 8
 """Below this, two halvings leave nothing to look at."""
 CHANNELS = (1, 3)

@@ -159,6 +159,9 @@ class AdaGauss(Method):
     def stored(self) -> gaussians.Gaussians:
         return self.memory.get()
 
+    def carried(self, old: Tensor, phase: str) -> Tensor | None:
+        return self.adapter(old) if phase == "adapter" else None
+
     def keep(self, stored: gaussians.Gaussians) -> None:
         self.memory.set(stored)
 

@@ -85,6 +85,11 @@ class Method(nn.Module, ABC):
         a class. A method that keeps means alone may return zero covariances."""
         return None
 
+    def carried(self, old: Tensor, phase: str) -> Tensor | None:
+        """Old features [B, S] in the new space, by the map as it stands after an epoch of a phase; None while there is
+        no map. Asked for only within tasks after the first, in eval mode and without gradient."""
+        return None
+
     def keep(self, stored: Gaussians) -> None:
         """Replace what is stored; only where `keeps_gaussians_only`."""
         raise NotImplementedError(f"{self.name} does not keep Gaussians alone")

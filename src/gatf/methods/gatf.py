@@ -287,6 +287,9 @@ class GATF(Method):
     def stored(self) -> gaussians.Gaussians:
         return self.memory.get()
 
+    def carried(self, old: Tensor, phase: str) -> Tensor | None:
+        return self.map(old) if self.config.top_aware or self.config.aga or phase == "adapter" else None
+
     def keep(self, stored: gaussians.Gaussians) -> None:
         self.memory.set(stored)
 

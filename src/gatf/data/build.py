@@ -1,0 +1,187 @@
+"""From files to a source: small images are decoded once and cached, large ones stay where they lie."""
+
+import io
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from gatf.data import cache
+from gatf.data.base import ImageSet, Source
+from gatf.data.decode import BadImage, careful_pillow, centre_box, decode, likely_formats
+from gatf.data.encoded import Encoded
+from gatf.data.lazy import LazyImages
+from gatf.data.listing import LARGE_DEFAULT, SMALL, Listing, some
+from gatf.data.workers import default_workers, in_order
+from gatf.settings import DataConfig
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What is known of a data set beforehand."""
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    size: int | None = None
+    """Height and width of the images the network gets; None: seen from the images."""
+    classes: int | None = None
+    train_per_class: tuple[int, int] | None = None
+    """Fewest and most training images of a class."""
+    test_per_class: tuple[int, int] | None = None
+    published_order: tuple[int, ...] | None = None
+
+
+def build_source(name: str, listing: Listing, config: DataConfig, traits: Traits) -> Source:
+    """Decode small images (once, then from the cache), leave large ones where they lie, and check the counts."""
+    size = image_size(listing, config, traits)
+    parts, skipped = [], []
+    images: Tensor | LazyImages
+    for what, part in (("training", listing.train), ("test", listing.test)):
+        if isinstance(part.images, Tensor):
+            images, kept = _resized(part.images, size), torch.arange(len(part))
+        elif size <= SMALL:
+            images, kept = _in_memory(name, part.images, size, config)
+        else:
+            images, kept = _on_the_fly(part.images, size, config)
+        if len(kept) < len(part) and not isinstance(part.images, Tensor):
+            skipped.append(f"{name}: {_left_out(part.images, kept)} left out of the {what} images: not decodable")
+        parts.append(ImageSet(images, part.labels[kept]))
+    train, test = parts
+    labels = [train.labels, test.labels]
+    known = traits.published_order is not None and len(traits.published_order) == len(listing.class_names)
+    mean, std = (v if len(v) == train.image_shape[0] else (sum(v) / len(v),) for v in (traits.mean, traits.std))
+    return Source(
+        name, listing.class_names, train, test, mean=mean, std=std,
+        published_order=traits.published_order if known else None,
+        warnings=(*listing.warnings, *skipped, *check_counts(name, listing.class_names, labels, traits)),
+    )  # fmt: skip
+
+
+def image_size(listing: Listing, config: DataConfig, traits: Traits) -> int:
+    """Asked for, known, or seen: small images that all have one size keep it, others become 224."""
+    if config.image_size is not None or traits.size is not None:
+        return cast(int, config.image_size or traits.size)
+    if isinstance(listing.train.images, Tensor):
+        return listing.train.images.shape[-1]
+    sizes = _header_sizes(listing.train.images)
+    side = max(max(size) for size in sizes)
+    return side if side <= SMALL and sizes == {(side, side)} else LARGE_DEFAULT
+
+
+def _header_sizes(images: Encoded, most: int = 64) -> set[tuple[int, int]]:
+    """Width and height of up to so many images, spread over the set; damaged ones are met later, when decoding."""
+    sizes = set()
+    with careful_pillow():
+        for number in range(0, len(images), -(-len(images) // most)):
+            try:
+                data = images.read(number)
+                with Image.open(io.BytesIO(data), formats=likely_formats(data)) as image:
+                    sizes.add(image.size)
+            except (OSError, ValueError, SyntaxError, Image.DecompressionBombWarning, Image.DecompressionBombError):
+                continue
+    return sizes or {(LARGE_DEFAULT, LARGE_DEFAULT)}
+
+
+# --- pixels -----------------------------------------------------------------------------------------------------------
+
+
+def _in_memory(name: str, images: Encoded, size: int, config: DataConfig) -> tuple[Tensor, Tensor]:
+    """All pixels [N, 3, size, size] and which images they are, memory-mapped from the cache."""
+    skip = config.on_bad_image == "skip"
+    key = cache.digest(images.content(), size, config.on_bad_image)
+    made = cache.cached_tensors(name, key, lambda: _decode_all(images, size, skip=skip))
+    return made["images"], made["kept"]
+
+
+def _decode_all(images: Encoded, size: int, *, skip: bool) -> dict[str, Tensor]:
+    pixels = np.empty((len(images), size, size, 3), np.uint8)
+    kept: list[int] = []
+    with careful_pillow():
+        for number, data in enumerate(images.in_order()):
+            try:
+                pixels[len(kept)] = decode(data, images.name(number), size, centre_box)
+            except BadImage:
+                if not skip:
+                    raise
+                continue
+            kept.append(number)
+    stacked = torch.from_numpy(pixels[: len(kept)]).permute(0, 3, 1, 2).contiguous()
+    return {"images": stacked, "kept": torch.tensor(kept, dtype=torch.int64)}
+
+
+def _resized(images: Tensor, size: int) -> Tensor:
+    if images.shape[-2:] == (size, size):
+        return images
+    chunks = [
+        torch.nn.functional.interpolate(chunk.float(), (size, size), mode="bilinear", antialias=True)
+        .round_()
+        .clamp_(0, 255)
+        .to(torch.uint8)
+        for chunk in images.split(1024)
+    ]
+    return torch.cat(chunks)
+
+
+def _on_the_fly(images: Encoded, size: int, config: DataConfig) -> tuple[LazyImages, Tensor]:
+    """Images that are decoded when they are wanted, less the bad ones if those are to be skipped."""
+    workers = default_workers() if config.workers is None else config.workers
+    kept = torch.arange(len(images))
+    images.prepare()
+    if config.on_bad_image == "skip":
+        key = cache.digest(images.stamp())
+        kept = cache.cached_tensors("readable", key, lambda: {"kept": readable(images, workers)})["kept"]
+        images = images.take(kept.tolist())
+    return LazyImages(images, size, workers), kept
+
+
+def readable(images: Encoded, workers: int) -> Tensor:
+    """Numbers of the images that can be decoded, found by decoding every one."""
+    pieces = [range(at, min(at + 64, len(images))) for at in range(0, len(images), 64)]
+    found = in_order(_Readable(images), pieces, workers=workers)
+    return torch.tensor([number for piece in found for number in piece], dtype=torch.int64)
+
+
+@dataclass(frozen=True)
+class _Readable:
+    images: Encoded
+
+    def __call__(self, numbers: Iterable[int]) -> list[int]:
+        good = []
+        with careful_pillow():
+            for number in numbers:
+                try:
+                    decode(self.images.read(number), self.images.name(number), 1, centre_box)
+                except BadImage:
+                    continue
+                good.append(number)
+        return good
+
+
+def _left_out(images: Encoded, kept: Tensor) -> str:
+    good = set(kept.tolist())
+    bad = [images.name(number) for number in range(len(images)) if number not in good]
+    return some(bad)
+
+
+# --- checks -----------------------------------------------------------------------------------------------------------
+
+
+def check_counts(name: str, class_names: tuple[str, ...], labels: Sequence[Tensor], traits: Traits) -> list[str]:
+    """What differs from what is known of the data set, a sentence each."""
+    found = []
+    classes = len(class_names)
+    if traits.classes is not None and classes != traits.classes:
+        found.append(f"{name}: {classes} classes, expected {traits.classes}")
+    expected = (("training", traits.train_per_class), ("test", traits.test_per_class))
+    for part, (what, bounds) in zip(labels, expected, strict=True):
+        low, high = bounds or (1, 2**62)
+        counts = torch.bincount(part, minlength=classes).tolist()
+        off = [f"'{n}' has {count}" for n, count in zip(class_names, counts, strict=True) if not low <= count <= high]
+        if off:
+            wanted = f"{low}" if low == high else f"{low} to {high}" if bounds else "at least 1"
+            found.append(f"{name}: class {some(off)} {what} images, expected {wanted}")
+    return found

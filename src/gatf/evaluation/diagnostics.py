@@ -1,0 +1,172 @@
+"""Why a method forgets: the diagnostics of GATF (Xu & Krawczyk, ECCV 2026, Sec. 4.2), pure functions from tensors to
+small tidy tables. Where the paper's supplement is not public the definition is ours, and its docstring says so.
+
+They may look at old images; learning may not (`observer.DiagnosticsData` is a door no method is given).
+"""
+
+import torch
+from torch import Tensor
+
+from gatf.geometry import certificate, spd
+from gatf.geometry.gaussians import Gaussians
+from gatf.geometry.readout import mahalanobis_readout, margins
+
+Value = int | float | str
+Table = list[dict[str, Value]]
+SHRINK = 1e-3
+"""Shrinkage of covariances before they are inverted; the true ones of small classes are singular."""
+FLOOR = 1e-12
+"""Smallest eigenvalue relative to the largest."""
+
+
+def prototype_drift(true: Tensor, estimated: Tensor, task_of_class: Tensor) -> Table:
+    """Mean over the classes of each past task of ‖μ_c(true) − μ̂_c‖₂ (Sec. 4.2): both [C, S], tasks [C]."""
+    distances = (true.double() - estimated.double()).norm(dim=1)
+    return [
+        {"past_task": task, "drift": float(distances[task_of_class == task].mean())}
+        for task in task_of_class.unique().tolist()
+    ]
+
+
+def mahalanobis_tail(carried: Tensor, new: Tensor) -> Table:
+    """T(k) = Σ_{i≤k} E[(u_iᵀe)²]/λ_i for k = 1..S, e = A(z_old) − z_new (Sec. 4.2): both [N, S], of old-task images.
+
+    λ_i and u_i, descending, are those of the covariance of the rows of `new` (ours: the paper does not say over which
+    images). With an exact map the curve is zero; an error spread like the features themselves rises by the same amount
+    at every k, and one in directions of little variance rises at the end.
+    """
+    new = new.double()
+    error = carried.double() - new
+    values, vectors = torch.linalg.eigh(spd.symmetrise(torch.cov(new.T).reshape(new.shape[1], new.shape[1])))
+    values = values.flip(0).clamp_min(FLOOR * float(values.max().clamp_min(torch.finfo(torch.float64).tiny)))
+    energy = (error @ vectors.flip(1)).square().mean(0)  # [S]
+    tail = (energy / values).cumsum(0)
+    return [{"k": k + 1, "tail": value} for k, value in enumerate(tail.tolist())]
+
+
+def margin_forms(features: Tensor, stored: Gaussians, labels: Tensor) -> dict[str, Tensor]:
+    """m(x) = min_{c≠y} d_c − d_y of rows [N, S]: in squared Mahalanobis distances (Eq. 3), and its log-likelihood form
+    with d_c = ½(Mahalanobis + log det Σ_c)."""
+    distances = mahalanobis_readout(stored, SHRINK).distances(features)
+    logdet = torch.linalg.slogdet(spd.shrink(stored.covs, SHRINK)).logabsdet
+    return {"mahalanobis": margins(distances, labels), "likelihood": margins((distances + logdet) / 2, labels)}
+
+
+def score_margins(scores: Tensor, labels: Tensor) -> Tensor:
+    """s_y − max_{c≠y} s_c of scores [N, C]: the margin of the method's own rule."""
+    return margins(-scores, labels)
+
+
+def margin_density(values: Tensor, bins: int = 40) -> Table:
+    """Histogram of margins [N] between their 1st and 99th percentile; `unit` is their median size, which makes methods
+    with different scores comparable, `wrong` the share at or below zero."""
+    values = values.double()
+    values = values[values.isfinite()]
+    if len(values) == 0:
+        return []
+    low, high = (float(bound) for bound in torch.quantile(values, torch.tensor([0.01, 0.99], dtype=values.dtype)))
+    if low == high:
+        low, high = low - 0.5, high + 0.5
+    counts = torch.histc(values, bins, low, high)
+    width = (high - low) / bins
+    density = (counts / (counts.sum() * width)).tolist()
+    common = {"unit": float(values.abs().median()), "wrong": float((values <= 0).double().mean())}
+    return [
+        {"low": low + number * width, "high": low + (number + 1) * width, "density": value, **common}
+        for number, value in enumerate(density)
+    ]
+
+
+def old_to_new(predicted: Tensor, labels: Tensor, task_of_class: Tensor) -> Table:
+    """ρ by past task: share of its test images predicted as a class of the newest task, and share that is right."""
+    tasks, newest = task_of_class[labels], int(task_of_class.max())
+    rows: Table = []
+    for task in range(newest):
+        own = tasks == task
+        to_new = (task_of_class[predicted[own]] == newest).double().mean()
+        right = (predicted[own] == labels[own]).double().mean()
+        rows.append({"past_task": task, "to_new": float(to_new), "right": float(right)})
+    return rows
+
+
+def transport_plane(old: Tensor, new: Tensor, carried: Tensor | None, labels: Tensor) -> Table:
+    """Class means of z_old, z_new and, where there is a map, A(z_old), in the plane of the two principal axes fitted
+    once on both spaces together: arrows old → new are the drift, carried should end where new does."""
+    both = torch.cat([old, new]).double()
+    origin = both.mean(0)
+    _, _, axes = torch.linalg.svd(both - origin, full_matrices=False)
+    plane = axes[:2]  # [2, S]
+    plane = plane * plane.gather(1, plane.abs().argmax(1, keepdim=True)).sign()  # the SVD leaves the sign open
+    kinds = {"old": old, "new": new} | ({} if carried is None else {"carried": carried})
+    rows: Table = []
+    for kind, features in kinds.items():
+        flat = (features.double() - origin) @ plane.T  # [N, ≤2]
+        for number in labels.unique().tolist():
+            place = flat[labels == number].mean(0).tolist()
+            rows.append({"class": number, "kind": kind, "x": place[0], "y": place[1] if len(place) > 1 else 0.0})
+    return rows
+
+
+def spectra(covs: Tensor, task_of_class: Tensor) -> Table:
+    """Eigenvalues of class covariances [C, S, S], descending: their geometric mean over the classes of each task."""
+    values = torch.linalg.eigvalsh(spd.symmetrise(covs.double())).flip(-1)  # [C, S]
+    values = values.clamp_min(FLOOR * values.amax(1, keepdim=True).clamp_min(torch.finfo(torch.float64).tiny))
+    rows: Table = []
+    for task in task_of_class.unique().tolist():
+        typical = values[task_of_class == task].log().mean(0).exp()
+        rows += [{"past_task": task, "rank": rank + 1, "eigenvalue": value} for rank, value in enumerate(typical.tolist())]
+    return rows
+
+
+def symmetric_kl(one: Gaussians, other: Gaussians) -> Tensor:
+    """KL(p‖q) + KL(q‖p) of each pair of classes, [C]: ½(tr(Σ_q⁻¹Σ_p) + tr(Σ_p⁻¹Σ_q) − 2S + Δᵀ(Σ_p⁻¹ + Σ_q⁻¹)Δ)."""
+    offset = (one.means - other.means)[..., None]  # [C, S, 1]
+    total = torch.full((len(one),), -2.0 * one.means.shape[1], dtype=torch.float64, device=one.means.device)
+    for p, q in ((one.covs, other.covs), (other.covs, one.covs)):
+        lower = spd.cholesky(q).lower
+        total += torch.cholesky_solve(p, lower).diagonal(dim1=-2, dim2=-1).sum(-1)
+        total += (offset.mT @ torch.cholesky_solve(offset, lower)).flatten()
+    return total / 2
+
+
+def transport_errors(stored: Gaussians, true: Gaussians, task_of_class: Tensor) -> Table:
+    """How far what is stored of each class lies from its moments in the current space: L2 of means, Frobenius norm of
+    covariances (also relative to the true one's), and symmetric KL of both after the same small shrinkage."""
+    means = (stored.means - true.means).norm(dim=1)
+    covs = torch.linalg.matrix_norm(stored.covs - true.covs)
+    relative = covs / torch.linalg.matrix_norm(true.covs).clamp_min(torch.finfo(torch.float64).tiny)
+    rows: Table = [
+        {"class": number, "past_task": int(task_of_class[number]), "mean_l2": float(means[number])}
+        for number in range(len(stored))
+    ]
+    if bool((stored.covs == 0).all()):  # the method keeps means alone
+        return rows
+    divergence = symmetric_kl(*(Gaussians(part.means, spd.shrink(part.covs, SHRINK)) for part in (stored, true)))
+    for number, row in enumerate(rows):
+        row |= {
+            "cov_frobenius": float(covs[number]),
+            "cov_relative": float(relative[number]),
+            "symmetric_kl": float(divergence[number]),
+        }
+    return rows
+
+
+def certified_share(features: Tensor, stored: Gaussians, true: Gaussians) -> Table:
+    """Share of rows [N, S] whose Mahalanobis prediction (Eq. 3, small shrinkage) Theorem 2 certifies: no class could
+    win even if every distance were off by its bound. η_μ and η_Σ are the true errors of each class, which only a
+    diagnostic can know; `valid` is the share of classes with η_Σ < λ_min/2, outside which the theorem says nothing."""
+    eta_mean = (stored.means - true.means).norm(dim=1)
+    eta_cov = (1 + SHRINK) * torch.linalg.matrix_norm(stored.covs - true.covs, ord=2)
+    smallest = torch.linalg.eigvalsh(spd.shrink(stored.covs, SHRINK)).amin(1)
+    reach = torch.cdist(features.double(), stored.means)  # [N, C]
+    bounds = certificate.score_bound(reach, eta_mean, eta_cov=eta_cov, lambda_min=smallest)
+    sure = certificate.certified(mahalanobis_readout(stored, SHRINK).distances(features), bounds)
+    return [
+        {
+            "certified": float(sure.double().mean()),
+            "valid": float((eta_cov < smallest / 2).double().mean()),
+            "eta_mean": float(eta_mean.mean()),
+            "eta_cov": float(eta_cov.mean()),
+            "lambda_min": float(smallest.mean()),
+        }
+    ]

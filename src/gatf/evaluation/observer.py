@@ -1,0 +1,235 @@
+"""Watches a run from outside and writes its diagnostics. It never changes what the method holds, nor any random
+generator: a run that is watched gives the same bits as one that is not."""
+
+import csv
+import io
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from gatf.data.augment import Pipeline
+from gatf.data.loader import EVALUATION_BATCH
+from gatf.data.scenario import Scenario
+from gatf.evaluation import diagnostics
+from gatf.evaluation.diagnostics import Table
+from gatf.files import write_text
+from gatf.geometry.gaussians import Gaussians
+from gatf.geometry.moments import class_moments
+
+DRIFT_IMAGES = 50
+"""Training images a class that the drift curve is measured on."""
+MOMENT_IMAGES = 500
+"""Training images a class that true means and covariances are measured on."""
+DRIFT_POINTS = 20
+"""Points of the drift curve in each phase of a task, at most."""
+
+
+class Observed(Protocol):
+    """As much of a method as diagnostics look at."""
+
+    @property
+    def backbone(self) -> nn.Module: ...
+
+    def modules(self) -> Iterator[nn.Module]: ...
+
+    def eval(self) -> Any: ...
+
+    def stored(self) -> Gaussians | None: ...
+
+    def carried(self, old: Tensor, phase: str) -> Tensor | None: ...
+
+    def scores(self, images: Tensor) -> Tensor: ...
+
+
+class DiagnosticsData:
+    """The images of all tasks, for those who only look. No method is ever handed one."""
+
+    def __init__(self, scenario: Scenario, pipeline: Pipeline, device: torch.device) -> None:
+        self.scenario, self._pipeline, self._device = scenario, pipeline, device
+
+    def task_of_class(self, last: int) -> Tensor:
+        """The task of every class of tasks 0..last."""
+        tasks = self.scenario.task_of_class()
+        return tasks[tasks <= last]
+
+    @torch.no_grad()
+    def test(self, see: Callable[[Tensor], Tensor], last: int) -> tuple[Tensor, Tensor]:
+        """What `see` makes of the test images of tasks 0..last, and their labels; on the CPU."""
+        members, labels = self.scenario.members(self.scenario.source.test, 0, last)
+        return self._through(see, self.scenario.source.test, members, mirror=False), labels
+
+    @torch.no_grad()
+    def train(self, see: Callable[[Tensor], Tensor], last: int, per_class: int) -> tuple[Tensor, Tensor]:
+        """Likewise of the first training images of each class, under the test transform, and of their mirror images,
+        which is how Gaussian methods take their moments."""
+        members, labels = self.scenario.members(self.scenario.source.train, 0, last)
+        chosen = torch.cat([torch.nonzero(labels == number)[:per_class, 0] for number in labels.unique().tolist()])
+        members, labels = members[chosen], labels[chosen]
+        plain = self._through(see, self.scenario.source.train, members, mirror=False)
+        mirrored = self._through(see, self.scenario.source.train, members, mirror=True)
+        return torch.cat([plain, mirrored]), torch.cat([labels, labels])
+
+    def _through(self, see: Callable[[Tensor], Tensor], images: Any, members: Tensor, *, mirror: bool) -> Tensor:
+        parts = []
+        for pixels in images.stream(members.split(EVALUATION_BATCH)):
+            batch = self._pipeline(pixels.to(self._device), None)
+            parts.append(see(batch.flip(-1) if mirror else batch).cpu())
+        return torch.cat(parts)
+
+
+class DiagnosticsObserver:
+    """A listener of a run: drift after epochs, everything else before and after each task's transport."""
+
+    def __init__(self, method: Observed, data: DiagnosticsData, folder: Path, events: Path) -> None:
+        self.method, self.data, self.folder, self._events = method, data, folder, events
+        self.tables: dict[str, Table] = {}
+        self._epochs = self._phase_epochs = 0
+        self._phase = ""
+
+    def __call__(self, kind: str, /, **fields: Any) -> None:
+        if kind == "run_start":
+            self._begin(fields["resumed_at"])
+        elif kind == "epoch":
+            self._epochs += 1
+            self._phase = fields["phase"]
+            stride = max(1, self._phase_epochs // DRIFT_POINTS)
+            if fields["task"] > 0 and (fields["epoch"] + 1) % stride == 0:
+                with self._unnoticed():
+                    self._drift(fields["task"])
+        elif kind == "step":
+            self._phase_epochs = fields["epochs"]
+        elif kind == "trained" and fields["task"] > 0:
+            with self._unnoticed():
+                self._transport(fields["task"])
+        elif kind == "task":
+            with self._unnoticed():
+                self._look_back(fields["task"])
+
+    def _begin(self, resumed_at: int | None) -> None:
+        """A resumed run goes on with the tables of what it keeps."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        events = [json.loads(line) for line in self._events.read_text(encoding="utf-8").splitlines()]
+        epochs = [event for event in events if event["event"] == "epoch"]
+        self._epochs = len(epochs)
+        self._phase = epochs[-1]["phase"] if epochs else ""
+        if resumed_at is None:
+            return
+        for path in self.folder.glob("*.csv"):
+            rows = read_table(path)
+            if path.stem == "drift":
+                self.tables[path.stem] = [row for row in rows if float(row["epoch"]) <= self._epochs]
+            else:
+                self.tables[path.stem] = [row for row in rows if float(row["after_task"]) < resumed_at]
+
+    @contextmanager
+    def _unnoticed(self) -> Iterator[None]:
+        """Inside, the method is in eval mode and without gradient; afterwards its modes, and every generator, are as
+        they were."""
+        modes = [(module, module.training) for module in self.method.modules()]
+        with torch.random.fork_rng(), torch.no_grad():
+            self.method.eval()
+            try:
+                yield
+            finally:
+                for module, training in modes:
+                    module.training = training
+
+    def _drift(self, task: int) -> None:
+        """Prototype drift of the old classes in the middle of a task."""
+        stored = self.method.stored()
+        if stored is None:
+            return
+        features, labels = self.data.train(self.method.backbone, task - 1, DRIFT_IMAGES)
+        true = class_moments(features, labels, classes=len(stored)).mean
+        estimated = self._carried(stored.means.float(), stored.means.device)
+        rows = diagnostics.prototype_drift(
+            true, stored.means.cpu() if estimated is None else estimated, self.data.task_of_class(task - 1)
+        )
+        self._add("drift", [{"task": task, "epoch": self._epochs, **row} for row in rows])
+        self._write("drift")
+
+    def _carried(self, old: Tensor, device: torch.device) -> Tensor | None:
+        moved = self.method.carried(old.to(device), self._phase)
+        return None if moved is None else moved.double().cpu()
+
+    def _transport(self, task: int) -> None:
+        """Between training and transport: the map, judged on old images in both spaces."""
+        before = self.folder / f"features{task - 1}.safetensors"
+        if not before.is_file():
+            return
+        old = load_file(before)["features"]
+        new, labels = self.data.test(self.method.backbone, task - 1)
+        device = next(self.method.backbone.parameters()).device
+        carried = self._carried(old, device)
+        tails = {"none": old, "carried": carried}
+        for name, moved in tails.items():
+            if moved is not None:
+                rows = diagnostics.mahalanobis_tail(moved, new)
+                self._add("tail", [{"after_task": task, "map": name, **row} for row in rows])
+        plane = diagnostics.transport_plane(old, new, carried, labels)
+        self._add("plane", [{"after_task": task, **row} for row in plane])
+
+    def _look_back(self, task: int) -> None:
+        """After a task: what is stored, and what is predicted, against what is true."""
+        features, labels = self.data.test(self.method.backbone, task)
+        scores, _ = self.data.test(self.method.scores, task)
+        tasks = self.data.task_of_class(task)
+        old = tasks[labels] < task
+        confusion = diagnostics.old_to_new(scores.argmax(1), labels, tasks)
+        self._add("confusion", [{"after_task": task, **row} for row in confusion])
+        stored = self.method.stored()
+        forms = {"score": diagnostics.score_margins(scores, labels)}
+        if stored is not None and len(stored) == len(tasks):
+            forms |= self._against_truth(task, stored.to("cpu"), features, labels)
+        for form, margins in forms.items():
+            rows = diagnostics.margin_density(margins[old])
+            self._add("margins", [{"after_task": task, "form": form, **row} for row in rows])
+        save_file({"features": features.float().contiguous()}, self.folder / f"features{task}.safetensors")
+        (self.folder / f"features{task - 2}.safetensors").unlink(missing_ok=True)
+        for name in self.tables:
+            self._write(name)
+
+    def _against_truth(self, task: int, stored: Gaussians, features: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        """Errors, spectra and certificates of the stored Gaussians; returns their margins."""
+        seen, of_class = self.data.train(self.method.backbone, task, MOMENT_IMAGES)
+        moments = class_moments(seen, of_class, classes=len(stored))
+        true, tasks = Gaussians(moments.mean, moments.covariance()), self.data.task_of_class(task)
+        errors = diagnostics.transport_errors(stored, true, tasks)
+        self._add("errors", [{"after_task": task, **row} for row in errors])
+        if bool((stored.covs == 0).all()):
+            return {}
+        for name, covs in (("stored", stored.covs), ("true", true.covs)):
+            rows = diagnostics.spectra(covs, tasks)
+            self._add("spectra", [{"after_task": task, "of": name, **row} for row in rows])
+        certified = diagnostics.certified_share(features, stored, true)
+        self._add("certified", [{"after_task": task, **row} for row in certified])
+        return diagnostics.margin_forms(features, stored, labels)
+
+    def _add(self, name: str, rows: Table) -> None:
+        self.tables.setdefault(name, []).extend(rows)
+
+    def _write(self, name: str) -> None:
+        if self.tables[name]:
+            write_text(self.folder / f"{name}.csv", table_text(self.tables[name]))
+
+
+def table_text(rows: Table) -> str:
+    """CSV with the columns of the first row; numbers to nine digits."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    for row in rows:
+        writer.writerow({key: f"{value:.9g}" if isinstance(value, float) else value for key, value in row.items()})
+    return text.getvalue()
+
+
+def read_table(path: Path) -> Table:
+    """A table as written, its cells as text."""
+    with path.open(encoding="utf-8", newline="") as file:
+        return [dict(row) for row in csv.DictReader(file)]

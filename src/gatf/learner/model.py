@@ -1,0 +1,89 @@
+"""The state of a classifier that gains classes: everything prediction and the next update need, and no image."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from gatf.config import RunConfig
+from gatf.data.augment import Pipeline, parse_augmentation
+from gatf.data.base import ImageSet
+from gatf.errors import UserError
+from gatf.learner.inputs import Shape
+from gatf.learner.judge import Judge
+from gatf.learner.record import UpdateRecord
+from gatf.methods import Method
+
+Label = str | int | bool
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """From uint8 pixels to what the network sees: pixels/255, less the mean, over the standard deviation."""
+
+    shape: Shape
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Looks:
+    """What a model sees in images."""
+
+    scores: Tensor
+    """[N, C], float64, higher is better."""
+    features: Tensor | None
+    """[N, S]; None where the method keeps no Gaussians to compare them with."""
+
+
+@dataclass(frozen=True)
+class Model:
+    """A classifier after some updates. An update makes a new one; this one stays as it is."""
+
+    config: RunConfig
+    preprocessing: Preprocessing
+    method: Method
+    labels: tuple[Label, ...]
+    """The classes in the order in which they were learnt."""
+    counts: Tensor
+    """Images each class was learnt from, int64 [C]."""
+    temperature: float
+    errors: Tensor
+    """How far the stored mean of each class may be off after the last update, in the judge's metric, float64 [C]."""
+    distances: Tensor
+    """Distances of held-out images of all updates to their nearest class, for `rejection_threshold`, float32 [M]."""
+    history: tuple[UpdateRecord, ...]
+
+    @property
+    def pipeline(self) -> Pipeline:
+        steps = parse_augmentation(self.config.data.augment)
+        return Pipeline(steps, self.preprocessing.mean, self.preprocessing.std)
+
+    @cached_property
+    def judge(self) -> Judge:
+        stored = self.method.stored()
+        if stored is None:
+            raise UserError(
+                f"method '{self.config.method.name}' keeps no Gaussians, which certificates and the rejection of unknown "
+                "images need; use gatf or adagauss"
+            )
+        return Judge(stored.to("cpu"), self.errors)
+
+    @torch.no_grad()
+    def look(self, images: ImageSet) -> Looks:
+        """Scores and features of images in the model's shape."""
+        method, pipeline = self.method.eval(), self.pipeline
+        batch = 512 if self.preprocessing.shape[1] <= 64 else 64
+        known = method.stored() is not None
+        scores, features = [], []
+        for pixels in images.stream(torch.arange(len(images)).split(batch)):
+            inputs = pipeline(pixels.to(method.device), None)
+            if not known:
+                scores.append(method.scores(inputs).double().cpu())
+                continue
+            seen = method.backbone(inputs)
+            features.append(seen.cpu())
+            given = method.feature_scores(seen) if method.keeps_gaussians_only else method.scores(inputs)
+            scores.append(given.double().cpu())
+        return Looks(torch.cat(scores), torch.cat(features) if known else None)

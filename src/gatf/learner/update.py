@@ -1,0 +1,388 @@
+"""One update: new images in, a model that knows more classes out. The model given is left as it was."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from lightning_fabric import Fabric
+from torch import Tensor
+
+from gatf.config import RunConfig
+from gatf.data.augment import Pipeline, parse_augmentation
+from gatf.data.base import ImageSet
+from gatf.data.loader import TaskData, TaskInfo, split_pipeline
+from gatf.errors import UserError
+from gatf.experiment import build_method
+from gatf.geometry.gaussians import Gaussians, sample, white_noise
+from gatf.geometry.moments import Moments, class_moments
+from gatf.learner.inputs import Given, Shape, check_shape, image_set
+from gatf.learner.judge import Judge, Metric, fit_temperature, transport_error
+from gatf.learner.model import Label, Model, Preprocessing
+from gatf.learner.record import UpdateRecord
+from gatf.methods import Method
+from gatf.methods.components import extract
+from gatf.seeding import generator
+from gatf.training import checkpoint
+from gatf.training.events import Listener
+from gatf.training.loop import Position
+from gatf.training.task import Resumed, train_task
+
+DRAWS_PER_CLASS = 200
+"""Points drawn from each stored Gaussian to foretell the accuracy of old classes."""
+DISTANCES_PER_CLASS = 50
+"""Held-out distances kept for each class of an update, at most."""
+CHECKPOINTS_PER_PHASE = 10
+
+
+def silent(kind: str, /, **fields: Any) -> None:
+    """A listener that does not listen."""
+
+
+@dataclass(frozen=True)
+class Circumstances:
+    """How an update is run: who hears of it, who may stop it, where it can be taken up again."""
+
+    listener: Listener = silent
+    stop: Callable[[], bool] = lambda: False
+    checkpoints: Path | None = None
+    """Folder of checkpoints; None keeps none."""
+
+
+@dataclass(frozen=True)
+class Split:
+    """The classes of an update and which of its images are trained on, and which are kept back."""
+
+    revisited: tuple[int, ...]
+    """Class numbers in the model."""
+    added: tuple[Label, ...]
+    numbers: Tensor
+    """Task class of each image, [N]: the revisited classes first, then the added ones."""
+    trained: Tensor
+    held_out: Tensor
+
+    @property
+    def classes(self) -> int:
+        return len(self.revisited) + len(self.added)
+
+
+def new_model(config: RunConfig, given: Given, shape: Shape) -> Model:
+    """A model that knows no class yet; its normalisation is that of the images it will first be fitted to."""
+    check_shape(shape)
+    mean, std = normalisation(image_set(given, shape))
+    preprocessing = Preprocessing(shape, mean, std)
+    method = build_method(config, shape)
+    empty = torch.zeros(0, dtype=torch.int64)
+    return Model(config, preprocessing, method, (), empty, 1.0, empty.double(), empty.float(), ())
+
+
+def normalisation(images: ImageSet, most: int = 2000) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation of each channel of pixels in [0, 1], over at most so many images."""
+    chosen = torch.linspace(0, len(images) - 1, min(len(images), most)).long()
+    total = Moments.zeros(1, (images.image_shape[0],))
+    for pixels in images.stream(chosen.split(256)):
+        total = total.merge(Moments.of(pixels.transpose(0, 1).flatten(1)[:, :, None].double() / 255))
+    std = total.covariance(unbiased=False)[:, 0, 0].sqrt().clamp_min(1e-3)
+    return tuple(total.mean[:, 0].tolist()), tuple(std.tolist())
+
+
+def learn(
+    model: Model, given: Given, answers: np.ndarray, *, config: RunConfig, held_out: float, run: Circumstances
+) -> Model:
+    """The model after learning these images; `Interrupted` if the run's `stop` says so."""
+    started = time.monotonic()
+    if not model.labels and len(np.unique(answers)) < 2:
+        raise UserError("a first fit needs images of at least two classes, but there is only one class in y")
+    split = split_update(model, answers, held_out, config.seed)
+    images = image_set(given, model.preprocessing.shape, split.numbers + len(model.labels))
+    update = _Update(model, config, split, images, run)
+    update.train()
+    judged = update.judge()
+    seconds = time.monotonic() - started
+    return update.finish(judged, seconds)
+
+
+def split_update(model: Model, answers: np.ndarray, share: float, seed: int) -> Split:
+    """Which classes are new, and a share of each class's images to keep back: none of classes with fewer than five."""
+    distinct, places = np.unique(answers, return_inverse=True)
+    labels: list[Label] = distinct.tolist()
+    _check_kind(model.labels, labels)
+    if model.labels and not model.method.keeps_gaussians_only and set(labels) & set(model.labels):
+        raise UserError(
+            f"method '{model.config.method.name}' cannot go on with classes it knows ({_some(set(labels) & set(model.labels))});"
+            " give new classes only, or use gatf or adagauss"
+        )
+    known = {label: number for number, label in enumerate(model.labels)}
+    order = sorted(range(len(labels)), key=lambda place: (labels[place] not in known, place))
+    rank = torch.empty(len(labels), dtype=torch.int64)
+    rank[order] = torch.arange(len(labels))
+    numbers = rank[torch.from_numpy(places.reshape(-1))]
+    back = torch.zeros(len(numbers), dtype=torch.bool)
+    for number in range(len(labels)):
+        members = torch.nonzero(numbers == number).squeeze(1)
+        count = max(round(share * len(members)), 1) if share > 0 and len(members) >= 5 else 0
+        draws = generator(seed, "held out", len(model.history), number)
+        back[members[torch.randperm(len(members), generator=draws)[:count]]] = True
+    return Split(
+        revisited=tuple(known[labels[place]] for place in order if labels[place] in known),
+        added=tuple(labels[place] for place in order if labels[place] not in known),
+        numbers=numbers,
+        trained=torch.nonzero(~back).squeeze(1),
+        held_out=torch.nonzero(back).squeeze(1),
+    )
+
+
+class _Update:
+    """The update under way: a copy of the model's method, and the task's images while it trains."""
+
+    def __init__(self, model: Model, config: RunConfig, split: Split, images: ImageSet, run: Circumstances) -> None:
+        self.model, self.config, self.split, self.images, self.run = model, config, split, images, run
+        self.old = len(model.labels)
+        self.fabric = Fabric(accelerator=config.device, devices=1, precision=config.precision)
+        self.method = copied(model, config).to(self.fabric.device)
+        self.warnings: list[str] = []
+        steps = parse_augmentation(config.data.augment)
+        pipeline = Pipeline(steps, model.preprocessing.mean, model.preprocessing.std)
+        split_pipeline(images, pipeline)  # raises if these images cannot be augmented that way
+        info = TaskInfo(len(model.history), self.old, split.classes, len(split.trained))
+        labels = images.labels[split.trained]
+        self.data = TaskData(
+            info, images, (split.trained, labels), pipeline=pipeline, seed=config.seed, device=self.fabric.device
+        )
+        self.counts = torch.bincount(labels - self.old, minlength=split.classes)  # [classes of the task]
+        self.errors = torch.zeros(self.old + len(split.added), dtype=torch.float64)
+        self.drift: float | None = None
+        self.moved: Gaussians | None = None
+        """The task's classes as the old network saw them, carried into the new feature space."""
+
+    # --- training
+
+    def train(self) -> None:
+        """Train, carry what is stored of the old classes into the new feature space, and store the new ones."""
+        stand_ins = self._class_gaussians() if self.old and self.method.keeps_gaussians_only else None
+        before = self.method.stored()
+        resumed = self._resume()
+        self.run.listener("run_start", tasks=1, method=self.config.method.name, resumed_at=None)
+        stage = self.config.optimisation.stage(self.data.info.index)
+        train_task(
+            self.method, self.data, self.fabric,
+            listener=partial(self.run.listener, task=0),
+            resumed=resumed,
+            save=self._save,
+            stop=self.run.stop,
+            save_every=max(1, stage.epochs // CHECKPOINTS_PER_PHASE) if self.run.checkpoints else None,
+        )  # fmt: skip
+        self.method.eval()
+        if stand_ins is not None and before is not None:
+            self._end_with_stand_ins(before, stand_ins)
+        else:
+            self.method.end_task(self.data)
+        self.data.close()
+        self._note_repairs()
+
+    def _class_gaussians(self) -> Gaussians:
+        """The classes of the task as the network sees them now, with mirror images, as methods store them."""
+        features, labels = extract(self.method.backbone, self.data, mirror=True)
+        found = class_moments(features, labels - self.old, classes=self.split.classes)
+        return Gaussians(found.mean, found.covariance())
+
+    def _end_with_stand_ins(self, before: Gaussians, stand_ins: Gaussians) -> None:
+        """End the task and measure the transport's error.
+
+        Nobody can say how well the old classes were carried, for their images are gone. So the new classes, as the old
+        network saw them, travel with the old ones, and are compared with what the new network really sees.
+        """
+        old, classes = self.old, self.split.classes
+        self.method.keep(before.concat(stand_ins.to(before.means.device)))
+        self.method.end_task(self.data)
+        after = self.method.stored()
+        assert after is not None
+        carried, self.moved, new = after[:old], after[old : old + classes], after[old + classes :]
+        spread = before.covs.diagonal(dim1=-2, dim2=-1).sum(-1).sqrt().clamp_min(1e-12)  # [old]
+        self.drift = float(((carried.means - before.means).norm(dim=1) / spread).mean())
+        self.method.keep(self._merged(carried, new))
+        stored = self.method.stored()
+        assert stored is not None
+        self.errors[:old] = transport_error(self.moved, new, Metric.of(stored))
+
+    def _merged(self, carried: Gaussians, new: Gaussians) -> Gaussians:
+        """Old classes, each revisited one merged with what was seen of it now, then the added ones."""
+        again = len(self.split.revisited)
+        if again == 0:
+            return carried.concat(new)
+        places = torch.tensor(self.split.revisited, device=new.means.device)
+        merged = merge(carried[places], self.model.counts[list(self.split.revisited)], new[:again], self.counts[:again])
+        means, covs = carried.means.clone(), carried.covs.clone()
+        means[places], covs[places] = merged.means, merged.covs
+        return Gaussians(means, covs).concat(new[again:])
+
+    def _note_repairs(self) -> None:
+        for notice in self.method.notices:
+            repaired = notice.values.get("jittered", 0) + notice.values.get("clipped", 0)
+            if repaired:
+                self.warnings.append(f"{repaired:.0f} stored covariances had to be repaired before they could be used")
+        self.method.notices.clear()
+
+    # --- checkpoints
+
+    def _save(self, phase: int, position: Position, optimiser: torch.optim.Optimizer) -> None:
+        if self.run.checkpoints is None:
+            return
+        tensors = {f"method.{name}": value for name, value in self.method.state_dict().items()}
+        tensors |= {f"sums.{name}": value for name, value in position.sums.items()}
+        tensors |= checkpoint.flatten_optimiser(optimiser)
+        meta = {"phase": phase, "epoch": position.epoch, "step": position.step}
+        checkpoint.save(self.run.checkpoints / "state.safetensors", tensors, meta)
+
+    def _resume(self) -> Resumed | None:
+        if self.run.checkpoints is None or not (self.run.checkpoints / "state.safetensors").is_file():
+            return None
+        tensors, meta = checkpoint.load(self.run.checkpoints / "state.safetensors")
+        self.method.begin_task(self.data.info)
+        self.method.load_state_dict(_under(tensors, "method."))
+        return Resumed(meta["phase"], Position(meta["epoch"], meta["step"], _under(tensors, "sums.")), tensors)
+
+    # --- measuring
+
+    def judge(self) -> Model:
+        """The updated model, with everything but its new entry in the history."""
+        split, model, again = self.split, self.model, len(self.split.revisited)
+        counts = torch.cat([model.counts, self.counts[again:]])
+        counts[list(split.revisited)] += self.counts[:again]
+        updated = replace(
+            model, config=self.config, method=self.method.eval(), labels=(*model.labels, *split.added), counts=counts,
+            errors=self.errors,
+        )  # fmt: skip
+        if len(split.held_out) == 0:
+            self.warnings.append("no class has the five images it takes to keep one back, so probabilities are guesses")
+            return updated
+        looks = updated.look(self.images.take(split.held_out))
+        temperature = fit_temperature(looks.scores, self._final_numbers(split.held_out))
+        distances = model.distances
+        if looks.features is not None:
+            fresh = updated.judge.nearest(looks.features).float()
+            most = DISTANCES_PER_CLASS * split.classes
+            distances = torch.cat([distances * self._widening(looks.features), fresh[:: -(-len(fresh) // most)]])
+        return replace(updated, temperature=temperature, distances=distances)
+
+    def _widening(self, features: Tensor) -> float:
+        """By how much the transport lengthens distances of an old class's images to it, measured on the new classes:
+        held-out features against the carried stand-ins, and against the classes themselves."""
+        stored = self.method.stored()
+        if self.moved is None or stored is None or self.split.revisited:
+            return 1.0
+        carried = Judge(self.moved.to("cpu"), self.errors).nearest(features)
+        own = Judge(stored[self.old :].to("cpu"), self.errors).nearest(features)
+        return max(1.0, float(carried.median() / own.median().clamp_min(1e-12)))
+
+    def _final_numbers(self, chosen: Tensor) -> Tensor:
+        """Class numbers in the updated model of some of the update's images."""
+        split = self.split
+        places = [*split.revisited, *range(self.old, self.old + len(split.added))]
+        return torch.tensor(places, dtype=torch.int64)[split.numbers[chosen]]
+
+    def finish(self, updated: Model, seconds: float) -> Model:
+        """The updated model with a record of what happened."""
+        split = self.split
+        accuracy = taken = expected = None
+        if len(split.held_out):
+            predicted = updated.look(self.images.take(split.held_out)).scores.argmax(1)
+            truth = self._final_numbers(split.held_out)
+            accuracy = 100 * float((predicted == truth).double().mean())
+            if self.old:
+                taken = 100 * float(((predicted < self.old) & (truth >= self.old)).double().mean())
+        if self.old and self.method.keeps_gaussians_only:
+            by_class = expected_accuracy(self.method, self.config.seed)
+            added = by_class[self.old :]
+            optimism = 1.0
+            if accuracy is not None and len(added) and not split.revisited:
+                optimism = min(1.0, accuracy / max(float(added.mean()), 1e-9))
+            expected = optimism * float(by_class[: self.old].mean())
+        self._warn(accuracy, expected, taken)
+        transported = bool(self.old) and self.method.keeps_gaussians_only
+        record = UpdateRecord(
+            number=len(self.model.history),
+            date=datetime.now(UTC).isoformat(timespec="seconds"),
+            added=split.added,
+            revisited=tuple(self.model.labels[number] for number in split.revisited),
+            images=len(split.trained),
+            held_out=len(split.held_out),
+            epochs=self.config.optimisation.stage(self.data.info.index).epochs,
+            seconds=round(seconds, 2),
+            accuracy_new=accuracy,
+            expected_old=expected,
+            taken_for_old=taken,
+            drift=self.drift,
+            transport_error=float(self.errors.max()) if transported else None,
+            temperature=updated.temperature,
+            bytes_per_class=self.method.bytes_per_class(),
+            warnings=tuple(self.warnings),
+        )
+        return replace(updated, history=(*self.model.history, record))
+
+    def _warn(self, accuracy: float | None, expected: float | None, taken: float | None) -> None:
+        names = [*(self.model.labels[number] for number in self.split.revisited), *self.split.added]
+        few = [name for name, count in zip(names, self.counts.tolist(), strict=True) if count < 20]
+        if few:
+            self.warnings.append(f"fewer than 20 images to learn from for {_some(few)}: add more")
+        if expected is not None and expected < 60:
+            self.warnings.append("older classes suffered in this update; consider rolling it back")
+        if taken is not None and taken > 20:
+            self.warnings.append(f"{taken:.0f} % of the new images are taken for an older class; are labels right?")
+        if accuracy is not None and accuracy < 50:
+            self.warnings.append("fewer than half of the images kept back are answered rightly; train for more epochs")
+
+
+def copied(model: Model, config: RunConfig) -> Method:
+    """A method of its own for an update, with the model's state; nothing it does reaches the model's."""
+    method = build_method(config, model.preprocessing.shape)
+    method.load_state_dict(model.method.state_dict())
+    return method
+
+
+def merge(carried: Gaussians, carried_images: Tensor, new: Gaussians, new_images: Tensor) -> Gaussians:
+    """Gaussians of classes that came back: the moments of both lots of images together (each image counts twice, for
+    its mirror image is stored with it), [k, S]."""
+
+    def moments(gaussians: Gaussians, images: Tensor) -> Moments:
+        count = 2.0 * images.to(gaussians.means)
+        return Moments(count, gaussians.means, gaussians.covs * (count - 1).clamp_min(0)[:, None, None])
+
+    both = moments(carried, carried_images).merge(moments(new, new_images))
+    return Gaussians(both.mean, both.covariance())
+
+
+@torch.no_grad()
+def expected_accuracy(method: Method, seed: int) -> Tensor:
+    """Percent of points drawn from each stored Gaussian that are answered with its class, [C]: what the accuracy on
+    images would be if features were Gaussian and the transport without error."""
+    stored = method.stored()
+    assert stored is not None
+    draws = generator(seed, "expected accuracy")
+    noise = white_noise(DRAWS_PER_CLASS, stored.means.shape[1], generator=draws, matched=False)
+    points = sample(stored, noise.to(stored.means.device))  # [C, N, S]
+    right = [
+        100 * (method.feature_scores(drawn).argmax(1) == number).double().mean() for number, drawn in enumerate(points)
+    ]
+    return torch.stack(right).cpu()
+
+
+def _under(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+
+
+def _check_kind(known: tuple[Label, ...], labels: list[Label]) -> None:
+    """Text and numbers do not mix: 1 and "1" would be two classes."""
+    if known and type(known[0]) is not type(labels[0]):
+        kind = {str: "text", bool: "true or false"}.get(type(known[0]), "whole numbers")
+        raise UserError(f"the labels known so far are {kind} (such as {known[0]!r}), but the new ones are like {labels[0]!r}")
+
+
+def _some(items: Any, most: int = 3) -> str:
+    listed = [str(item) for item in items]
+    return ", ".join(listed[:most]) + (f" and {len(listed) - most} more" if len(listed) > most else "")

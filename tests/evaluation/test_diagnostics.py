@@ -1,0 +1,159 @@
+"""Diagnostics on cases whose answer is known."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from gatf.evaluation import diagnostics
+from gatf.geometry.anchor import Affine
+from gatf.geometry.gaussians import Gaussians, push_affine
+
+TASKS = torch.tensor([0, 0, 1])
+
+
+def draws(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=draws(seed), dtype=torch.float64)
+
+
+def some_gaussians(classes: int = 3, dim: int = 4) -> Gaussians:
+    roots = normal(classes, dim, dim, seed=1)
+    return Gaussians(3 * normal(classes, dim), roots @ roots.mT + 0.5 * torch.eye(dim, dtype=torch.float64))
+
+
+def values(table: diagnostics.Table, column: str) -> list[float]:
+    return [float(row[column]) for row in table]
+
+
+def test_drift_is_the_mean_distance_within_a_task() -> None:
+    true = torch.tensor([[3.0, 4.0], [0.0, 0.0], [1.0, 1.0]])
+    estimated = torch.tensor([[0.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
+    assert diagnostics.prototype_drift(true, estimated, TASKS) == [
+        {"past_task": 0, "drift": 3.0},
+        {"past_task": 1, "drift": 0.0},
+    ]
+
+
+def test_a_rotation_without_transport_drifts_by_the_chord() -> None:
+    """‖Rμ − μ‖ = 2 sin(θ/2)·‖μ‖ in the plane."""
+    angle = 0.7
+    turn = torch.tensor([[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]], dtype=torch.float64)
+    means = torch.tensor([[2.0, 0.0], [0.0, 2.0], [3.0, 4.0]], dtype=torch.float64)
+    found = values(diagnostics.prototype_drift(means @ turn.T, means, TASKS), "drift")
+    assert found == pytest.approx([2 * math.sin(angle / 2) * 2, 2 * math.sin(angle / 2) * 5])
+
+
+def test_the_exact_map_of_an_affine_drift_has_no_tail() -> None:
+    old = normal(200, 4) * torch.tensor([3.0, 1.0, 0.5, 0.1], dtype=torch.float64)
+    exact = Affine(normal(4, 4, seed=2), normal(4, seed=3))
+    new = exact(old)
+    assert max(values(diagnostics.mahalanobis_tail(exact(old), new), "tail")) < 1e-18
+    unmoved = values(diagnostics.mahalanobis_tail(old, new), "tail")
+    assert unmoved == sorted(unmoved)
+    assert unmoved[-1] > 1
+
+
+def test_the_tail_of_a_known_error() -> None:
+    """Features with variances exactly 4 and 1, off by 2 along the first and 3 along the second axis: 4/4, then + 9/1."""
+    corners = torch.tensor([[1.0, 1.0], [1.0, -1.0], [-1.0, 1.0], [-1.0, -1.0]], dtype=torch.float64)
+    new = corners * torch.tensor([2.0, 1.0], dtype=torch.float64) * math.sqrt(3 / 4) + 7
+    carried = new + torch.tensor([2.0, 3.0], dtype=torch.float64)
+    assert values(diagnostics.mahalanobis_tail(carried, new), "tail") == pytest.approx([1.0, 10.0])
+
+
+def test_the_tail_survives_dead_directions() -> None:
+    new = normal(50, 3) * torch.tensor([1.0, 1.0, 0.0], dtype=torch.float64)
+    assert all(math.isfinite(value) for value in values(diagnostics.mahalanobis_tail(new + 0.1, new), "tail"))
+
+
+def test_margins_by_hand() -> None:
+    """d = (z − μ)²/(σ²(1 + shrink)); z = 1 between N(0, 1) and N(3, 4): 1 and 1, so no margin; likelihood prefers the
+    narrow one by ½·log 4."""
+    stored = Gaussians(torch.tensor([[0.0], [3.0]]), torch.tensor([[[1.0]], [[4.0]]]))
+    found = diagnostics.margin_forms(torch.tensor([[1.0]]), stored, torch.tensor([0]))
+    assert float(found["mahalanobis"]) == pytest.approx(0, abs=1e-12)
+    assert float(found["likelihood"]) == pytest.approx(math.log(4) / 2)
+    scores = torch.tensor([[0.2, 0.9, 0.4]])
+    assert float(diagnostics.score_margins(scores, torch.tensor([1]))) == pytest.approx(0.5)
+    assert float(diagnostics.score_margins(scores, torch.tensor([0]))) == pytest.approx(-0.7)
+
+
+def test_a_density_integrates_to_one_and_counts_what_is_wrong() -> None:
+    table = diagnostics.margin_density(torch.linspace(-1, 3, 401))
+    mass = sum((float(row["high"]) - float(row["low"])) * float(row["density"]) for row in table)
+    assert mass == pytest.approx(1)
+    assert float(table[0]["wrong"]) == pytest.approx(101 / 401)
+    assert diagnostics.margin_density(torch.full((5,), 2.0))[0]["unit"] == 2.0
+    assert diagnostics.margin_density(torch.tensor([math.inf])) == []
+
+
+def test_old_to_new_by_hand() -> None:
+    labels = torch.tensor([0, 0, 1, 1, 2])
+    predicted = torch.tensor([0, 2, 2, 2, 2])
+    assert diagnostics.old_to_new(predicted, labels, TASKS) == [{"past_task": 0, "to_new": 0.75, "right": 0.25}]
+    assert diagnostics.old_to_new(torch.tensor([0]), torch.tensor([0]), torch.tensor([0])) == []
+
+
+def test_the_plane_shows_the_drift() -> None:
+    """Two classes far apart along one axis and a shift along another: in the plane the arrows have the shift's length."""
+    labels = torch.tensor([0] * 20 + [1] * 20)
+    old = 0.01 * normal(40, 5)
+    old[20:, 2] += 10
+    new = old.clone()
+    new[:, 4] += 3
+    table = diagnostics.transport_plane(old, new, new, labels)
+    place = {(row["class"], row["kind"]): complex(float(row["x"]), float(row["y"])) for row in table}
+    for number in (0, 1):
+        assert abs(place[number, "new"] - place[number, "old"]) == pytest.approx(3, abs=0.05)
+        assert place[number, "carried"] == pytest.approx(place[number, "new"])
+    assert abs(place[0, "old"] - place[1, "old"]) == pytest.approx(10, abs=0.05)
+    assert not [row for row in diagnostics.transport_plane(old, new, None, labels) if row["kind"] == "carried"]
+
+
+def test_spectra_are_geometric_means() -> None:
+    covs = torch.diag_embed(torch.tensor([[4.0, 1.0], [1.0, 0.25], [9.0, 9.0]]))
+    table = diagnostics.spectra(covs, TASKS)
+    assert values(table, "eigenvalue") == pytest.approx([2.0, 0.5, 9.0, 9.0])
+    assert values(table, "rank") == [1, 2, 1, 2]
+
+
+def test_symmetric_kl_by_hand_and_its_invariance() -> None:
+    """1-D: N(0, 1) and N(1, 4): ½(1/4 + 4 − 2 + 1 + 1/4) = 1.75."""
+    one = Gaussians(torch.tensor([[0.0]]), torch.tensor([[[1.0]]]))
+    other = Gaussians(torch.tensor([[1.0]]), torch.tensor([[[4.0]]]))
+    assert float(diagnostics.symmetric_kl(one, other)) == pytest.approx(1.75)
+    here, there = some_gaussians(), push_affine(some_gaussians(), Affine(1.3 * torch.eye(4), torch.ones(4)))
+    change = Affine(normal(4, 4, seed=5), normal(4, seed=6))
+    before = diagnostics.symmetric_kl(here, there)
+    torch.testing.assert_close(diagnostics.symmetric_kl(push_affine(here, change), push_affine(there, change)), before)
+    torch.testing.assert_close(diagnostics.symmetric_kl(there, here), before)
+
+
+def test_errors_vanish_after_exact_transport_and_are_known_without() -> None:
+    before = some_gaussians()
+    shift = Affine(torch.eye(4, dtype=torch.float64), torch.tensor([3.0, 0.0, 4.0, 0.0], dtype=torch.float64))
+    true = push_affine(before, shift)
+    for row in diagnostics.transport_errors(push_affine(before, shift), true, TASKS):
+        assert (row["mean_l2"], row["cov_frobenius"]) == (0, 0)
+        assert float(row["symmetric_kl"]) == pytest.approx(0, abs=1e-9)
+    table = diagnostics.transport_errors(before, true, TASKS)
+    assert values(table, "mean_l2") == pytest.approx([5, 5, 5])
+    assert values(table, "past_task") == [0, 0, 1]
+    doubled = Gaussians(before.means, 2 * before.covs)
+    assert values(diagnostics.transport_errors(doubled, before, TASKS), "cov_relative") == pytest.approx([1, 1, 1])
+    means_only = Gaussians(before.means, torch.zeros_like(before.covs))
+    assert "symmetric_kl" not in diagnostics.transport_errors(means_only, true, TASKS)[0]
+
+
+def test_perfect_knowledge_certifies_everything_and_bad_knowledge_nothing() -> None:
+    stored = some_gaussians()
+    features = normal(30, 4, seed=8)
+    (perfect,) = diagnostics.certified_share(features, stored, stored)
+    assert (perfect["certified"], perfect["valid"]) == (1, 1)
+    (poor,) = diagnostics.certified_share(features, stored, Gaussians(stored.means + 5, 9 * stored.covs))
+    assert (poor["certified"], poor["valid"]) == (0, 0)
