@@ -3,8 +3,8 @@
     python benchmarks/decode.py [--out benchmarks/results/decode.json] [--images 96] [--repeats 9]
 
 Photos of 500 × 375 (ImageNet's usual size) are cut from the two that scikit-learn ships and stored as JPEG. `train` is
-a random resized crop, `test` is resize to 256 and centre crop, `worker` is `train` through one worker process, without
-its start. The two take turns, so a busy machine slows both; the ratio is the median over the turns of their ratio.
+a random resized crop, `test` is resize to 256 and centre crop, `worker` is `train` done by one worker process each and
+handed over to this one. The two take turns, so a busy machine slows both; the ratio is the median over the turns of their ratio.
 """
 
 import argparse
@@ -15,6 +15,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +26,8 @@ from torch import Tensor
 
 from gatf.data.decode import RandomWindows
 from gatf.data.encoded import Files
-from gatf.data.lazy import LazyImages
+from gatf.data.lazy import PIECE, DecodePiece, LazyImages
+from gatf.data.workers import PREFETCH, in_order
 
 HERE = Path(__file__).resolve().parent
 SIZE = 224
@@ -65,6 +67,16 @@ def pillow_train(paths: tuple[str, ...], draws: random.Random) -> Tensor:
     return torch.stack(batch)
 
 
+@dataclass(frozen=True)
+class PillowPiece:
+    """`pillow_train` as a worker's task."""
+
+    paths: tuple[str, ...]
+
+    def __call__(self, numbers: list[int]) -> Tensor:
+        return pillow_train(tuple(self.paths[number] for number in numbers), random.Random(numbers[0]))
+
+
 def pillow_test(paths: tuple[str, ...]) -> Tensor:
     """Open, convert, resize the shorter side to 256, centre crop 224, to a tensor, stack."""
     batch = []
@@ -85,15 +97,9 @@ def seconds(call: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def compare(
-    reference: Callable[[], object], ours: Callable[[], float], images: int, repeats: int, *, pause: float = 0.0
-) -> dict[str, float]:
+def compare(pillow: Callable[[], float], ours: Callable[[], float], images: int, repeats: int) -> dict[str, float]:
     """Medians of images per second of both, and of their ratio, over `repeats` turns after one to warm up."""
-    turns = []
-    for _ in range(repeats + 1):
-        time.sleep(pause)
-        turns.append((seconds(reference), ours()))
-    turns = turns[1:]
+    turns = [(pillow(), ours()) for _ in range(repeats + 1)][1:]
     return {
         "pillow_images_per_second": round(images / statistics.median(p for p, _ in turns), 1),
         "gatf_images_per_second": round(images / statistics.median(o for _, o in turns), 1),
@@ -102,11 +108,16 @@ def compare(
     }
 
 
-def steady(stream: Iterator[Tensor]) -> float:
-    """Seconds a batch takes one worker: it ran ahead before Pillow's turn, so what waits is taken first."""
-    for _ in range(3):
+def steady(stream: Iterator[Tensor], batches: int) -> float:
+    """Seconds for so many batches from a worker that is at work: what it had ready is taken first.
+
+    Afterwards it gets the time to fill its queue and fall asleep, so that it does not compete with the other's turn.
+    """
+    for _ in range(PREFETCH):
         next(stream)
-    return seconds(lambda: next(stream))
+    taken = seconds(lambda: [next(stream) for _ in range(batches)])
+    time.sleep(1.0)
+    return taken
 
 
 def main() -> None:
@@ -120,22 +131,29 @@ def main() -> None:
     count, repeats = arguments.images, arguments.repeats
     with tempfile.TemporaryDirectory() as folder:
         paths = write_photos(Path(folder), count)
-        numbers, windows = [torch.arange(count)], RandomWindows((0.08, 1.0), (0, "benchmark"))
-        here, there = LazyImages(Files(paths), SIZE, workers=0), LazyImages(Files(paths), SIZE, workers=1)
-        draws = random.Random(0)
-        stream = there.stream(numbers * 4 * (repeats + 2), windows)
-
-        def reference() -> Tensor:
-            return pillow_train(paths, draws)
-
+        windows, draws = RandomWindows((0.08, 1.0), (0, "benchmark")), random.Random(0)
+        images = LazyImages(Files(paths), SIZE)
+        numbers, pieces = [torch.arange(count)], count // PIECE
+        endless = [list(range(at, at + PIECE)) for at in range(0, pieces * PIECE, PIECE)] * 1000
+        workers = [
+            in_order(work, endless, workers=1)
+            for work in (PillowPiece(paths), DecodePiece(images.encoded, SIZE, windows))
+        ]
         results = {
-            "train": compare(reference, lambda: seconds(lambda: list(here.stream(numbers, windows))), count, repeats),
-            "test": compare(
-                lambda: pillow_test(paths), lambda: seconds(lambda: list(here.stream(numbers))), count, repeats
+            "train": compare(
+                lambda: seconds(lambda: pillow_train(paths, draws)),
+                lambda: seconds(lambda: list(images.stream(numbers, windows))),
+                count, repeats,
             ),
-            # the pause lets the worker fill its queue and fall asleep, so that it does not compete with Pillow's turn
-            "worker": compare(reference, lambda: steady(stream), count, repeats, pause=1.5),
-        }
+            "test": compare(
+                lambda: seconds(lambda: pillow_test(paths)),
+                lambda: seconds(lambda: list(images.stream(numbers))),
+                count, repeats,
+            ),
+            "worker": compare(
+                lambda: steady(workers[0], pieces), lambda: steady(workers[1], pieces), pieces * PIECE, repeats
+            ),
+        }  # fmt: skip
     for name, result in results.items():
         print(
             f"{name:7s} Pillow {result['pillow_images_per_second']:>7} images/s   "

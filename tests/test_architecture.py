@@ -12,6 +12,10 @@ ROOT = Path(gatf.__file__).parent
 LAYERS = [
     {"__main__"},
     {"cli"},
+    {"cli_models"},
+    {"estimator"},
+    {"artifact"},
+    {"learner"},
     {"cli_report"},
     {"doctor"},
     {"report"},

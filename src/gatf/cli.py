@@ -54,17 +54,21 @@ def run(
     on_bad_image: Annotated[str | None, typer.Option(help="An image that cannot be read: fail or skip.")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or mps.")] = None,
     out: Annotated[Path | None, typer.Option(help="Run folder. [default: runs/<data>-<method>-<seed>-<time>]")] = None,
-    recipe: Annotated[str | None, typer.Option(help="Shipped recipe or YAML file. [default: the data source's]")] = None,
+    recipe: Annotated[str | None, typer.Option(help="Shipped recipe or YAML file. [default: the data set's]")] = None,
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="Any other setting, e.g. method.ridge=0.1.")
     ] = None,
     resume: Annotated[Path | None, typer.Option(help="Go on with the run in this folder.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only the result.")] = False,
+    diagnostics: Annotated[
+        bool, typer.Option("--diagnostics", help="Also measure why it forgets, on old images the method cannot reach.")
+    ] = False,
     no_report: Annotated[bool, typer.Option("--no-report", help="Write no report.html into the run folder.")] = False,
 ) -> None:
     """Learn the classes of a data set task by task, and measure what is remembered."""
     from gatf import experiment
     from gatf.training.events import LiveDisplay
+    from gatf.training.loop import Interrupted
 
     console = _console()
     if resume is not None:
@@ -72,6 +76,7 @@ def run(
         _refuse_with_resume(
             dataset=dataset, method=method, tasks=tasks, seed=seed, epochs=epochs, batch_size=batch_size, out=out,
             recipe=recipe, set=settings, data_root=data_root, on_bad_image=on_bad_image, device=device,
+            diagnostics=diagnostics,
         )  # fmt: skip
     else:
         options = {
@@ -84,6 +89,7 @@ def run(
             "optimisation.first.batch_size": batch_size,
             "optimisation.next.batch_size": batch_size,
             "device": device,
+            "diagnostics": diagnostics or None,
         }
         chosen = choose_config(dataset, method, recipe, options, settings or [])
         folder = out or _new_folder(chosen)
@@ -91,7 +97,7 @@ def run(
     listeners = () if quiet else (display,)
     try:
         summary = experiment.start(chosen, folder, listeners) if chosen else experiment.resume(folder, listeners)
-    except experiment.Interrupted:
+    except Interrupted:
         display.close()
         console.print(f"stopped and saved; go on with: gatf run --resume {folder}", highlight=False)
         raise typer.Exit(EXIT_INTERRUPTED) from None
@@ -225,7 +231,8 @@ def choose_config(
         overrides["data.name"] = dataset
     if recipe is None:
         named = dataset or "digits"
-        recipe = named if named in recipe_names() else None
+        candidates = (named, f"{named}-t{overrides.get('scenario.tasks')}", f"{named}-t10")
+        recipe = next((name for name in candidates if name in recipe_names()), None)
     return load_config(recipe, method=method, overrides=overrides | parse_overrides(settings))
 
 

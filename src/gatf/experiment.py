@@ -24,8 +24,8 @@ from gatf.data.loader import EVALUATION_BATCH, TaskData, TaskInfo, split_pipelin
 from gatf.data.scenario import Scenario, build_scenario
 from gatf.data.sources import open_source
 from gatf.errors import UserError
-from gatf.evaluation.observer import DiagnosticsData, DiagnosticsObserver
 from gatf.evaluation.metrics import Evaluation, evaluate, forgetting, incremental_accuracy, last_accuracy
+from gatf.evaluation.observer import DiagnosticsData, DiagnosticsObserver
 from gatf.methods import Method, method_class
 from gatf.nets import build_backbone, wrap_backbone
 from gatf.seeding import keyed_init

@@ -59,7 +59,7 @@ def test_the_exact_map_of_an_affine_drift_has_no_tail() -> None:
 
 
 def test_the_tail_of_a_known_error() -> None:
-    """Features with variances exactly 4 and 1, off by 2 along the first and 3 along the second axis: 4/4, then + 9/1."""
+    """Features with variances 4 and 1, off by 2 along the first and 3 along the second axis: 4/4, then + 9/1."""
     corners = torch.tensor([[1.0, 1.0], [1.0, -1.0], [-1.0, 1.0], [-1.0, -1.0]], dtype=torch.float64)
     new = corners * torch.tensor([2.0, 1.0], dtype=torch.float64) * math.sqrt(3 / 4) + 7
     carried = new + torch.tensor([2.0, 3.0], dtype=torch.float64)
@@ -100,7 +100,7 @@ def test_old_to_new_by_hand() -> None:
 
 
 def test_the_plane_shows_the_drift() -> None:
-    """Two classes far apart along one axis and a shift along another: in the plane the arrows have the shift's length."""
+    """Two classes far apart along one axis and a shift along another: the arrows have the shift's length."""
     labels = torch.tensor([0] * 20 + [1] * 20)
     old = 0.01 * normal(40, 5)
     old[20:, 2] += 10

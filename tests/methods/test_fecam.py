@@ -60,7 +60,7 @@ class TestShrinkage:
         torch.testing.assert_close(twice, once)
 
     def test_dead_features_break_the_release_and_not_the_default(self) -> None:
-        """Live block [[1,.9],[.9,1]] and two dead channels: eigenvalues −0.45, −0.35, 0.39, 8.41 when zeros are masked."""
+        """Live block [[1,.9],[.9,1]], two dead channels: eigenvalues −0.45, −0.35, 0.39, 8.41 with zeros masked."""
         cov = torch.zeros(4, 4, dtype=torch.float64)
         cov[:2, :2] = torch.tensor([[1.0, 0.9], [0.9, 1.0]])
         released = torch.linalg.eigvalsh(shrink(cov, 1, 1, passes=2, mask_zeros=True))

@@ -39,13 +39,13 @@ class LazyImages:
         """For each batch of image numbers, uint8 [B, 3, size, size]: random windows, or the centre for testing."""
         numbers = [batch.tolist() for batch in batches]
         pieces = [batch[at : at + PIECE] for batch in numbers for at in range(0, len(batch), PIECE)]
-        decoded = in_order(_DecodePiece(self.encoded, self.size, windows), pieces, workers=self.workers)
+        decoded = in_order(DecodePiece(self.encoded, self.size, windows), pieces, workers=self.workers)
         for batch in numbers:
             yield torch.cat([next(decoded) for _ in range(0, len(batch), PIECE)])
 
 
 @dataclass(frozen=True)
-class _DecodePiece:
+class DecodePiece:
     """Image numbers → uint8 [B, 3, size, size]; what the workers run."""
 
     encoded: Encoded

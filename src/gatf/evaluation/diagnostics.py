@@ -114,7 +114,9 @@ def spectra(covs: Tensor, task_of_class: Tensor) -> Table:
     rows: Table = []
     for task in task_of_class.unique().tolist():
         typical = values[task_of_class == task].log().mean(0).exp()
-        rows += [{"past_task": task, "rank": rank + 1, "eigenvalue": value} for rank, value in enumerate(typical.tolist())]
+        rows += [
+            {"past_task": task, "rank": rank + 1, "eigenvalue": value} for rank, value in enumerate(typical.tolist())
+        ]
     return rows
 
 

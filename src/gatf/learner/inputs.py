@@ -71,7 +71,9 @@ class Given:
                 )
             return self.pixels
         if channels != 3:
-            raise UserError("the model was made for grey arrays; files and PIL images are read in colour, so give arrays")
+            raise UserError(
+                "the model was made for grey arrays; files and PIL images are read in colour, so give arrays"
+            )
         if height > SMALL and all(isinstance(item, str) for item in self.pictures):
             return LazyImages(Files(self.pictures), height, default_workers())
         pixels = np.empty((len(self), height, width, 3), np.uint8)
@@ -133,7 +135,9 @@ def read_class_folders(folder: Path) -> tuple[Given, np.ndarray]:
         paths += found
         names += [name] * len(found)
     if not paths:
-        hint = "sort its images into one folder a class" if image_files(folder) else "it needs a folder of images a class"
+        hint = (
+            "sort its images into one folder a class" if image_files(folder) else "it needs a folder of images a class"
+        )
         raise UserError(f"{folder} has no class folders; {hint}")
     return Given(pictures=tuple(paths)), np.array(names)
 
@@ -178,8 +182,8 @@ def _pixels(given: Any) -> Tensor:
     """uint8 [N, C, H, W] of an array or tensor: [N, H, W], [N, H, W, C] or [N, C, H, W]."""
     if not isinstance(given, (np.ndarray, Tensor)):
         raise UserError(
-            f"images of type {type(given).__name__} are not understood; give an array, a tensor, a list of paths or PIL "
-            "images, or a folder"
+            f"images of type {type(given).__name__} are not understood; give an array, a tensor, a list of paths or "
+            "PIL images, or a folder"
         )
     values = given.detach().cpu() if isinstance(given, Tensor) else _from_numpy(given)
     if values.ndim == 3:

@@ -65,8 +65,8 @@ class Model:
         stored = self.method.stored()
         if stored is None:
             raise UserError(
-                f"method '{self.config.method.name}' keeps no Gaussians, which certificates and the rejection of unknown "
-                "images need; use gatf or adagauss"
+                f"method '{self.config.method.name}' keeps no Gaussians, which certificates and the rejection of "
+                "unknown images need; use gatf or adagauss"
             )
         return Judge(stored.to("cpu"), self.errors)
 

@@ -112,10 +112,11 @@ def split_update(model: Model, answers: np.ndarray, share: float, seed: int) -> 
     distinct, places = np.unique(answers, return_inverse=True)
     labels: list[Label] = distinct.tolist()
     _check_kind(model.labels, labels)
-    if model.labels and not model.method.keeps_gaussians_only and set(labels) & set(model.labels):
+    again = [label for label in labels if label in model.labels]
+    if again and not model.method.keeps_gaussians_only:
         raise UserError(
-            f"method '{model.config.method.name}' cannot go on with classes it knows ({_some(set(labels) & set(model.labels))});"
-            " give new classes only, or use gatf or adagauss"
+            f"method '{model.config.method.name}' cannot go on with classes it knows ({_some(again)}); give new classes "
+            "only, or use gatf or adagauss"
         )
     known = {label: number for number, label in enumerate(model.labels)}
     order = sorted(range(len(labels)), key=lambda place: (labels[place] not in known, place))
@@ -333,7 +334,7 @@ class _Update:
         if expected is not None and expected < 60:
             self.warnings.append("older classes suffered in this update; consider rolling it back")
         if taken is not None and taken > 20:
-            self.warnings.append(f"{taken:.0f} % of the new images are taken for an older class; are labels right?")
+            self.warnings.append(f"{taken:.0f} % of the new images are taken for an older class: check the labels")
         if accuracy is not None and accuracy < 50:
             self.warnings.append("fewer than half of the images kept back are answered rightly; train for more epochs")
 
@@ -380,7 +381,9 @@ def _check_kind(known: tuple[Label, ...], labels: list[Label]) -> None:
     """Text and numbers do not mix: 1 and "1" would be two classes."""
     if known and type(known[0]) is not type(labels[0]):
         kind = {str: "text", bool: "true or false"}.get(type(known[0]), "whole numbers")
-        raise UserError(f"the labels known so far are {kind} (such as {known[0]!r}), but the new ones are like {labels[0]!r}")
+        raise UserError(
+            f"the labels known so far are {kind} (such as {known[0]!r}), but the new ones are like {labels[0]!r}"
+        )
 
 
 def _some(items: Any, most: int = 3) -> str:

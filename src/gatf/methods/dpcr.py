@@ -132,6 +132,12 @@ class GramMemory(Growing):
         zero = torch.zeros(self.dim, self.dim, dtype=torch.float64, device=self.means.device)
         return sum((grams.sum(0) for _, grams in self.chunks()), zero)
 
+    def as_gaussians(self) -> gaussians.Gaussians:
+        """Mean and covariance Φ_c/n_c − μ_cμ_cᵀ of every class."""
+        means = self.means.double()
+        covs = gaussians.unpack(self.triangles.double(), self.dim) / self.counts.double()[:, None, None]
+        return gaussians.Gaussians(means, covs - means[:, :, None] * means[:, None, :])
+
     def bytes_per_class(self) -> int:
         return self.means.element_size() * (self.dim * (self.dim + 1) // 2 + self.dim + 1)
 
@@ -208,6 +214,9 @@ class DPCR(Method):
     def scores(self, images: Tensor) -> Tensor:
         """x·w_c on raw features, no bias."""
         return self.backbone(images) @ self.readout.weight
+
+    def stored(self) -> gaussians.Gaussians:
+        return self.memory.as_gaussians()
 
     def bytes_per_class(self) -> int:
         return self.memory.bytes_per_class()

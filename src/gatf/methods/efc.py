@@ -221,8 +221,7 @@ class EFC(Method):
     def end_task(self, data: TaskData) -> None:
         """Old means move by the old feature matrix; then the new matrix, then Gaussians of the new classes."""
         self.backbone.eval()
-        config, task = self.config, data.info
-        size = self.optimisation.stage(task.index).batch_size
+        config, task, size = self.config, data.info, self.optimisation.stage(data.info.index).batch_size
         passed: list[tuple[Tensor, ...]] = []  # new features, labels, and after task 0 old features of one epoch
         for batch in data.batches(config.stats_transform, batch_size=size, purpose="statistics", shuffle=True):
             old = () if self.teacher is None else (self.teacher(batch.images),)
@@ -233,7 +232,6 @@ class EFC(Method):
             efm, width = self.efm.double(), config.drift_width
             weights = drift_weights(before[0].double(), stored.means, efm, width=width, minmax=config.minmax)
             moves = weights @ (new.double() - before[0].double())
-            self.note("drift", mean=float(moves.norm(dim=1).mean()))
             stored = gaussians.Gaussians(stored.means + moves, stored.covs)
         full = len(new) // size * size or len(new)  # full batches only
         weight = torch.cat([layer.weight for layer in self.heads.layers])  # type: ignore[misc]
@@ -244,6 +242,9 @@ class EFC(Method):
 
     def scores(self, images: Tensor) -> Tensor:
         return self.heads(self.backbone(images))
+
+    def stored(self) -> gaussians.Gaussians:
+        return self.memory.get()
 
     def bytes_per_class(self) -> int:
         return self.memory.bytes_per_class()

@@ -14,7 +14,8 @@ from gatf import __version__
 from gatf.bench.tables import HEADINGS, aggregate, spread
 from gatf.files import write_text
 from gatf.report.load import Run, by_row, load_runs
-from gatf.report.sections import GROUPS, FigureSpec, Section, build_sections
+from gatf.report.sections import GROUPS, Section, build_sections
+from gatf.report.specs import FigureSpec
 from gatf.report.style import NAMES, css_variables, line_styles
 from gatf.report.svg import inline_svg, save_figure
 

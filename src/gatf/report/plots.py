@@ -63,7 +63,8 @@ def confusion_over_tasks(runs: Sequence[Run]) -> Figure:
 def lines_over_tasks(series: Mapping[str, Sequence[Sequence[float]]], *, first: int, label: str) -> Figure:
     """Percentages after every task, a line a row."""
     figure, axes = new_figure(3.0)
-    styles, ends = line_styles(series), {}
+    styles = line_styles(series)
+    ends: dict[str, float] = {}
     longest = 0
     for row, values in series.items():
         shortest = min(map(len, values))
@@ -72,7 +73,7 @@ def lines_over_tasks(series: Mapping[str, Sequence[Sequence[float]]], *, first: 
         axes.plot(tasks, mean, **styles[row].line(), markeredgecolor=PAPER, markeredgewidth=0.6)
         if std is not None:
             axes.fill_between(tasks, mean - std, mean + std, color=styles[row].color, alpha=0.14, linewidth=0)
-        ends[row] = (float(tasks[-1]), float(mean[-1]))
+        ends[row] = float(mean[-1])
         longest = max(longest, int(tasks[-1]))
     axes.set_ylim(0, 102)
     span = max(longest - first, 1)
@@ -93,18 +94,18 @@ def whole_ticks(first: int, last: int) -> list[int]:
     return [first, *(number for number in range(step, last + 1, step) if number - first > step / 2)]
 
 
-def label_ends(axes: Axes, ends: Mapping[str, tuple[float, float]], styles: Mapping[str, LineStyle]) -> None:
-    """Names beside the ends of lines, pushed apart where they would touch, instead of a legend to look up."""
-    low, high = axes.get_ylim()
-    gap = (high - low) * 0.06
-    heights = spread_apart([height for _, height in ends.values()], gap, low + gap / 2, high)
+def label_ends(axes: Axes, ends: Mapping[str, float], styles: Mapping[str, LineStyle]) -> None:
+    """Names beside the ends of lines, pushed apart where they would touch, instead of a legend to look up.
+
+    `ends` are heights in data coordinates; limits and scale of the axes must be final.
+    """
     right = axes.get_xlim()[1]
-    for (row, (_, _)), height in zip(ends.items(), heights, strict=True):
-        style = styles[row]
-        weight = "bold" if style.width > 2 else "normal"
+    to_share = axes.transData + axes.transAxes.inverted()  # of the height of the axes
+    shares = [float(to_share.transform((right, height))[1]) for height in ends.values()]
+    for row, height in zip(ends, spread_apart(shares, 0.06, 0.03, 1.0), strict=True):
         axes.annotate(
-            row, (right, height), xytext=(6, 0), textcoords="offset points", va="center", color=style.color,
-            weight=weight, annotation_clip=False,
+            row, (1.0, height), xycoords="axes fraction", xytext=(6, 0), textcoords="offset points", va="center",
+            color=styles[row].color, weight="bold" if styles[row].width > 2 else "normal", annotation_clip=False,
         )  # fmt: skip
 
 

@@ -1,38 +1,23 @@
 """What a report shows and says: for every setting a table, figures, and for each figure one sentence on what to see."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
-from matplotlib.figure import Figure
-
 from gatf.bench.tables import aggregate
 from gatf.report import plots
+from gatf.report.diagnostic_sections import DIAGNOSTIC_GROUPS, diagnostic_figures
 from gatf.report.load import Run, by_row, by_setting
+from gatf.report.specs import FigureSpec, slug
 
 BASELINES = ("joint", "finetune")
 TASKS, CLASSES = "Accuracy on each task", "Accuracy on each class"
 GROUPS = {
     TASKS: "Read down a column: the accuracy on one task, in percent, as later ones are learnt.",
     CLASSES: "Read along a row: a class whose colour fades is being forgotten.",
+    **DIAGNOSTIC_GROUPS,
 }
 """Figures that stand side by side, and how to read them."""
-
-
-@dataclass(frozen=True)
-class FigureSpec:
-    """A figure that can be drawn, with the words that go with it."""
-
-    name: str
-    """Also its file name."""
-    title: str
-    sentence: str
-    """What to see in it."""
-    alt: str
-    """For those who cannot see it."""
-    draw: Callable[[], Figure]
-    group: str = ""
-    """Figures of one group are small and stand side by side."""
 
 
 @dataclass(frozen=True)
@@ -49,13 +34,9 @@ def build_sections(runs: Sequence[Run]) -> list[Section]:
     groups = by_setting(runs)
     several = len(groups) > 1
     return [
-        Section(setting, group, figures_of(group, _slug(setting) + "-" if several else ""))
+        Section(setting, group, figures_of(group, slug(setting) + "-" if several else ""))
         for setting, group in groups.items()
     ]
-
-
-def _slug(text: str) -> str:
-    return "".join(letter if letter.isalnum() else "-" for letter in text.lower()).strip("-")
 
 
 def figures_of(runs: Sequence[Run], prefix: str = "") -> list[FigureSpec]:
@@ -66,7 +47,8 @@ def figures_of(runs: Sequence[Run], prefix: str = "") -> list[FigureSpec]:
         specs.append(_confusion(runs, prefix))
     specs += [_matrix(row, group, prefix) for row, group in rows.items()]
     specs += [_classes(row, group, prefix) for row, group in rows.items()]
-    return [_alone(spec) for spec in specs] if len(rows) == 1 else specs
+    specs = [_alone(spec) for spec in specs] if len(rows) == 1 else specs
+    return specs + diagnostic_figures(runs, prefix)
 
 
 def _alone(spec: FigureSpec) -> FigureSpec:
@@ -141,7 +123,7 @@ def _matrix(row: str, runs: Sequence[Run], prefix: str) -> FigureSpec:
     first = fmean(run.summary["accuracy_matrix"][-1][0] for run in runs)
     start = fmean(run.summary["accuracy_matrix"][0][0] for run in runs)
     return FigureSpec(
-        f"{prefix}matrix-{_slug(row)}", row,
+        f"{prefix}matrix-{slug(row)}", row,
         f"Of task 1, {first:.0f} % is right at the end; it was {start:.0f} % when it was new.",
         f"Heat map of {row}: accuracy in percent on each task's test images (columns) after each task (rows). "
         f"Last row: {', '.join(f'{value:.0f}' for value in matrix[-1])}.",
@@ -159,7 +141,7 @@ def _classes(row: str, runs: Sequence[Run], prefix: str) -> FigureSpec:
     end = f"At the end “{names[worst]}” is lowest with {last[worst]:.0f} %, “{names[best]}” highest with "
     end += f"{last[best]:.0f} %."
     return FigureSpec(
-        f"{prefix}classes-{_slug(row)}", row, end,
+        f"{prefix}classes-{slug(row)}", row, end,
         f"Heat map of {row}: accuracy in percent on each class (rows) after each task (columns). {end}",
         lambda: plots.accuracy_by_class(runs), group=CLASSES,
     )  # fmt: skip

@@ -1,0 +1,1 @@
+"""Models as files: one-file format, versions and locks, ONNX."""

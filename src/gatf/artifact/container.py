@@ -1,0 +1,264 @@
+"""The bytes of a model file: a safetensors file whose header holds JSON and a digest of everything.
+
+    8 bytes   length n of the header, little-endian
+    n bytes   JSON: {"__metadata__": {"kind", "format", "digest", "model"},
+                     "<tensor>": {"dtype", "shape", "data_offsets"}, …}
+    the rest  the tensors' bytes, in the header's order, without gaps
+
+Any safetensors reader can open it. Reading it here trusts nothing: no code is run, sizes are checked before memory is
+taken, and the digest (BLAKE2b of the file, with zeros in place of the digest itself) finds any flipped byte.
+"""
+
+import hashlib
+import json
+import math
+import os
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+from uuid import uuid4
+
+import torch
+from torch import Tensor
+
+from gatf.errors import UserError
+
+KIND, FORMAT = "gatf-model", 1
+DTYPES: dict[str, torch.dtype] = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
+    "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "U8": torch.uint8, "BOOL": torch.bool,
+}  # fmt: skip
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
+LENGTH_BYTES = 8
+DIGEST_DIGITS = 32
+CHUNK = 2**20
+FOREIGN = {
+    b"PK\x03\x04": "a zip archive (PyTorch's own files are zips, too)",
+    b"\x80\x02": "a pickle", b"\x80\x03": "a pickle", b"\x80\x04": "a pickle", b"\x80\x05": "a pickle",
+    b"\x89HDF": "an HDF5 file", b"\x1f\x8b": "a gzip archive", b"\x93NUMPY": "a NumPy file",
+}  # fmt: skip
+"""First bytes of files that people take for models."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a tensor lies in the data that follow the header."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    start: int
+    end: int
+
+
+@dataclass(frozen=True)
+class Header:
+    """What stands before the tensors, checked."""
+
+    model: dict[str, Any]
+    places: dict[str, Place]
+    data_start: int
+    digest: str
+
+
+def longest_header(size: int) -> int:
+    """Bytes a header may have in a file of this size: parsing takes a few times that."""
+    return 2**20 + size // 8
+
+
+def most_items(size: int) -> int:
+    """JSON items a header may have: a Python object of some 100 bytes each."""
+    return 10_000 + size // 256
+
+
+# --- writing ----------------------------------------------------------------------------------------------------------
+
+
+def write(path: Path, tensors: dict[str, Tensor], model: dict[str, Any]) -> None:
+    """Write a file that appears complete, by rename, or not at all."""
+    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    entries: dict[str, Any] = {
+        "__metadata__": {"kind": KIND, "format": str(FORMAT), "digest": "0" * DIGEST_DIGITS, "model": json.dumps(model)}
+    }
+    end = 0
+    for name, tensor in plain.items():
+        start, end = end, end + tensor.numel() * tensor.element_size()
+        entries[name] = {"dtype": NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
+    header = json.dumps(entries, separators=(",", ":")).encode()
+    header += b" " * (-len(header) % 8)
+    size = LENGTH_BYTES + len(header) + end
+    if len(header) > longest_header(size) or _items(header) > most_items(size):
+        raise UserError(f"{path} cannot be written: its class names and history have become too long for a model file")
+    pieces = [len(header).to_bytes(LENGTH_BYTES, "little"), header]
+    pieces += [_bytes(tensor) for tensor in plain.values()]  # views, not copies
+    digest = hashlib.blake2b(digest_size=DIGEST_DIGITS // 2)
+    for piece in pieces:
+        digest.update(piece)
+    pieces[1] = header.replace(b"0" * DIGEST_DIGITS, digest.hexdigest().encode(), 1)
+    replace_file(path, pieces)
+
+
+def replace_file(path: Path, pieces: list[Any]) -> None:
+    """Put bytes at a path: on disk first, then by rename. Until then what was there stays."""
+    partial = path.with_name(f".{path.name}.{uuid4().hex[:8]}.partial")
+    try:
+        with partial.open("wb") as file:
+            for piece in pieces:
+                file.write(piece)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+        sync_folder(path.parent)
+    except OSError as error:
+        raise UserError(f"{path} cannot be written ({error.strerror}); what was there is untouched") from None
+    finally:
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames in a folder last through a power cut, where the system can."""
+    with suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _bytes(tensor: Tensor) -> Any:
+    return tensor.reshape(-1).view(torch.uint8).numpy().data if tensor.numel() else b""
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+
+class Damaged(UserError):
+    """A file that is not a whole model of ours."""
+
+    def __init__(self, path: Path, reason: str) -> None:
+        super().__init__(f"{path} is not a model, or a damaged one: {reason}")
+
+
+def read(path: Path) -> tuple[dict[str, Tensor], Header]:
+    """The tensors and the header of a model file."""
+    with _opened(path) as file:
+        header = read_header(path, file)
+        tensors = {}
+        for name, place in header.places.items():
+            file.seek(header.data_start + place.start)
+            content = bytearray(place.end - place.start)
+            if file.readinto(content) != len(content):  # type: ignore[attr-defined]
+                raise Damaged(path, "it ends early")
+            flat = torch.frombuffer(content, dtype=place.dtype) if content else torch.empty(0, dtype=place.dtype)
+            tensors[name] = flat.reshape(place.shape)
+            if flat.is_floating_point() and not bool(flat.isfinite().all()):
+                raise Damaged(path, f"tensor '{name}' has values that are not finite")
+    return tensors, header
+
+
+def inspect(path: Path) -> Header:
+    """The header alone, after the whole file was checked."""
+    with _opened(path) as file:
+        return read_header(path, file)
+
+
+def _opened(path: Path) -> BinaryIO:
+    if path.is_dir():
+        raise UserError(f"{path} is a folder, not a model file")
+    try:
+        return path.open("rb")
+    except FileNotFoundError:
+        raise UserError(f"there is no model {path}") from None
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror})") from None
+
+
+def read_header(path: Path, file: BinaryIO) -> Header:
+    """Parse and check everything but the tensors' meaning: kind, version, digest, then sizes, dtypes and shapes."""
+    size = os.fstat(file.fileno()).st_size
+    first = file.read(LENGTH_BYTES)
+    for start, what in FOREIGN.items():
+        if first.startswith(start):
+            raise Damaged(path, f"it is {what}, and nothing in it was run")
+    length = int.from_bytes(first, "little")
+    if len(first) < LENGTH_BYTES or length > size - LENGTH_BYTES:
+        raise Damaged(path, f"it has {size} bytes, too few for its header")
+    if length > longest_header(size):
+        raise Damaged(path, f"a header of {length} bytes is too long for a file of {size}")
+    raw = file.read(length)
+    if _items(raw) > most_items(size):
+        raise Damaged(path, "its header has too many entries for its size")
+    entries = _json(path, raw, "header")
+    metadata = entries.pop("__metadata__", None)
+    if not isinstance(metadata, dict) or metadata.get("kind") != KIND:
+        raise Damaged(path, "it does not say that it is a gatf model")
+    _check_format(path, metadata.get("format"))
+    digest = metadata.get("digest")
+    if not isinstance(digest, str) or len(digest) != DIGEST_DIGITS or _digest(first, raw, digest, file) != digest:
+        raise Damaged(path, "its contents do not match its checksum")
+    places = {name: _place(path, name, entry) for name, entry in entries.items()}
+    _check_layout(path, places, size - LENGTH_BYTES - length)
+    model = metadata.get("model")
+    if not isinstance(model, str):
+        raise Damaged(path, "its description is missing")
+    return Header(_json(path, model, "description"), places, LENGTH_BYTES + length, digest)
+
+
+def _items(header: bytes) -> int:
+    return sum(header.count(sign) for sign in (b",", b"[", b"{"))
+
+
+def _json(path: Path, text: bytes | str, what: str) -> dict[str, Any]:
+    try:
+        loaded = json.loads(text)
+    except (ValueError, RecursionError):
+        raise Damaged(path, f"its {what} is not valid JSON") from None
+    if not isinstance(loaded, dict):
+        raise Damaged(path, f"its {what} is not a JSON object")
+    return loaded
+
+
+def _check_format(path: Path, version: object) -> None:
+    if not isinstance(version, str) or not version.isdecimal() or not 0 < len(version) < 10 or int(version) < 1:
+        raise Damaged(path, "its format version is missing")
+    if int(version) > FORMAT:
+        raise UserError(
+            f"{path} has format {version}, made by a newer gatf; this one reads up to format {FORMAT}: upgrade gatf"
+        )
+
+
+def _digest(first: bytes, header: bytes, digest: str, file: BinaryIO) -> str:
+    """Of the whole file; `file` stands after the header."""
+    total = hashlib.blake2b(first, digest_size=DIGEST_DIGITS // 2)
+    total.update(header.replace(digest.encode(errors="replace"), b"0" * DIGEST_DIGITS, 1))
+    while chunk := file.read(CHUNK):
+        total.update(chunk)
+    return total.hexdigest()
+
+
+def _place(path: Path, name: str, entry: object) -> Place:
+    if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
+        raise Damaged(path, f"tensor '{name[:80]}' is not described properly")
+    dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+    if not isinstance(dtype, str) or dtype not in DTYPES:
+        raise Damaged(path, f"tensor '{name[:80]}' has an unknown type")
+    if not _whole_numbers(shape) or not _whole_numbers(offsets) or len(offsets) != 2 or len(shape) > 8:
+        raise Damaged(path, f"tensor '{name[:80]}' has no proper shape or place")
+    if math.prod(shape) * DTYPES[dtype].itemsize != offsets[1] - offsets[0]:
+        raise Damaged(path, f"tensor '{name[:80]}' has another size than its shape says")
+    return Place(DTYPES[dtype], tuple(shape), offsets[0], offsets[1])
+
+
+def _whole_numbers(values: object) -> bool:
+    return isinstance(values, list) and all(type(value) is int and 0 <= value < 2**48 for value in values)
+
+
+def _check_layout(path: Path, places: dict[str, Place], data: int) -> None:
+    end = 0
+    for name, place in places.items():
+        if place.start != end:
+            raise Damaged(path, f"tensor '{name[:80]}' does not begin where the one before it ends")
+        end = place.end
+    if end != data:
+        raise Damaged(path, f"its tensors take {end} bytes, but {data} follow its header")

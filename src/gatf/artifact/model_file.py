@@ -1,0 +1,161 @@
+"""A `Model` as a file, and back. What a file claims is checked against what it holds before a network is built."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import ConfigDict, ValidationError
+from torch import Tensor
+
+from gatf import __version__
+from gatf.artifact import container
+from gatf.artifact.container import Damaged
+from gatf.config import RunConfig, validated
+from gatf.errors import UserError
+from gatf.experiment import build_method
+from gatf.learner.inputs import CHANNELS, SMALLEST_SIDE
+from gatf.learner.model import Model, Preprocessing
+from gatf.learner.record import UpdateRecord
+from gatf.methods import Method
+from gatf.settings import Strict
+
+METHOD = "method."
+LARGEST_SIDE = 4096
+
+
+class Description(Strict):
+    """The JSON part of a model file."""
+
+    model_config = ConfigDict(strict=True)
+
+    gatf: str
+    """Version of the library that wrote it."""
+    config: dict[str, Any]
+    shape: list[int]
+    mean: list[float]
+    std: list[float]
+    labels: list[str | int | bool]
+    temperature: float
+    history: list[dict[str, Any]]
+
+
+def save(model: Model, path: Path) -> None:
+    """Write the model; what was at the path stays valid until the new file is complete."""
+    if not model.labels:
+        raise UserError("there is nothing to save: the model has learnt no class yet")
+    if model.config.backbone.name.startswith("timm:") and ":" in model.config.backbone.name.removeprefix("timm:"):
+        raise UserError("backbones from the hub cannot be saved by name: loading a model must not fetch code")
+    config = model.config.model_dump(mode="json")
+    config["backbone"]["pretrained"] = None  # the weights are in the file
+    config["device"] = "auto"
+    description = Description(
+        gatf=__version__,
+        config=config,
+        shape=list(model.preprocessing.shape),
+        mean=list(model.preprocessing.mean),
+        std=list(model.preprocessing.std),
+        labels=list(model.labels),
+        temperature=model.temperature,
+        history=[record.model_dump(mode="json") for record in model.history],
+    )
+    tensors = {METHOD + name: value for name, value in model.method.state_dict().items()}
+    tensors |= {"counts": model.counts, "errors": model.errors, "distances": model.distances}
+    container.write(path, tensors, description.model_dump(mode="json"))
+
+
+def load(path: Path, device: str = "cpu") -> Model:
+    """Read a model. Runs no code of the file's; a damaged, foreign or newer file is a `UserError`."""
+    tensors, header = container.read(path)
+    told, config, history = _described(path, header.model)
+    shape = (told.shape[0], told.shape[1], told.shape[2])
+    for name, dtype in (("counts", torch.int64), ("errors", torch.float64), ("distances", torch.float32)):
+        if name not in tensors or tensors[name].dtype != dtype or tensors[name].ndim != 1:
+            raise Damaged(path, f"its '{name}' are missing or not what they should be")
+    if not len(tensors["counts"]) == len(tensors["errors"]) == len(told.labels):
+        raise Damaged(path, "it has another number of classes than labels")
+    if int(tensors["counts"].min()) < 0 or float(tensors["errors"].min()) < 0:
+        raise Damaged(path, "its 'counts' or 'errors' are negative")
+    state = {name.removeprefix(METHOD): value for name, value in tensors.items() if name.startswith(METHOD)}
+    if len(state) + 3 != len(tensors):
+        raise Damaged(path, "it holds tensors that belong to nothing")
+    method = _method(path, config, shape, state, classes=len(told.labels))
+    return Model(
+        config, Preprocessing(shape, tuple(told.mean), tuple(told.std)), method.to(device).eval(), tuple(told.labels),
+        tensors["counts"], told.temperature, tensors["errors"], tensors["distances"], history,
+    )  # fmt: skip
+
+
+def describe(path: Path) -> tuple[Description, RunConfig, tuple[UpdateRecord, ...], container.Header]:
+    """What a file says of its model, checked, without building it."""
+    header = container.inspect(path)
+    return (*_described(path, header.model), header)
+
+
+def _described(path: Path, model: dict[str, Any]) -> tuple[Description, RunConfig, tuple[UpdateRecord, ...]]:
+    try:
+        told = Description.model_validate(model)
+        history = tuple(UpdateRecord.model_validate(record) for record in told.history)
+        config = validated(told.config)
+    except ValidationError as error:
+        where = ".".join(str(part) for part in error.errors()[0]["loc"])
+        raise Damaged(path, f"its description does not fit this version of gatf (at '{where[:80]}')") from None
+    except (UserError, RecursionError, AttributeError, TypeError) as error:
+        raise Damaged(path, f"its settings do not fit this version of gatf ({str(error)[:200]})") from None
+    sound = (
+        len(told.shape) == 3
+        and told.shape[0] in CHANNELS
+        and told.shape[1] == told.shape[2]
+        and SMALLEST_SIDE <= told.shape[1] <= LARGEST_SIDE
+        and len(told.mean) == len(told.std) == told.shape[0]
+        and all(math.isfinite(value) for value in (*told.mean, *told.std, told.temperature))
+        and min(*told.std, told.temperature) > 0
+        and len(told.labels) > 0
+        and len({(type(label), label) for label in told.labels}) == len(told.labels)
+        and len({type(label) for label in told.labels}) == 1
+        and len(history) > 0
+    )
+    if not sound:
+        raise Damaged(path, "its description contradicts itself")
+    if config.backbone.pretrained is not None or ":" in config.backbone.name.removeprefix("timm:"):
+        raise Damaged(path, "it asks for weights from elsewhere, which a model must not")
+    return told, config, history
+
+
+def _method(
+    path: Path, config: RunConfig, shape: tuple[int, int, int], state: dict[str, Tensor], *, classes: int
+) -> Method:
+    """The method with the file's state; sizes are compared on a network without memory first."""
+    try:
+        with torch.device("meta"):
+            plan = build_method(config, shape)
+        expected = plan.state_dict()
+        for name, tensor in expected.items():
+            fixed = name.startswith("backbone.") or tensor.numel() > 0
+            if fixed and (name not in state or state[name].shape != tensor.shape or state[name].dtype != tensor.dtype):
+                raise Damaged(path, f"tensor '{name}' is not the one its settings call for")
+        wanted = sum(tensor.numel() * tensor.element_size() for tensor in (*plan.parameters(), *plan.buffers()))
+        if wanted > sum(tensor.numel() * tensor.element_size() for tensor in state.values()):
+            raise Damaged(path, "its settings call for a larger network than it holds")
+        method = build_method(config, shape)
+        method.load_state_dict(state)
+        _check_classes(path, method, state, shape, classes)
+    except (RuntimeError, ValueError, TypeError, IndexError, AssertionError, OverflowError) as error:
+        if isinstance(error, Damaged):
+            raise
+        raise Damaged(path, f"its tensors do not fit its settings ({' '.join(str(error).split())[:200]})") from None
+    return method
+
+
+def _check_classes(
+    path: Path, method: Method, state: dict[str, Tensor], shape: tuple[int, int, int], classes: int
+) -> None:
+    if method.keeps_gaussians_only:  # by shape: unpacking all triangles would take several times the file's size
+        dim = method.feature_dim
+        sizes = {"memory.means": (classes, dim), "memory.triangles": (classes, dim * (dim + 1) // 2)}
+        fits = all(state[name].shape == size for name, size in sizes.items())
+    else:
+        with torch.no_grad():
+            fits = method.eval().scores(torch.zeros(1, *shape)).shape == (1, classes)
+    if not fits:
+        raise Damaged(path, "it has another number of classes than labels")

@@ -1,0 +1,144 @@
+"""A model on disk as something that is updated: one writer at a time, old versions kept, nothing lost on the way.
+
+Beside `shop.gatf` there may be `shop.gatf.v2` (the model as it was after 2 updates), `shop.gatf.undone` (what the last
+rollback undid) and, while it is being updated, `shop.gatf.learning/` with a lock, the plan and the training's state.
+"""
+
+import fcntl
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from gatf.artifact import container, model_file
+from gatf.errors import UserError
+from gatf.learner.model import Model
+
+PLAN = "plan.json"
+
+
+class Store:
+    """The files of one model."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.workspace = path.with_name(path.name + ".learning")
+        self.undone = path.with_name(path.name + ".undone")
+
+    # --- one writer at a time
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Inside, no other process updates this model; the lock goes with the process, however it ends."""
+        with self._lock():
+            yield
+        with suppress(OSError):
+            self.workspace.rmdir()  # stays if something in it is worth resuming
+
+    @contextmanager
+    def _lock(self) -> Iterator[None]:
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            while True:
+                self.workspace.mkdir(exist_ok=True)
+                try:
+                    descriptor = os.open(self.workspace / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+                except FileNotFoundError:  # the process before us has just tidied up
+                    continue
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if self._is_current(descriptor):
+                    break
+                os.close(descriptor)
+        except BlockingIOError:
+            os.close(descriptor)
+            raise UserError(f"{self.path} is being updated by another process; wait until that has ended") from None
+        except OSError as error:
+            raise UserError(f"{self.path} cannot be written ({error.strerror})") from None
+        try:
+            yield
+        finally:
+            with suppress(OSError):
+                (self.workspace / "lock").unlink()
+            os.close(descriptor)
+
+    def _is_current(self, descriptor: int) -> bool:
+        """Whether the locked file is still the one at the path: the process before us may have removed it."""
+        try:
+            return os.fstat(descriptor).st_ino == (self.workspace / "lock").stat().st_ino
+        except FileNotFoundError:
+            return False
+
+    # --- an update that can be taken up again
+
+    def plan(self, plan: dict[str, Any], *, restart: bool) -> bool:
+        """Write down what is about to be learnt; True if just that was begun before and can be taken up again."""
+        file = self.workspace / PLAN
+        if restart:
+            self.forget_plan()
+        if file.is_file():
+            try:
+                begun = json.loads(file.read_text(encoding="utf-8"))
+            except ValueError:
+                begun = None
+            if begun == plan:
+                return True
+            images = (begun or {}).get("images", "other images")
+            raise UserError(
+                f"an update of {self.path} that learns {images} was interrupted: repeat that command with the same options "
+                "to finish it, or add --restart to forget it"
+            )
+        container.replace_file(file, [json.dumps(plan, indent=2).encode()])
+        return False
+
+    def forget_plan(self) -> None:
+        """Remove the plan and the training's state."""
+        for file in self.workspace.glob("*"):
+            if file.name != "lock":
+                file.unlink()
+
+    # --- versions
+
+    def commit(self, model: Model, keep: int) -> None:
+        """Make this the model; the one that was stays as a version. At every moment the path holds a whole model."""
+        if self.path.exists() and keep > 0:
+            before = len(model_file.describe(self.path)[2]) - 1
+            self._copy(self.path, self._version(before))
+        model_file.save(model, self.path)
+        for number in self.versions()[: -keep or None]:
+            self._version(number).unlink(missing_ok=True)
+
+    def versions(self) -> list[int]:
+        """Numbers of the kept versions, oldest first: k is the model as it was after k updates."""
+        pattern = re.compile(re.escape(self.path.name) + r"\.v(\d{1,9})$")
+        found = (pattern.match(file.name) for file in self.path.parent.iterdir())
+        return sorted(int(match[1]) for match in found if match)
+
+    def rollback(self) -> tuple[int, Path]:
+        """Put the newest kept version back; returns its number and where the undone model is now."""
+        versions = self.versions() if self.path.parent.is_dir() else []
+        if not versions:
+            raise UserError(f"no older version of {self.path} was kept (gatf learn --keep N keeps them)")
+        newest = self._version(versions[-1])
+        model_file.load(newest)  # a version that cannot be read must not replace one that can
+        if self.path.exists():
+            self._copy(self.path, self.undone)
+        newest.replace(self.path)
+        container.sync_folder(self.path.parent)
+        return versions[-1], self.undone
+
+    def _version(self, number: int) -> Path:
+        return self.path.with_name(f"{self.path.name}.v{number}")
+
+    def _copy(self, source: Path, target: Path) -> None:
+        """A second name for the file's present contents, which are never written to in place."""
+        partial = target.with_name(target.name + ".partial")
+        partial.unlink(missing_ok=True)
+        try:
+            os.link(source, partial)
+        except OSError:  # a file system without hard links
+            shutil.copyfile(source, partial)
+        partial.replace(target)

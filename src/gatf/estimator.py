@@ -1,0 +1,297 @@
+"""`IncrementalClassifier`: a classifier that keeps learning classes, by scikit-learn's conventions."""
+
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import torch
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.exceptions import NotFittedError
+
+from gatf.artifact import model_file
+from gatf.config import RunConfig
+from gatf.errors import UserError
+from gatf.learner import defaults, update
+from gatf.learner.inputs import Given, image_set, read_images, read_labelled
+from gatf.learner.judge import rejection_threshold, softmax_with_temperature
+from gatf.learner.model import Label, Looks, Model
+from gatf.learner.record import UpdateRecord
+from gatf.learner.update import Circumstances
+
+
+class IncrementalClassifier(ClassifierMixin, BaseEstimator):
+    """An image classifier that learns new classes for years without keeping old images.
+
+    `fit` learns the first classes, `partial_fit` further ones, `predict` answers among all of them. Images are arrays
+    or tensors ([N, H, W], [N, H, W, C] or [N, C, H, W]; uint8, or floating-point numbers from 0 to 1), lists of paths
+    or of PIL images, or a folder with one folder of images a class. Arrays must have one square size; files and PIL
+    images are read in colour, cut to the central square and resized. Pixels are kept with 8 bits while learning.
+
+    Parameters
+    ----------
+    method : str, default "gatf"
+        Any exemplar-free method of `gatf methods`. Certificates, the rejection of unknown images and going on with
+        known classes need one that keeps Gaussians: gatf or adagauss.
+    backbone, width, feature_dim, image_size, augment : default "auto"
+        The network, its width, the dimension of its features, the side of the images it gets (files and PIL images
+        only), and what is done to training images. "auto" chooses from the first images; they cannot change later.
+    epochs, batch_size : int or "auto"
+        Of each fit or partial_fit; "auto" chooses from the number of images.
+    held_out : float, default 0.1
+        Share of each class's images that is not trained on but kept back, during the fit, to calibrate probabilities
+        and to measure accuracy; of a class with fewer than five images none.
+    unknown : float or None, default None
+        If given, `predict` answers `unknown_label` to images far from every class, at this rate of wrong rejections.
+    unknown_label : str, int or None
+        None stands for "unknown" where labels are text, and for -1 where they are numbers.
+    device : "auto", "cpu", "cuda" or "mps"
+    random_state : int, RandomState or None, default 0
+        The same number gives the same model on the same machine; None draws one.
+    settings : mapping or None
+        Any other setting by its dotted name, e.g. {"method.ridge": 0.1, "optimisation.next.lr": 0.02}.
+    verbose : int, default 0
+        1 prints the chosen settings and what each update did.
+
+    Attributes
+    ----------
+    classes_ : array
+        The labels in the order of `predict_proba`'s columns: sorted after `fit`; each `partial_fit` appends its new
+        ones, sorted, so that a column keeps its meaning.
+    report_ : UpdateRecord
+        What the last update did; print it.
+    history_ : tuple of UpdateRecord
+    model_ : Model
+        The state itself.
+
+    Notes
+    -----
+    `partial_fit` with a class that is known: its stored Gaussian is first carried into the new feature space like all
+    others, then merged with the moments of the new images, weighted by the number of images of either; the class stays
+    one class. If `fit` or `partial_fit` fails or is interrupted, the classifier stays as it was.
+    """
+
+    def __init__(
+        self, *, method: str = "gatf", backbone: str = "auto", width: int | str = "auto",
+        feature_dim: int | str = "auto", image_size: int | str = "auto", augment: Any = "auto",
+        epochs: int | str = "auto", batch_size: int | str = "auto", held_out: float = 0.1, unknown: float | None = None,
+        unknown_label: Label | None = None, device: str = "auto", random_state: Any = 0,
+        settings: Mapping[str, Any] | None = None, verbose: int = 0,
+    ) -> None:  # fmt: skip
+        self.method = method
+        self.backbone = backbone
+        self.width = width
+        self.feature_dim = feature_dim
+        self.image_size = image_size
+        self.augment = augment
+        self.epochs = epochs
+        self.batch_size = batch_size
+        self.held_out = held_out
+        self.unknown = unknown
+        self.unknown_label = unknown_label
+        self.device = device
+        self.random_state = random_state
+        self.settings = settings
+        self.verbose = verbose
+
+    # --- learning
+
+    def fit(self, X: Any, y: Any = None) -> Self:
+        """Learn the first classes, forgetting whatever was known. `y` is left out where X is a folder."""
+        return self._learn(None, X, y, Circumstances())
+
+    def partial_fit(self, X: Any, y: Any = None) -> Self:
+        """Learn more classes; without a fit before, learn the first ones."""
+        return self._learn(getattr(self, "model_", None), X, y, Circumstances())
+
+    def _learn(self, model: Model | None, X: Any, y: Any, run: Circumstances) -> Self:
+        given, answers = read_labelled(X, y)
+        config = self._config(model, given)
+        start = model if model is not None else update.new_model(config, given, self._shape(given))
+        if self.verbose:
+            shape = start.preprocessing.shape
+            print(defaults.describe(config, shape=shape, images=len(given), first=model is None))  # noqa: T201
+        self.model_ = update.learn(start, given, answers, config=config, held_out=self._held_out(), run=run)
+        if self.verbose:
+            print(self.report_)  # noqa: T201
+        return self
+
+    def _config(self, model: Model | None, given: Given) -> RunConfig:
+        overrides: dict[str, Any] = dict(self.settings or {})
+        for name, path in PATHS.items():
+            value = getattr(self, name)
+            if not isinstance(value, str) or value != "auto":
+                overrides |= dict.fromkeys(path, value)
+        if model is not None:
+            fixed = {path for name in FIXED for path in PATHS[name]} | set(self._fixed_settings())
+            overrides = {path: value for path, value in overrides.items() if path not in fixed}
+            config = defaults.next_config(model.config, images=len(given), overrides=overrides)
+            return config.model_copy(update={"device": self.device, "seed": model.config.seed})
+        return defaults.first_config(
+            method=self.method, shape=self._shape(given), images=len(given), device=self.device, seed=self._seed(),
+            overrides=overrides,
+        )  # fmt: skip
+
+    def _fixed_settings(self) -> list[str]:
+        """Settings of the first fit, which an update has no say in."""
+        return [path for path in self.settings or {} if path.split(".")[0] in ("backbone", "data")]
+
+    def _shape(self, given: Given) -> tuple[int, int, int]:
+        if self.image_size == "auto":
+            return given.natural_shape()
+        if not isinstance(self.image_size, (int, np.integer)) or given.pixels is not None:
+            raise UserError(
+                "image_size is a number of pixels and for files and PIL images only; resize arrays yourself"
+            )
+        return 3, int(self.image_size), int(self.image_size)
+
+    def _held_out(self) -> float:
+        if not 0 <= self.held_out < 1:
+            raise UserError(f"held_out must be at least 0 and below 1, not {self.held_out!r}")
+        return float(self.held_out)
+
+    def _seed(self) -> int:
+        if self.random_state is None:
+            return secrets.randbelow(2**31)
+        if isinstance(self.random_state, (np.random.RandomState, np.random.Generator)):
+            draw = getattr(self.random_state, "integers", None) or self.random_state.randint  # type: ignore[union-attr]
+            return int(draw(2**31 - 1))
+        return int(self.random_state)
+
+    # --- answers
+
+    def predict(self, X: Any, *, return_certificate: bool = False) -> Any:
+        """The label of each image; with `return_certificate` also whether Theorem 2 of GATF guarantees it.
+
+        A certificate says that the transport of old classes, with the error measured at the last update, cannot have
+        changed the answer (see `Judge.certificates`); it does not say that the answer is right.
+        """
+        looks = self._look(X)
+        numbers = looks.scores.argmax(1)
+        answers: np.ndarray = self.classes_[numbers.numpy()]
+        rejected = np.zeros(len(answers), dtype=bool)
+        if self.unknown is not None:
+            rejected = self._rejected(looks, self.unknown)
+            answers = self._with_unknown(answers, rejected)
+        if not return_certificate:
+            return answers
+        certain = self._fitted().judge.certificates(_features(looks, self._fitted()), numbers).numpy()
+        return answers, certain & ~rejected
+
+    def predict_proba(self, X: Any) -> np.ndarray:
+        """Probabilities [N, classes] in the order of `classes_`, calibrated on the images the last update kept back."""
+        return softmax_with_temperature(self._look(X).scores, self._fitted().temperature).numpy()
+
+    def decision_function(self, X: Any) -> np.ndarray:
+        """Scores [N, classes] of the method's own rule, higher is better."""
+        return self._look(X).scores.numpy()
+
+    def _rejected(self, looks: Looks, rate: float) -> np.ndarray:
+        """Which images lie farther from every class than all but a share `rate` of known ones."""
+        if not 0 < rate < 1:
+            raise UserError(f"unknown is the rate of known images that may be rejected, between 0 and 1, not {rate!r}")
+        model = self._fitted()
+        threshold = rejection_threshold(model.distances, rate)
+        if threshold == float("inf"):
+            raise UserError(
+                f"too few images were kept back ({len(model.distances)}) to reject at a rate of {rate}; raise unknown "
+                "or held_out"
+            )
+        return (model.judge.nearest(_features(looks, model)) > threshold).numpy()
+
+    def _with_unknown(self, answers: np.ndarray, rejected: np.ndarray) -> np.ndarray:
+        label = self.unknown_label
+        if label is None:
+            label = "unknown" if answers.dtype.kind == "U" else -1
+        if label in set(self.classes_.tolist()):
+            raise UserError(f"{label!r} is the name of a class; choose another unknown_label")
+        kind = (
+            np.result_type(answers, np.array(label))
+            if isinstance(label, str) == (answers.dtype.kind == "U")
+            else object
+        )
+        mixed = answers.astype(kind)
+        mixed[rejected] = label
+        return mixed
+
+    def _look(self, X: Any) -> Looks:
+        model = self._fitted()
+        return model.look(image_set(read_images(X), model.preprocessing.shape))
+
+    # --- state
+
+    @property
+    def classes_(self) -> np.ndarray:
+        return np.array(self._fitted().labels)
+
+    @property
+    def report_(self) -> UpdateRecord:
+        return self._fitted().history[-1]
+
+    @property
+    def history_(self) -> tuple[UpdateRecord, ...]:
+        return self._fitted().history
+
+    def save(self, path: str | Path) -> None:
+        """Write the model as one file; it appears complete, or what was there stays."""
+        model_file.save(self._fitted(), Path(path))
+
+    @classmethod
+    def load(cls, path: str | Path, *, device: str = "auto") -> Self:
+        """Read a model that `save` or `gatf learn` wrote. Runs no code from the file."""
+        return cls.from_model(model_file.load(Path(path), device=_device(device)), device=device)
+
+    @classmethod
+    def from_model(cls, model: Model, *, device: str = "auto") -> Self:
+        """An estimator around a model; its parameters are those the model was made with."""
+        estimator = cls(method=model.config.method.name, random_state=model.config.seed, device=device)
+        estimator.model_ = model
+        return estimator
+
+    def _fitted(self) -> Model:
+        model = getattr(self, "model_", None)
+        if model is None:
+            raise NotFittedError(
+                f"This {type(self).__name__} instance is not fitted yet. Call 'fit' with appropriate arguments before "
+                "using this estimator."
+            )
+        return model
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return getattr(self, "model_", None) is not None
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.two_d_array = False
+        tags.input_tags.three_d_array = True
+        tags.input_tags.positive_only = True
+        return tags
+
+
+PATHS = {
+    "backbone": ("backbone.name",),
+    "width": ("backbone.width",),
+    "feature_dim": ("backbone.bottleneck",),
+    "augment": ("data.augment",),
+    "epochs": ("optimisation.first.epochs", "optimisation.next.epochs"),
+    "batch_size": ("optimisation.first.batch_size", "optimisation.next.batch_size"),
+}
+"""Parameters and the settings they stand for."""
+FIXED = ("backbone", "width", "feature_dim", "augment")
+"""Parameters that only the first fit looks at."""
+
+
+def _features(looks: Looks, model: Model) -> torch.Tensor:
+    if looks.features is None:
+        _ = model.judge  # says what is missing
+        raise UserError("this method keeps no Gaussians")
+    return looks.features
+
+
+def _device(name: str) -> str:
+    if name != "auto":
+        return name
+    if torch.cuda.is_available():
+        return "cuda"
+    return "mps" if torch.backends.mps.is_available() else "cpu"

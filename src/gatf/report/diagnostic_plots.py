@@ -1,0 +1,201 @@
+"""The pictures of diagnostics: drift, tails, margins, spectra, transport, each from the tables of runs."""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from gatf.report.load import Rows, Run, by_row
+from gatf.report.plots import label_ends, new_figure, over_seeds, styled
+from gatf.report.style import GRID, INK, MUTED, PAPER, SERIES, LineStyle, line_styles
+
+Curve = tuple[np.ndarray, np.ndarray, np.ndarray | None]
+"""Places, means over seeds, standard deviations."""
+
+
+def last_task(rows: Rows) -> int:
+    return int(max(row["after_task"] for row in rows))
+
+
+def curve(tables: Sequence[Rows], at: str, value: str, keep: Callable[[dict[str, Any]], bool]) -> Curve | None:
+    """Mean of `value` by `at` over the rows kept, in each table; then mean and spread over tables (seeds)."""
+    each = []
+    for rows in tables:
+        groups: dict[float, list[float]] = {}
+        for row in rows:
+            if keep(row) and row.get(value) is not None:
+                groups.setdefault(row[at], []).append(row[value])
+        each.append({place: fmean(values) for place, values in groups.items()})
+    places = sorted(set.intersection(*(set(one) for one in each)))
+    if not places:
+        return None
+    return np.array(places, dtype=float), *over_seeds([[one[place] for place in places] for one in each])
+
+
+def curves(runs: Sequence[Run], table: str, at: str, value: str, keep: Callable[..., bool]) -> dict[str, Curve]:
+    """A curve a row, for the rows that have the table."""
+    found = {}
+    for row, group in by_row(runs).items():
+        tables = [run.diagnostics[table] for run in group if table in run.diagnostics]
+        one = curve(tables, at, value, keep) if tables else None
+        if one is not None:
+            found[row] = one
+    return found
+
+
+def draw_curves(axes: Axes, found: Mapping[str, Curve], styles: Mapping[str, LineStyle], *, log: bool = False) -> None:
+    """Lines with bands and names at their ends."""
+    if log:
+        axes.set_yscale("log")
+    for row, (places, mean, std) in found.items():
+        look = styles[row].line() | ({"marker": ""} if len(places) > 25 else {"markersize": 4})
+        axes.plot(places, mean, **look, markeredgecolor=PAPER, markeredgewidth=0.5)
+        if std is not None:
+            low = np.maximum(mean - std, mean / 10) if log else mean - std
+            axes.fill_between(places, low, mean + std, color=styles[row].color, alpha=0.14, linewidth=0)
+    if not log:
+        axes.set_ylim(bottom=min(0.0, *(float(mean.min()) for _, mean, _ in found.values())))
+    axes.xaxis.grid(False)
+    label_ends(axes, {row: float(mean[-1]) for row, (_, mean, _) in found.items()}, styles)
+
+
+@styled
+def drift_over_epochs(runs: Sequence[Run]) -> Figure:
+    """Prototype drift, mean over past tasks, against global epochs; a line a past task where one row is shown."""
+    figure, axes = new_figure(3.0)
+    rows = by_row(runs)
+    if len(rows) > 1:
+        found = curves(runs, "drift", "epoch", "drift", lambda row: True)
+        styles = line_styles(rows)
+    else:
+        tables = [run.diagnostics["drift"] for run in runs]
+        found, styles = {}, {}
+        for task in sorted({row["past_task"] for row in tables[0]}):
+            one = curve(tables, "epoch", "drift", partial(_is_of, task))
+            if one is not None and len(found) < len(SERIES):
+                found[f"task {task + 1}"] = one
+                styles[f"task {task + 1}"] = LineStyle(SERIES[len(styles)], "o")
+    for start in sorted({_first_epoch(run.diagnostics["drift"], task) for run in runs[:1] for task in _tasks(run)}):
+        axes.axvline(start, color=GRID, linewidth=0.8, linestyle=":")
+    draw_curves(axes, found, styles)
+    axes.set_xlabel("epochs, all tasks")
+    axes.set_title("distance of stored from true class means", loc="left", color=MUTED)
+    return figure
+
+
+def _is_of(task: int, row: dict[str, Any]) -> bool:
+    return bool(row["past_task"] == task)
+
+
+def _tasks(run: Run) -> list[int]:
+    return sorted({row["task"] for row in run.diagnostics["drift"]})
+
+
+def _first_epoch(rows: Rows, task: int) -> float:
+    return min(row["epoch"] for row in rows if row["task"] == task) - 0.5
+
+
+@styled
+def tail_curve(runs: Sequence[Run]) -> Figure:
+    """T(k) after the last task with the method's map, or without one where it has none."""
+    figure, axes = new_figure(3.0)
+    last = last_task(runs[0].diagnostics["tail"])
+    styles = line_styles(by_row(runs))
+    without = curves(runs, "tail", "k", "tail", lambda row: row["after_task"] == last and row["map"] == "none")
+    found = curves(runs, "tail", "k", "tail", lambda row: row["after_task"] == last and row["map"] == "carried")
+    if len(by_row(runs)) == 1:
+        found |= {"unmoved": next(iter(without.values()))}
+        styles |= {"unmoved": LineStyle(MUTED, "", "--", 1.5)}
+    draw_curves(axes, found or without, styles, log=True)
+    axes.set_xlabel("directions, from large to small variance")
+    axes.set_title("squared error of carried features, in variances, summed", loc="left", color=MUTED)
+    return figure
+
+
+@styled
+def margin_densities(runs: Sequence[Run]) -> Figure:
+    """Density of old-class margins after the last task, in units of each method's median margin."""
+    figure, axes = new_figure(3.0)
+    styles = line_styles(by_row(runs))
+    axes.axvline(0, color=INK, linewidth=0.9)
+    for row, group in by_row(runs).items():
+        last = last_task(group[0].diagnostics["margins"])
+        grid = np.linspace(-4, 4, 161)
+        total = np.zeros_like(grid)
+        for run in group:
+            kept = [one for one in run.diagnostics["margins"] if one["after_task"] == last and one["form"] == "score"]
+            unit = kept[0]["unit"] or 1.0
+            middles = np.array([(one["low"] + one["high"]) / 2 / unit for one in kept])
+            total += np.interp(grid, middles, [one["density"] * unit for one in kept], left=0, right=0) / len(group)
+        look = styles[row]
+        axes.plot(grid, total, color=look.color, linestyle=look.dash, linewidth=look.width, label=row)
+    axes.set_ylim(bottom=0)
+    axes.set_yticks([])
+    axes.set_xlim(-4, 4)
+    axes.set_xlabel("margin, in medians (left of 0: wrong)")
+    axes.set_title("density of the margin of old images", loc="left", color=MUTED)
+    axes.legend(frameon=False, loc="upper left", fontsize=8.5, labelcolor=MUTED, handlelength=1.6)
+    return figure
+
+
+@styled
+def error_over_tasks(runs: Sequence[Run], column: str, label: str, log: bool = False) -> Figure:
+    """An error of the stored Gaussians of old classes, mean over classes, after every task."""
+    figure, axes = new_figure(3.0)
+    found = curves(runs, "errors", "after_task", column, lambda row: row["past_task"] < row["after_task"])
+    shifted = {row: (places + 1, mean, std) for row, (places, mean, std) in found.items()}
+    draw_curves(axes, shifted, line_styles(by_row(runs)), log=log)
+    axes.set_xticks(next(iter(shifted.values()))[0][:: max(1, len(next(iter(shifted.values()))[0]) // 10)])
+    axes.set_xlabel("tasks learnt")
+    axes.set_title(label, loc="left", color=MUTED)
+    return figure
+
+
+@styled
+def spectrum(runs: Sequence[Run]) -> Figure:
+    """Eigenvalues of the covariances of the first task's classes at the end: stored (line) and true (dashes)."""
+    figure, axes = new_figure(3.0)
+    styles = line_styles(by_row(runs))
+
+    def kept(of: str) -> Callable[[dict[str, Any]], bool]:
+        last = last_task(runs[0].diagnostics["spectra"])
+        return lambda row: row["after_task"] == last and row["past_task"] == 0 and row["of"] == of
+
+    for row, (places, mean, _) in curves(runs, "spectra", "rank", "eigenvalue", kept("true")).items():
+        axes.plot(places, mean, color=styles[row].color, linestyle=":", linewidth=1.6)
+    draw_curves(axes, curves(runs, "spectra", "rank", "eigenvalue", kept("stored")), styles, log=True)
+    axes.set_xlabel("eigenvalue, from large to small")
+    axes.set_title("variance of classes of task 1: stored — true ···", loc="left", color=MUTED)
+    return figure
+
+
+@styled
+def transport_plane(run: Run) -> Figure:
+    """Old classes in the plane during the last task: where they were, where they are, where the map says they are."""
+    rows = run.diagnostics["plane"]
+    last = last_task(rows)
+    place = {(row["class"], row["kind"]): (row["x"], row["y"]) for row in rows if row["after_task"] == last}
+    figure, axes = new_figure(3.6)
+    for number in sorted({number for number, _ in place}):
+        old, new = place[number, "old"], place[number, "new"]
+        arrow = {"arrowstyle": "-|>", "color": MUTED, "linewidth": 1.0, "shrinkA": 3, "shrinkB": 3}
+        axes.annotate("", new, old, arrowprops=arrow)
+        carried = place.get((number, "carried"))
+        if carried is not None:
+            axes.plot(*zip(carried, new, strict=True), color=SERIES[1], linewidth=1, linestyle=":")
+    for kind, marker, color, size in (
+        ("old", "o", MUTED, 5),
+        ("new", "o", SERIES[0], 6),
+        ("carried", "x", SERIES[1], 6),
+    ):
+        points = [xy for (_, one), xy in place.items() if one == kind]
+        if points:
+            axes.plot(*zip(*points, strict=True), marker, color=color, markersize=size, markeredgewidth=1.4, label=kind)
+    axes.set_aspect("equal", adjustable="datalim")
+    axes.tick_params(labelbottom=False, labelleft=False)
+    axes.legend(frameon=False, fontsize=8.5, labelcolor=MUTED, loc="best", handletextpad=0.2)
+    return figure
