@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -31,3 +32,38 @@ def tiny_config() -> Callable[..., RunConfig]:
         return load_config("digits", method=method, overrides=small | overrides)
 
     return build
+
+
+@pytest.fixture(scope="session")
+def digit_images() -> tuple[np.ndarray, np.ndarray]:
+    """The handwritten digits as uint8 [N, 8, 8], and their labels as text: "d0" … "d9"."""
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    pixels = np.rint(digits.images * (255 / 16)).astype(np.uint8)
+    return pixels, np.array([f"d{digit}" for digit in digits.target])
+
+
+@pytest.fixture(scope="session")
+def tiny_classifier() -> Callable[..., Any]:
+    """`tiny_classifier(epochs=2)`: an IncrementalClassifier that learns digits in a fraction of a second."""
+    from gatf import IncrementalClassifier
+
+    def build(**parameters: Any) -> Any:
+        method = parameters.get("method", "gatf")
+        settings = {"method.samples": 100} if method in ("gatf", "adagauss") else {}
+        small = {"width": 8, "feature_dim": 8, "epochs": 3, "device": "cpu", "settings": settings}
+        return IncrementalClassifier(**(small | parameters))
+
+    return build
+
+
+@pytest.fixture(scope="session")
+def grown(digit_images: tuple[np.ndarray, np.ndarray], tiny_classifier: Callable[..., Any]) -> Any:
+    """A classifier that learnt d0 … d3, then d4 … d6. Not to be changed."""
+    images, labels = digit_images
+    classifier = tiny_classifier(epochs=20, width=16, feature_dim=16)
+    for names in (("d0", "d1", "d2", "d3"), ("d4", "d5", "d6")):
+        chosen = np.isin(labels, names) & (np.arange(len(labels)) % 5 > 0)
+        classifier.partial_fit(images[chosen], labels[chosen])
+    return classifier

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gatf import __version__, cli_report
+from gatf import __version__, cli_bench, cli_models, cli_report
 from gatf.errors import UserError
 
 if TYPE_CHECKING:
@@ -22,6 +22,8 @@ app = typer.Typer(
 data_app = typer.Typer(help="Data sources: list them, look at one.", invoke_without_command=True)
 app.add_typer(data_app, name="data")
 cli_report.register(app)
+cli_bench.register(app)
+cli_models.register(app)
 
 EXIT_USER_ERROR = 2
 EXIT_INTERRUPTED = 130
@@ -63,6 +65,9 @@ def run(
     diagnostics: Annotated[
         bool, typer.Option("--diagnostics", help="Also measure why it forgets, on old images the method cannot reach.")
     ] = False,
+    track: Annotated[
+        list[str] | None, typer.Option(help="Also log to tensorboard or wandb (extras of these names).")
+    ] = None,
     no_report: Annotated[bool, typer.Option("--no-report", help="Write no report.html into the run folder.")] = False,
 ) -> None:
     """Learn the classes of a data set task by task, and measure what is remembered."""
@@ -94,7 +99,8 @@ def run(
         chosen = choose_config(dataset, method, recipe, options, settings or [])
         folder = out or _new_folder(chosen)
     display = LiveDisplay(console)
-    listeners = () if quiet else (display,)
+    trackers = cli_report.trackers(track or [], folder, chosen)
+    listeners = (*(() if quiet else (display,)), *trackers)
     try:
         summary = experiment.start(chosen, folder, listeners) if chosen else experiment.resume(folder, listeners)
     except Interrupted:
@@ -103,38 +109,14 @@ def run(
         raise typer.Exit(EXIT_INTERRUPTED) from None
     finally:
         display.close()
+        for tracker in trackers:
+            tracker.close()
     from gatf.report.tables import print_summary
 
     print_summary(summary, console)
     console.print(f"run folder: {folder}", highlight=False)
     if not no_report:
         cli_report.report_of_run(folder, console)
-
-
-@app.command()
-def bench(
-    recipe: Annotated[str, typer.Argument(help="Bench recipe: a shipped name or a YAML file.")] = "digits",
-    out: Annotated[Path | None, typer.Option(help="Folder of the bench. [default: runs/bench-<recipe>]")] = None,
-    methods: Annotated[str | None, typer.Option(help="Only these, comma-separated.")] = None,
-    seeds: Annotated[str | None, typer.Option(help="Only these, e.g. 0-4 or 0,3.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and stop.")] = False,
-) -> None:
-    """Run methods × seeds and print one table. Finished runs are not repeated, interrupted ones go on."""
-    from gatf.bench import suite
-
-    console = _console()
-    plan = suite.load_plan(recipe, methods=methods, seeds=seeds)
-    folder = out or Path("runs") / f"bench-{plan.name}"
-    if dry_run:
-        for item in plan.runs:
-            console.print(f"{item.name}: {item.config.method.name}, seed {item.config.seed}", highlight=False)
-        console.print(f"{len(plan.runs)} runs into {folder}", highlight=False)
-        return
-    try:
-        suite.run_plan(plan, folder, console)
-    except suite.Interrupted:
-        console.print("stopped and saved; the same command goes on", highlight=False)
-        raise typer.Exit(EXIT_INTERRUPTED) from None
 
 
 @app.command()

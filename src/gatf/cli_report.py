@@ -1,17 +1,22 @@
 """Commands that draw: `gatf report` and `gatf explain`. Matplotlib is imported by the command, not before."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from gatf.errors import UserError, near_misses
+
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from gatf.training.trackers import Tracker
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the application."""
     app.command()(report)
+    app.command()(explain)
 
 
 def report(
@@ -29,6 +34,36 @@ def report(
     typer.echo(f"report of {count} run{'s' if count > 1 else ''}: {target}")
     if figures is not None:
         typer.echo(f"figures: {figures}")
+
+
+def explain(
+    topic: Annotated[Literal["anchor"], typer.Argument(help="What to explain.")] = "anchor",
+    out: Annotated[
+        Path | None, typer.Option("-o", "--out", help="The file to write. [default: explain-<topic>.html]")
+    ] = None,
+    figures: Annotated[Path | None, typer.Option(help="Also save every figure there, as PDF and PNG.")] = None,
+) -> None:
+    """Draw what a part of the method does, on Gaussians small enough to see."""
+    from gatf.report.explain import write_anchor_page
+
+    target = out or Path(f"explain-{topic}.html")
+    write_anchor_page(target, figures=figures)
+    typer.echo(f"explained in {target}")
+
+
+def trackers(names: list[str], folder: Path, config: Any) -> list["Tracker"]:
+    """The dashboards a run was asked to log to; `config` is None for a run that goes on."""
+    if not names:
+        return []
+    from gatf.training.trackers import SINKS, open_tracker
+
+    for name in names:
+        if name not in SINKS:
+            raise UserError(f"--track knows no '{name}'{near_misses(name, SINKS)}")
+    if config is not None and (folder / "config.yaml").exists():
+        return []  # the run will be refused
+    values = config.model_dump(mode="json") if config is not None else {}
+    return [open_tracker(name, folder, values) for name in names]
 
 
 def report_of_run(folder: Path, console: "Console") -> None:

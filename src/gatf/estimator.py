@@ -2,6 +2,7 @@
 
 import secrets
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -19,6 +20,17 @@ from gatf.learner.judge import rejection_threshold, softmax_with_temperature
 from gatf.learner.model import Label, Looks, Model
 from gatf.learner.record import UpdateRecord
 from gatf.learner.update import Circumstances
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What a classifier says of N images."""
+
+    labels: np.ndarray
+    probabilities: np.ndarray
+    """[N, classes]."""
+    certified: np.ndarray
+    """bool [N]; all False unless certificates were asked for."""
 
 
 class IncrementalClassifier(ClassifierMixin, BaseEstimator):
@@ -99,23 +111,31 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):
 
     def fit(self, X: Any, y: Any = None) -> Self:
         """Learn the first classes, forgetting whatever was known. `y` is left out where X is a folder."""
-        return self._learn(None, X, y, Circumstances())
+        given, answers = read_labelled(X, y)
+        return self.learn(given, answers, Circumstances(), afresh=True)
 
     def partial_fit(self, X: Any, y: Any = None) -> Self:
         """Learn more classes; without a fit before, learn the first ones."""
-        return self._learn(getattr(self, "model_", None), X, y, Circumstances())
-
-    def _learn(self, model: Model | None, X: Any, y: Any, run: Circumstances) -> Self:
         given, answers = read_labelled(X, y)
+        return self.learn(given, answers, Circumstances())
+
+    def learn(self, given: Given, answers: np.ndarray, run: Circumstances, *, afresh: bool = False) -> Self:
+        """`partial_fit` (or `fit`, when `afresh`) of images already read, under the given circumstances."""
+        model = None if afresh else getattr(self, "model_", None)
         config = self._config(model, given)
-        start = model if model is not None else update.new_model(config, given, self._shape(given))
         if self.verbose:
-            shape = start.preprocessing.shape
-            print(defaults.describe(config, shape=shape, images=len(given), first=model is None))  # noqa: T201
+            print(self.describe(given, afresh=afresh))  # noqa: T201
+        start = model if model is not None else update.new_model(config, given, self._shape(given))
         self.model_ = update.learn(start, given, answers, config=config, held_out=self._held_out(), run=run)
         if self.verbose:
             print(self.report_)  # noqa: T201
         return self
+
+    def describe(self, given: Given, *, afresh: bool = False) -> str:
+        """One line: what is chosen for learning these images."""
+        model = None if afresh else getattr(self, "model_", None)
+        shape = self._shape(given) if model is None else model.preprocessing.shape
+        return defaults.describe(self._config(model, given), shape=shape, images=len(given), first=model is None)
 
     def _config(self, model: Model | None, given: Given) -> RunConfig:
         overrides: dict[str, Any] = dict(self.settings or {})
@@ -167,25 +187,30 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):
         A certificate says that the transport of old classes, with the error measured at the last update, cannot have
         changed the answer (see `Judge.certificates`); it does not say that the answer is right.
         """
-        looks = self._look(X)
+        answers = self.answers(X, certificate=return_certificate)
+        return (answers.labels, answers.certified) if return_certificate else answers.labels
+
+    def answers(self, X: Any, *, certificate: bool = False) -> "Answers":
+        """Everything there is to say about images, from one look at them."""
+        model, looks = self._fitted(), self._look(X)
         numbers = looks.scores.argmax(1)
-        answers: np.ndarray = self.classes_[numbers.numpy()]
-        rejected = np.zeros(len(answers), dtype=bool)
+        labels: np.ndarray = self.classes_[numbers.numpy()]
+        rejected = certified = np.zeros(len(labels), dtype=bool)
         if self.unknown is not None:
             rejected = self._rejected(looks, self.unknown)
-            answers = self._with_unknown(answers, rejected)
-        if not return_certificate:
-            return answers
-        certain = self._fitted().judge.certificates(_features(looks, self._fitted()), numbers).numpy()
-        return answers, certain & ~rejected
+            labels = self._with_unknown(labels, rejected)
+        if certificate:
+            certified = model.judge.certificates(_features(looks, model), numbers).numpy() & ~rejected
+        return Answers(labels, softmax_with_temperature(looks.scores, model.temperature).numpy(), certified)
 
     def predict_proba(self, X: Any) -> np.ndarray:
         """Probabilities [N, classes] in the order of `classes_`, calibrated on the images the last update kept back."""
-        return softmax_with_temperature(self._look(X).scores, self._fitted().temperature).numpy()
+        return self.answers(X).probabilities
 
     def decision_function(self, X: Any) -> np.ndarray:
-        """Scores [N, classes] of the method's own rule, higher is better."""
-        return self._look(X).scores.numpy()
+        """Scores [N, classes] of the method's own rule, higher is better; for two classes their difference, [N]."""
+        scores = self._look(X).scores.numpy()
+        return scores[:, 1] - scores[:, 0] if scores.shape[1] == 2 else scores
 
     def _rejected(self, looks: Looks, rate: float) -> np.ndarray:
         """Which images lie farther from every class than all but a share `rate` of known ones."""

@@ -54,8 +54,12 @@ def small_config(method: str, data: Path, **overrides: Any) -> RunConfig:
     }
     if method in ("gatf", "adagauss"):
         settings |= {"backbone.bottleneck": 12, "method.samples": 300, "method.adapter_lr": 0.1}
-    if method == "gatf":
-        settings["method.refresh"] = 2
+    own = {  # made for hundreds of epochs; a task here has some 120 steps
+        "gatf": {"method.refresh": 2},
+        "ldc": {"method.projector_updates": 200, "method.projector_lr": 0.005},
+        "efc": {"optimisation.next.lr": 1e-3},
+    }
+    settings |= own.get(method, {})
     return load_config({}, method=method, overrides=settings | overrides)
 
 

@@ -134,6 +134,14 @@ KEPT_PER_CLASS = {
     "joint": D + 1,
     "ewc": D + 1,
     "lwf": D + 1,
+    "sdc": D + D,  # prototype, and a row of the cosine head
+    "adc": D + D,
+    "ldc": D + D,
+    "pass": D + 4 * (D + 1),  # prototype, and four rows of the head
+    "fetril": D + (D + 1),  # mean, and the classifier fitted last
+    "fecam": D + TRIANGLE_D,  # mean and covariance
+    "efc": D + TRIANGLE_D + D,  # mean, covariance, and a row of the head without bias
+    "dpcr": D + TRIANGLE_D + 1 + D + D,  # mean, Gram matrix, count, a row of the cosine head, a column of the classifier
 }
 """Numbers (4 bytes each) that the state grows by for each class, by each method's specification."""
 

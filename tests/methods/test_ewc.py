@@ -1,6 +1,7 @@
 """EWC, by the checks of its specification."""
 
 import math
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -177,6 +178,20 @@ def test_the_fisher_pass_leaves_no_trace_in_batch_norm(tiny_config: Tiny, learn:
         net(torch.randn(8, 2))
         assert net.num_batches_tracked == 1
     assert net.num_batches_tracked == 0
+
+
+def test_importance_is_a_mean_over_full_batches(tiny_config: Tiny, learn: Learn) -> None:
+    experiment = learn(tiny_config("ewc", **{"method.fisher_batch": 30}), tasks=1)
+    method, data = experiment.method, experiment.task_data(0)
+    assert isinstance(method, EWC)
+    network = nn.Sequential(OrderedDict(backbone=method.backbone, heads=method.heads)).train()
+    batches = list(data.batches("train", batch_size=30, purpose="fisher", shuffle=True))
+    assert [len(batch.labels) for batch in batches] == [30, 30, 20]
+    name = "backbone.blocks.1.0.weight"
+    with kept_buffers(network):
+        squares = [batch_squares(network, batch, "max_pred", [name])[name] for batch in batches[:2]]
+    found = method._fisher(network, [name], data)[name]
+    assert torch.allclose(found, (squares[0] + squares[1]) / 2, rtol=1e-4)
 
 
 def test_batch_norm_rests_after_the_first_task(tiny_config: Tiny, learn: Learn) -> None:

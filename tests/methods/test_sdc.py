@@ -148,6 +148,7 @@ def test_prototypes_are_class_means(tiny_config: Tiny, learn: Learn) -> None:
 def test_nearest_means() -> None:
     memory = Prototypes(2)
     memory.means = torch.tensor([[3.0, 0.0], [0.0, 0.1]])
-    assert memory.scores(torch.tensor([[1.0, 2.0]])).argmax() == 1
+    between = torch.tensor([[0.5, 0.4]])  # points along the first, lies by the second
+    assert memory.scores(between).argmax() == 0
     memory.metric = "euclidean"
-    assert memory.scores(torch.tensor([[3.0, 2.9]])).argmax() == 0
+    assert memory.scores(between).argmax() == 1

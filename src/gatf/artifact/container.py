@@ -32,7 +32,7 @@ DTYPES: dict[str, torch.dtype] = {
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 LENGTH_BYTES = 8
 DIGEST_DIGITS = 32
-CHUNK = 2**20
+CHUNK = 2**16
 FOREIGN = {
     b"PK\x03\x04": "a zip archive (PyTorch's own files are zips, too)",
     b"\x80\x02": "a pickle", b"\x80\x03": "a pickle", b"\x80\x04": "a pickle", b"\x80\x05": "a pickle",

@@ -14,8 +14,9 @@ from gatf.artifact.container import Damaged
 from gatf.config import RunConfig, validated
 from gatf.errors import UserError
 from gatf.experiment import build_method
-from gatf.learner.inputs import CHANNELS, SMALLEST_SIDE
+from gatf.learner.inputs import SMALLEST_SIDE
 from gatf.learner.model import Model, Preprocessing
+from gatf.learner.pixels import CHANNELS
 from gatf.learner.record import UpdateRecord
 from gatf.methods import Method
 from gatf.settings import Strict

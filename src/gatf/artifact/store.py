@@ -88,8 +88,8 @@ class Store:
                 return True
             images = (begun or {}).get("images", "other images")
             raise UserError(
-                f"an update of {self.path} that learns {images} was interrupted: repeat that command with the same options "
-                "to finish it, or add --restart to forget it"
+                f"an update of {self.path} that learns {images} was interrupted: repeat that command with the same "
+                "options to finish it, or add --restart to forget it"
             )
         container.replace_file(file, [json.dumps(plan, indent=2).encode()])
         return False

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from gatf.bench.published import OUTSIDE, difference, is_outside, load_published, published
+
 COLUMNS = ("a_last", "a_inc", "forgetting", "total_seconds")
 HEADINGS = {
     "a_last": "A_last %", "a_inc": "A_inc %", "forgetting": "forgetting", "total_seconds": "seconds",
@@ -48,7 +50,8 @@ def spread(mean: float | None, std: float | None, *, plus_minus: str = " ± ") -
 
 
 def to_csv(table: Sequence[dict[str, Any]]) -> str:
-    """All columns, numbers in full."""
+    """All columns, numbers in full, with what was published beside them."""
+    table = [{**row, **_published_columns(row)} for row in table]
     text = io.StringIO()
     writer = csv.DictWriter(text, fieldnames=list(table[0]) if table else [], lineterminator="\n")
     writer.writeheader()
@@ -80,3 +83,75 @@ def to_markdown(table: Sequence[dict[str, Any]]) -> str:
     lines = ["| " + " | ".join(names) + " |", "|" + "|".join(["---"] * left + ["---:"] * (len(names) - left)) + "|"]
     lines += ["| " + " | ".join(cells(row, setting=setting)) + " |" for row in table]
     return "\n".join(lines) + "\n"
+
+
+def _published_columns(row: dict[str, Any]) -> dict[str, Any]:
+    cells = published(row["setting"], row["row"])
+    columns: dict[str, Any] = {}
+    for column in ("a_last", "a_inc"):
+        columns[f"published_{column}"] = getattr(cells[0], column) if cells else None
+        columns[f"difference_{column}"] = difference(row, cells[0], column) if cells else None
+    return columns | {"source": cells[0].source if cells else None}
+
+
+def comparison(table: Sequence[dict[str, Any]]) -> str:
+    """Ours beside published, as Markdown; empty where nothing was published of these rows."""
+    lines, used = [], []
+    for row in table:
+        for cell in published(row["setting"], row["row"]):
+            shown = [row["setting"], row["row"]]
+            for column in ("a_last", "a_inc"):
+                mark = f" {OUTSIDE}" if is_outside(row, cell, column) else ""
+                theirs = spread(getattr(cell, column), getattr(cell, f"{column}_std"))
+                gap = difference(row, cell, column)
+                shown += [spread(row[column], row[f"{column}_std"]), theirs]
+                shown.append(MISSING if gap is None else f"{gap:+.1f}{mark}")
+            used.append(cell.source)
+            lines.append("| " + " | ".join([*shown, cell.source]) + " |")
+    if not lines:
+        return ""
+    names = [
+        "setting",
+        "method",
+        *[f"{name} {part}" for name in ("A_last", "A_inc") for part in ("ours", "published", "Δ")],
+    ]
+    head = ["| " + " | ".join([*names, "source"]) + " |", "|---|---|" + "---:|" * 6 + "---|"]
+    sources = load_published().sources
+    notes = [f"- {key}: {sources[key]}" for key in dict.fromkeys(used)]
+    legend = (
+        f"{OUTSIDE} differs by more than two standard deviations (ours over seeds and theirs, where printed, combined)."
+    )
+    return "\n".join([*head, *lines, "", legend, "", *notes]) + "\n"
+
+
+def to_latex(table: Sequence[dict[str, Any]]) -> str:
+    """A booktabs table: methods down, settings across, A_last and A_inc each, published numbers in brackets."""
+    settings = list(dict.fromkeys(row["setting"] for row in table))
+    rows = list(dict.fromkeys(row["row"] for row in table))
+    cells = {(row["setting"], row["row"]): row for row in table}
+    lines = [
+        r"% needs \usepackage{booktabs}; brackets: published",
+        r"\begin{tabular}{l" + "cc" * len(settings) + "}",
+        r"\toprule",
+        " & ".join(["", *(rf"\multicolumn{{2}}{{c}}{{{_tex(setting)}}}" for setting in settings)]) + r" \\",
+        "method" + r" & $A_\mathrm{last}$ & $A_\mathrm{inc}$" * len(settings) + r" \\",
+        r"\midrule",
+    ]
+    for name in rows:
+        shown = [_tex(name)]
+        for setting in settings:
+            row = cells.get((setting, name))
+            shown += ["--", "--"] if row is None else [_tex_number(row, column) for column in ("a_last", "a_inc")]
+        lines.append(" & ".join(shown) + r" \\")
+    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
+
+
+def _tex_number(row: dict[str, Any], column: str) -> str:
+    ours = spread(row[column], row[f"{column}_std"], plus_minus=r"{\scriptstyle\,\pm\,").replace(MISSING, "-")
+    closing = "}" if row[f"{column}_std"] is not None else ""
+    theirs = published(row["setting"], row["row"])
+    return f"${ours}{closing}$" + (f" [{getattr(theirs[0], column):.1f}]" if theirs else "")
+
+
+def _tex(text: str) -> str:
+    return "".join(f"\\{letter}" if letter in "&%$#_{}" else letter for letter in text)

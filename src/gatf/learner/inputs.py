@@ -21,12 +21,12 @@ from gatf.data.layouts.folder import class_folders, image_files
 from gatf.data.lazy import LazyImages
 from gatf.data.workers import default_workers
 from gatf.errors import UserError
+from gatf.learner.pixels import CHANNELS, as_labels, as_pixels, stacked
 
 SMALL, LARGE_DEFAULT = 64, 224
 """Pictures of up to so many pixels a side are decoded once and kept in memory; others become photos of this side."""
 SMALLEST_SIDE = 8
 """Below this, two halvings leave nothing to look at."""
-CHANNELS = (1, 3)
 Shape = tuple[int, int, int]
 """Channels, height, width."""
 
@@ -103,8 +103,8 @@ def read_images(given: Any) -> Given:
             return Given(pictures=tuple(items))
         if any(isinstance(item, (str, Path)) or _is_picture(item) for item in items):
             raise UserError("the images mix paths, PIL images or arrays; give one kind")
-        given = _stacked(items)
-    return Given(pixels=_pixels(given))
+        given = stacked(items)
+    return Given(pixels=as_pixels(given))
 
 
 def read_labelled(images: Any, labels: Any) -> tuple[Given, np.ndarray]:
@@ -116,7 +116,7 @@ def read_labelled(images: Any, labels: Any) -> tuple[Given, np.ndarray]:
     if labels is None:
         raise UserError("requires y to be passed, but the target y is None: give one label for each image")
     given = read_images(images)
-    answers = _labels(labels)
+    answers = as_labels(labels)
     if len(given) != len(answers):
         raise UserError(f"there are {len(given)} images but {len(answers)} labels; give one label for each image")
     return given, answers
@@ -158,103 +158,6 @@ def check_shape(shape: Shape) -> None:
         )
     if channels not in CHANNELS:
         raise UserError(f"the images have {channels} channels; give grey ones (1) or colour ones (3)")
-
-
-# --- arrays -----------------------------------------------------------------------------------------------------------
-
-
-def _stacked(items: list[Any]) -> Any:
-    if not items:
-        raise UserError("there are no images: found array with 0 sample(s), at least 1 is needed")
-    if all(isinstance(item, Tensor) for item in items):
-        shapes = {tuple(item.shape) for item in items}
-        return torch.stack(items) if len(shapes) == 1 else _refuse_shapes(shapes)
-    arrays = [np.asarray(item) for item in items]
-    shapes = {array.shape for array in arrays}
-    return np.stack(arrays) if len(shapes) == 1 else _refuse_shapes(shapes)
-
-
-def _refuse_shapes(shapes: set[tuple[int, ...]]) -> Any:
-    raise UserError(f"the images have different shapes ({', '.join(map(str, sorted(shapes)[:3]))}); make them alike")
-
-
-def _pixels(given: Any) -> Tensor:
-    """uint8 [N, C, H, W] of an array or tensor: [N, H, W], [N, H, W, C] or [N, C, H, W]."""
-    if not isinstance(given, (np.ndarray, Tensor)):
-        raise UserError(
-            f"images of type {type(given).__name__} are not understood; give an array, a tensor, a list of paths or "
-            "PIL images, or a folder"
-        )
-    values = given.detach().cpu() if isinstance(given, Tensor) else _from_numpy(given)
-    if values.ndim == 3:
-        values = values[:, None]
-    elif values.ndim != 4:
-        shape = tuple(values.shape)
-        raise UserError(
-            f"the images have shape {shape}: expected [N, H, W], [N, H, W, C] or [N, C, H, W]. Reshape your data, e.g. "
-            "rows of 64 pixels with X.reshape(-1, 8, 8)"
-        )
-    elif _channels_last(tuple(values.shape), prefer=isinstance(given, np.ndarray)):
-        values = values.permute(0, 3, 1, 2)
-    if len(values) == 0:
-        raise UserError(f"there are no images: found array with 0 sample(s) (shape={tuple(values.shape)})")
-    return _as_bytes(values).contiguous()
-
-
-def _from_numpy(given: np.ndarray) -> Tensor:
-    if given.dtype.kind not in "uif":
-        problem = "Complex data not supported: " if given.dtype.kind == "c" else ""
-        raise UserError(f"{problem}pixels of type {given.dtype} are not numbers between 0 and 255")
-    if given.dtype.kind == "u" and given.dtype.itemsize > 1:
-        given = given.astype(np.int64)
-    return torch.from_numpy(np.array(given, dtype=given.dtype.newbyteorder("="), order="C"))
-
-
-def _channels_last(shape: tuple[int, ...], *, prefer: bool) -> bool:
-    """Where the channels are: arrays usually have them last, tensors second; the sizes decide where they can."""
-    second, last = shape[1] in CHANNELS, shape[3] in CHANNELS
-    if not second and not last:
-        raise UserError(f"images of shape {shape} have neither 1 nor 3 channels; give grey or colour images")
-    return prefer if second and last else last
-
-
-def _as_bytes(values: Tensor) -> Tensor:
-    if values.dtype == torch.uint8:
-        return values
-    if values.is_complex() or values.dtype == torch.bool:
-        raise UserError(f"pixels of type {values.dtype} are not numbers between 0 and 255")
-    if values.is_floating_point():
-        if not bool(values.isfinite().all()):
-            raise UserError("the images have pixels that are NaN or infinity; repair or leave out those images")
-        top, range_ = 1.0, "as floating-point numbers they must lie between 0 and 1: divide them by their largest value"
-    else:
-        top, range_ = 255.0, "as whole numbers they must lie between 0 and 255"
-    low, high = float(values.min()), float(values.max())
-    if low < 0 or high > top:
-        raise UserError(f"the pixels run from {low:g} to {high:g}; {range_}")
-    return (values * 255).round().to(torch.uint8) if values.is_floating_point() else values.to(torch.uint8)
-
-
-def _labels(labels: Any) -> np.ndarray:
-    """One label an image: whole numbers, text or booleans."""
-    answers = np.asarray(labels.detach().cpu() if isinstance(labels, Tensor) else labels)
-    if answers.ndim == 2 and answers.shape[1] == 1:
-        answers = answers[:, 0]
-    if answers.ndim != 1:
-        raise UserError(f"labels of shape {answers.shape} are not one label an image")
-    if answers.dtype.kind == "O":
-        if not all(isinstance(item, str) for item in answers):
-            raise UserError("labels must be all text or all whole numbers")
-        answers = answers.astype(str)
-    if answers.dtype.kind == "f":
-        if not np.isfinite(answers).all():
-            raise UserError("the labels contain NaN or infinity")
-        if (answers != np.rint(answers)).any():
-            raise UserError("Unknown label type: continuous numbers; labels must be whole numbers or text")
-        answers = answers.astype(np.int64)
-    if answers.dtype.kind not in "iubU":
-        raise UserError(f"Unknown label type: {answers.dtype}; labels must be whole numbers or text")
-    return answers
 
 
 # --- files and PIL images ---------------------------------------------------------------------------------------------

@@ -19,25 +19,26 @@ from gatf.data.base import ImageSet
 from gatf.data.loader import TaskData, TaskInfo, split_pipeline
 from gatf.errors import UserError
 from gatf.experiment import build_method
-from gatf.geometry.gaussians import Gaussians, sample, white_noise
-from gatf.geometry.moments import Moments, class_moments
+from gatf.geometry.gaussians import Gaussians
+from gatf.geometry.moments import class_moments
 from gatf.learner.inputs import Given, Shape, check_shape, image_set
 from gatf.learner.judge import Judge, Metric, fit_temperature, transport_error
-from gatf.learner.model import Label, Model, Preprocessing
+from gatf.learner.model import Model, Preprocessing
 from gatf.learner.record import UpdateRecord
+from gatf.learner.split import Split, some, split_update
+from gatf.learner.statistics import expected_accuracy, merge, normalisation
 from gatf.methods import Method
 from gatf.methods.components import extract
-from gatf.seeding import generator
 from gatf.training import checkpoint
 from gatf.training.events import Listener
 from gatf.training.loop import Position
 from gatf.training.task import Resumed, train_task
 
-DRAWS_PER_CLASS = 200
-"""Points drawn from each stored Gaussian to foretell the accuracy of old classes."""
 DISTANCES_PER_CLASS = 50
 """Held-out distances kept for each class of an update, at most."""
 CHECKPOINTS_PER_PHASE = 10
+TAIL = 0.9
+"""The quantile of distances that is compared: thresholds lie in the upper tail."""
 
 
 def silent(kind: str, /, **fields: Any) -> None:
@@ -54,23 +55,6 @@ class Circumstances:
     """Folder of checkpoints; None keeps none."""
 
 
-@dataclass(frozen=True)
-class Split:
-    """The classes of an update and which of its images are trained on, and which are kept back."""
-
-    revisited: tuple[int, ...]
-    """Class numbers in the model."""
-    added: tuple[Label, ...]
-    numbers: Tensor
-    """Task class of each image, [N]: the revisited classes first, then the added ones."""
-    trained: Tensor
-    held_out: Tensor
-
-    @property
-    def classes(self) -> int:
-        return len(self.revisited) + len(self.added)
-
-
 def new_model(config: RunConfig, given: Given, shape: Shape) -> Model:
     """A model that knows no class yet; its normalisation is that of the images it will first be fitted to."""
     check_shape(shape)
@@ -79,16 +63,6 @@ def new_model(config: RunConfig, given: Given, shape: Shape) -> Model:
     method = build_method(config, shape)
     empty = torch.zeros(0, dtype=torch.int64)
     return Model(config, preprocessing, method, (), empty, 1.0, empty.double(), empty.float(), ())
-
-
-def normalisation(images: ImageSet, most: int = 2000) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation of each channel of pixels in [0, 1], over at most so many images."""
-    chosen = torch.linspace(0, len(images) - 1, min(len(images), most)).long()
-    total = Moments.zeros(1, (images.image_shape[0],))
-    for pixels in images.stream(chosen.split(256)):
-        total = total.merge(Moments.of(pixels.transpose(0, 1).flatten(1)[:, :, None].double() / 255))
-    std = total.covariance(unbiased=False)[:, 0, 0].sqrt().clamp_min(1e-3)
-    return tuple(total.mean[:, 0].tolist()), tuple(std.tolist())
 
 
 def learn(
@@ -105,37 +79,6 @@ def learn(
     judged = update.judge()
     seconds = time.monotonic() - started
     return update.finish(judged, seconds)
-
-
-def split_update(model: Model, answers: np.ndarray, share: float, seed: int) -> Split:
-    """Which classes are new, and a share of each class's images to keep back: none of classes with fewer than five."""
-    distinct, places = np.unique(answers, return_inverse=True)
-    labels: list[Label] = distinct.tolist()
-    _check_kind(model.labels, labels)
-    again = [label for label in labels if label in model.labels]
-    if again and not model.method.keeps_gaussians_only:
-        raise UserError(
-            f"method '{model.config.method.name}' cannot go on with classes it knows ({_some(again)}); give new classes "
-            "only, or use gatf or adagauss"
-        )
-    known = {label: number for number, label in enumerate(model.labels)}
-    order = sorted(range(len(labels)), key=lambda place: (labels[place] not in known, place))
-    rank = torch.empty(len(labels), dtype=torch.int64)
-    rank[order] = torch.arange(len(labels))
-    numbers = rank[torch.from_numpy(places.reshape(-1))]
-    back = torch.zeros(len(numbers), dtype=torch.bool)
-    for number in range(len(labels)):
-        members = torch.nonzero(numbers == number).squeeze(1)
-        count = max(round(share * len(members)), 1) if share > 0 and len(members) >= 5 else 0
-        draws = generator(seed, "held out", len(model.history), number)
-        back[members[torch.randperm(len(members), generator=draws)[:count]]] = True
-    return Split(
-        revisited=tuple(known[labels[place]] for place in order if labels[place] in known),
-        added=tuple(labels[place] for place in order if labels[place] not in known),
-        numbers=numbers,
-        trained=torch.nonzero(~back).squeeze(1),
-        held_out=torch.nonzero(back).squeeze(1),
-    )
 
 
 class _Update:
@@ -279,7 +222,7 @@ class _Update:
             return 1.0
         carried = Judge(self.moved.to("cpu"), self.errors).nearest(features)
         own = Judge(stored[self.old :].to("cpu"), self.errors).nearest(features)
-        return max(1.0, float(carried.median() / own.median().clamp_min(1e-12)))
+        return max(1.0, float(carried.quantile(TAIL) / own.quantile(TAIL).clamp_min(1e-12)))
 
     def _final_numbers(self, chosen: Tensor) -> Tensor:
         """Class numbers in the updated model of some of the update's images."""
@@ -330,7 +273,7 @@ class _Update:
         names = [*(self.model.labels[number] for number in self.split.revisited), *self.split.added]
         few = [name for name, count in zip(names, self.counts.tolist(), strict=True) if count < 20]
         if few:
-            self.warnings.append(f"fewer than 20 images to learn from for {_some(few)}: add more")
+            self.warnings.append(f"fewer than 20 images to learn from for {some(few)}: add more")
         if expected is not None and expected < 60:
             self.warnings.append("older classes suffered in this update; consider rolling it back")
         if taken is not None and taken > 20:
@@ -346,46 +289,5 @@ def copied(model: Model, config: RunConfig) -> Method:
     return method
 
 
-def merge(carried: Gaussians, carried_images: Tensor, new: Gaussians, new_images: Tensor) -> Gaussians:
-    """Gaussians of classes that came back: the moments of both lots of images together (each image counts twice, for
-    its mirror image is stored with it), [k, S]."""
-
-    def moments(gaussians: Gaussians, images: Tensor) -> Moments:
-        count = 2.0 * images.to(gaussians.means)
-        return Moments(count, gaussians.means, gaussians.covs * (count - 1).clamp_min(0)[:, None, None])
-
-    both = moments(carried, carried_images).merge(moments(new, new_images))
-    return Gaussians(both.mean, both.covariance())
-
-
-@torch.no_grad()
-def expected_accuracy(method: Method, seed: int) -> Tensor:
-    """Percent of points drawn from each stored Gaussian that are answered with its class, [C]: what the accuracy on
-    images would be if features were Gaussian and the transport without error."""
-    stored = method.stored()
-    assert stored is not None
-    draws = generator(seed, "expected accuracy")
-    noise = white_noise(DRAWS_PER_CLASS, stored.means.shape[1], generator=draws, matched=False)
-    points = sample(stored, noise.to(stored.means.device))  # [C, N, S]
-    right = [
-        100 * (method.feature_scores(drawn).argmax(1) == number).double().mean() for number, drawn in enumerate(points)
-    ]
-    return torch.stack(right).cpu()
-
-
 def _under(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
-
-
-def _check_kind(known: tuple[Label, ...], labels: list[Label]) -> None:
-    """Text and numbers do not mix: 1 and "1" would be two classes."""
-    if known and type(known[0]) is not type(labels[0]):
-        kind = {str: "text", bool: "true or false"}.get(type(known[0]), "whole numbers")
-        raise UserError(
-            f"the labels known so far are {kind} (such as {known[0]!r}), but the new ones are like {labels[0]!r}"
-        )
-
-
-def _some(items: Any, most: int = 3) -> str:
-    listed = [str(item) for item in items]
-    return ", ".join(listed[:most]) + (f" and {len(listed) - most} more" if len(listed) > most else "")

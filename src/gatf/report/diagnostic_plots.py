@@ -10,9 +10,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from gatf.report.load import Rows, Run, by_row
-from gatf.report.plots import label_ends, new_figure, over_seeds, styled
-from gatf.report.style import GRID, INK, MUTED, PAPER, SERIES, LineStyle, line_styles
+from gatf.report.plots import label_ends, new_figure, over_seeds, styled, whole_ticks
+from gatf.report.style import INK, MUTED, PAPER, SERIES, LineStyle, line_styles
 
+KERNEL = np.exp(-0.5 * np.linspace(-3, 3, 25) ** 2)
+KERNEL /= KERNEL.sum()
+"""Smooths a histogram over a fifth of a unit."""
 Curve = tuple[np.ndarray, np.ndarray, np.ndarray | None]
 """Places, means over seeds, standard deviations."""
 
@@ -64,39 +67,52 @@ def draw_curves(axes: Axes, found: Mapping[str, Curve], styles: Mapping[str, Lin
 
 
 @styled
-def drift_over_epochs(runs: Sequence[Run]) -> Figure:
-    """Prototype drift, mean over past tasks, against global epochs; a line a past task where one row is shown."""
+def drift_over_tasks(runs: Sequence[Run]) -> Figure:
+    """Prototype drift within every task, mean over past tasks; a line a past task where one row is shown.
+
+    Time is counted in tasks, because methods differ in their epochs a task.
+    """
     figure, axes = new_figure(3.0)
     rows = by_row(runs)
     if len(rows) > 1:
-        found = curves(runs, "drift", "epoch", "drift", lambda row: True)
         styles = line_styles(rows)
+        found = {
+            row: one
+            for row, group in rows.items()
+            if (one := curve([in_tasks(run.diagnostics["drift"]) for run in group], "time", "drift", lambda row: True))
+        }
     else:
-        tables = [run.diagnostics["drift"] for run in runs]
+        tables = [in_tasks(run.diagnostics["drift"]) for run in runs]
         found, styles = {}, {}
-        for task in sorted({row["past_task"] for row in tables[0]}):
-            one = curve(tables, "epoch", "drift", partial(_is_of, task))
-            if one is not None and len(found) < len(SERIES):
+        for task in sorted({row["past_task"] for row in tables[0]})[: len(SERIES)]:
+            one = curve(tables, "time", "drift", partial(_is_of, task))
+            if one is not None:
                 found[f"task {task + 1}"] = one
                 styles[f"task {task + 1}"] = LineStyle(SERIES[len(styles)], "o")
-    for start in sorted({_first_epoch(run.diagnostics["drift"], task) for run in runs[:1] for task in _tasks(run)}):
-        axes.axvline(start, color=GRID, linewidth=0.8, linestyle=":")
+    last = int(max(places[-1] for places, _, _ in found.values()))
+    axes.set_xlim(1, last)
+    axes.set_xticks(whole_ticks(1, last))
     draw_curves(axes, found, styles)
-    axes.set_xlabel("epochs, all tasks")
+    axes.xaxis.grid(True, linestyle=":")
+    axes.set_xlabel("tasks learnt")
     axes.set_title("distance of stored from true class means", loc="left", color=MUTED)
     return figure
 
 
+def in_tasks(rows: Rows) -> Rows:
+    """The drift table with a column `time`: task plus the part of its measurements that is done."""
+    epochs: dict[int, list[int]] = {}
+    for row in rows:
+        epochs.setdefault(row["task"], []).append(row["epoch"])
+    order = {task: sorted(set(values)) for task, values in epochs.items()}
+    return [
+        {**row, "time": row["task"] + (order[row["task"]].index(row["epoch"]) + 1) / len(order[row["task"]])}
+        for row in rows
+    ]
+
+
 def _is_of(task: int, row: dict[str, Any]) -> bool:
     return bool(row["past_task"] == task)
-
-
-def _tasks(run: Run) -> list[int]:
-    return sorted({row["task"] for row in run.diagnostics["drift"]})
-
-
-def _first_epoch(rows: Rows, task: int) -> float:
-    return min(row["epoch"] for row in rows if row["task"] == task) - 0.5
 
 
 @styled
@@ -131,6 +147,7 @@ def margin_densities(runs: Sequence[Run]) -> Figure:
             unit = kept[0]["unit"] or 1.0
             middles = np.array([(one["low"] + one["high"]) / 2 / unit for one in kept])
             total += np.interp(grid, middles, [one["density"] * unit for one in kept], left=0, right=0) / len(group)
+        total = np.convolve(total, KERNEL, mode="same")
         look = styles[row]
         axes.plot(grid, total, color=look.color, linestyle=look.dash, linewidth=look.width, label=row)
     axes.set_ylim(bottom=0)
@@ -149,7 +166,7 @@ def error_over_tasks(runs: Sequence[Run], column: str, label: str, log: bool = F
     found = curves(runs, "errors", "after_task", column, lambda row: row["past_task"] < row["after_task"])
     shifted = {row: (places + 1, mean, std) for row, (places, mean, std) in found.items()}
     draw_curves(axes, shifted, line_styles(by_row(runs)), log=log)
-    axes.set_xticks(next(iter(shifted.values()))[0][:: max(1, len(next(iter(shifted.values()))[0]) // 10)])
+    axes.set_xticks(whole_ticks(2, int(max(places[-1] for places, _, _ in shifted.values()))))
     axes.set_xlabel("tasks learnt")
     axes.set_title(label, loc="left", color=MUTED)
     return figure

@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
+from gatf.bench.tables import MISSING
 from gatf.report import diagnostic_plots as plots
 from gatf.report.load import Run, by_row
-from gatf.report.specs import FigureSpec, slug
+from gatf.report.specs import Cell, FigureSpec, Table, slug
 
 WHY, PLANE = "Why it forgets", "Where classes move"
 DIAGNOSTIC_GROUPS = {
@@ -67,6 +68,31 @@ def at_the_end(runs: Sequence[Run], table: str, column: str, **where: Any) -> di
     return {row: fmean(values) for row, values in found.items()}
 
 
+def diagnostics_table(runs: Sequence[Run]) -> Table | None:
+    """How well old classes are followed at the end, a row a method; None where nothing was measured."""
+    columns = {
+        "mean error": ("distance of stored from true class means, old classes", "errors", "mean_l2", 1),
+        "covariance error": ("Frobenius norm of the difference, relative to the true one", "errors", "cov_relative", 1),
+        "symmetric KL": ("of stored and true Gaussians", "errors", "symmetric_kl", 1),
+        "certified %": ("predictions that Theorem 2 proves safe from these errors", "certified", "certified", 100),
+    }
+    found: dict[str, dict[str, float]] = {}
+    for name, (_, table, column, factor) in columns.items():
+        measured = [run for run in with_table(runs, table) if column in run.diagnostics[table][0]]
+        for row, value in at_the_end(measured, table, column).items():
+            found.setdefault(row, {})[name] = factor * value
+    if not found:
+        return None
+    headings = [("method", ""), *((name, why) for name, (why, *_) in columns.items())]
+    rows = []
+    for row, values in found.items():
+        numbers = [values.get(name) for name in columns]
+        rows.append(
+            [Cell(row, row), *(Cell(MISSING if v is None else f"{v:.3g}", -1e9 if v is None else v) for v in numbers)]
+        )
+    return Table("What is stored of old classes against what is true, after the last task", headings, rows)
+
+
 def told(values: dict[str, float], unit: str = "", digits: str = ".3g") -> str:
     return ", ".join(f"{row} {value:{digits}}{unit}" for row, value in values.items())
 
@@ -91,7 +117,7 @@ def _drift(runs: Sequence[Run], prefix: str) -> FigureSpec:
     return FigureSpec(
         f"{prefix}drift", "Prototype drift", sentence,
         f"Line chart of the distance between stored and true class means over epochs. At the end: {told(ends)}.",
-        lambda: plots.drift_over_epochs(runs), group=WHY,
+        lambda: plots.drift_over_tasks(runs), group=WHY,
     )  # fmt: skip
 
 
@@ -103,7 +129,7 @@ def _errors(
     compared = "" if len(ends) == 1 else f", against {ends[worst]:.3g} of {worst}"
     return FigureSpec(
         f"{prefix}{name}", title,
-        f"Errors of transport add up over tasks; after the last one {best} is at {ends[best]:.3g}{compared}.",
+        f"Low is good: after the last task {best} is at {ends[best]:.3g}{compared}.",
         f"Line chart of the {label}, after each task. At the end: {told(ends)}.",
         lambda: plots.error_over_tasks(runs, column, label, log), group=WHY,
     )  # fmt: skip

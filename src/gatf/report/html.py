@@ -2,20 +2,20 @@
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import yaml
-from jinja2 import Environment, PackageLoader, StrictUndefined, Template
+from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from gatf import __version__
 from gatf.bench.tables import HEADINGS, aggregate, spread
 from gatf.files import write_text
+from gatf.report.diagnostic_sections import WHY, diagnostics_table
 from gatf.report.load import Run, by_row, load_runs
 from gatf.report.sections import GROUPS, Section, build_sections
-from gatf.report.specs import FigureSpec
+from gatf.report.specs import Cell, FigureSpec, Table, number_cell
 from gatf.report.style import NAMES, css_variables, line_styles
 from gatf.report.svg import inline_svg, save_figure
 
@@ -25,22 +25,6 @@ EXPLAINED = {
     "forgetting": "how far the accuracy on a task has fallen from its best, mean over old tasks; lower is better",
     "seconds": "training and evaluation, all tasks",
 }
-
-
-@dataclass(frozen=True)
-class Cell:
-    """A table cell: what is shown, and what it is sorted by."""
-
-    text: str
-    key: float | str
-
-
-@dataclass(frozen=True)
-class Table:
-    caption: str
-    headings: Sequence[tuple[str, str]]
-    """Name and explanation."""
-    rows: Sequence[Sequence[Cell]]
 
 
 def write_report(paths: Sequence[Path], out: Path, *, figures: Path | None = None) -> int:
@@ -60,26 +44,30 @@ def write_report(paths: Sequence[Path], out: Path, *, figures: Path | None = Non
 def render(sections: Sequence[Section], *, command: str) -> str:
     """The whole page."""
     runs = [run for section in sections for run in section.runs]
-    return _template().render(
-        title=_title(runs),
-        command=command,
-        version=__version__,
-        light=css_variables(dark=False),
-        dark=css_variables(dark=True),
-        sections=[_fill(section, number) for number, section in enumerate(sections)],
-        versions=sorted({tuple(sorted(run.summary["versions"].items())) for run in runs}),
-        configs=[(row, _config_text(group)) for row, group in by_row(runs).items()],
-        several=len(sections) > 1,
+    return (
+        environment()
+        .get_template("template.html.j2")
+        .render(
+            title=_title(runs),
+            command=command,
+            version=__version__,
+            light=css_variables(dark=False),
+            dark=css_variables(dark=True),
+            sections=[_fill(section, number) for number, section in enumerate(sections)],
+            versions=sorted({tuple(sorted(run.summary["versions"].items())) for run in runs}),
+            configs=[(row, _config_text(group)) for row, group in by_row(runs).items()],
+            several=len(sections) > 1,
+        )
     )
 
 
 @cache
-def _template() -> Template:
-    environment = Environment(
+def environment() -> Environment:
+    """Templates of this package, with everything escaped that is not said to be safe."""
+    return Environment(
         loader=PackageLoader("gatf.report", ""), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
         lstrip_blocks=True,
     )  # fmt: skip
-    return environment.get_template("template.html.j2")
 
 
 def _title(runs: Sequence[Run]) -> str:
@@ -103,9 +91,11 @@ def _fill(section: Section, number: int) -> dict[str, Any]:
         f"{seeds} seed{'s' if seeds > 1 else ''}",
         "cards": cards(section.runs),
         "results": results_table(section.runs) if len(section.runs) > 1 else tasks_table(section.runs[0]),
+        "diagnosis": diagnostics_table(section.runs),
         "runs": runs_table(section.runs) if len(section.runs) > 1 else None,
         "groups": groups,
         "intros": GROUPS,
+        "why": WHY,
         "swatches": {row: f"var(--{NAMES[style.color]})" for row, style in line_styles(by_row(section.runs)).items()},
     }
 
@@ -172,11 +162,6 @@ def tasks_table(run: Run) -> Table:
         )  # fmt: skip
         rows.append([Cell(str(task + 1), task), *(number_cell(value) for value in values)])
     return Table("Task by task", headings, rows)
-
-
-def number_cell(mean: float | None, std: float | None = None) -> Cell:
-    """Missing numbers sort below all others."""
-    return Cell(spread(mean, std), -1e9 if mean is None else mean)
 
 
 def runs_table(runs: Sequence[Run]) -> Table:

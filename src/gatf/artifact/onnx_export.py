@@ -1,0 +1,182 @@
+"""A model as ONNX: normalisation, network and readout in one graph, for places without PyTorch.
+
+Input `images`: uint8 [batch, channels, height, width]. Outputs: `scores` [batch, classes] as `decision_function` gives
+them, `probabilities` [batch, classes], `class_index` [batch]. The class names are in the file's metadata, as JSON.
+"""
+
+import json
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gatf.artifact.container import replace_file
+from gatf.data.base import ImageSet
+from gatf.errors import UserError
+from gatf.geometry.readout import NORM_GUARD, QuadraticReadout
+from gatf.learner.judge import softmax_with_temperature
+from gatf.learner.model import Model
+from gatf.methods.components import GaussianMemory
+
+TOLERANCE = 1e-3
+"""Largest difference of scores between PyTorch and onnxruntime."""
+
+
+class QuadraticScores(nn.Module):
+    """`QuadraticReadout` without its chunks: ‖W_c u − W_c v_c‖² for all classes in one matrix product, in float64."""
+
+    weight: Tensor
+    offset: Tensor
+
+    def __init__(self, readout: QuadraticReadout) -> None:
+        super().__init__()
+        classes, dim = readout.centres.shape
+        self.classes, self.dim, self.normalise = classes, dim, readout.normalise
+        self.register_buffer("weight", readout.whiteners.reshape(classes * dim, dim))
+        whitened = (readout.whiteners @ readout.centres[:, :, None]).reshape(classes * dim)
+        self.register_buffer("offset", whitened)
+
+    def forward(self, features: Tensor) -> Tensor:
+        vectors = features.double()
+        if self.normalise:
+            vectors = nn.functional.normalize(vectors, dim=-1, eps=NORM_GUARD)
+        offsets = vectors @ self.weight.T - self.offset
+        return -offsets.square().reshape(-1, self.classes, self.dim).sum(-1)
+
+
+class LinearScores(nn.Module):
+    """w·z + b in float64; nearest mean is of this form up to ‖z‖², which all classes share."""
+
+    weight: Tensor
+    bias: Tensor
+
+    def __init__(self, weight: Tensor, bias: Tensor, *, minus_square: bool = False) -> None:
+        super().__init__()
+        self.minus_square = minus_square
+        self.register_buffer("weight", weight.double())
+        self.register_buffer("bias", bias.double())
+
+    def forward(self, features: Tensor) -> Tensor:
+        vectors = features.double()
+        scores = vectors @ self.weight.T + self.bias
+        return scores - vectors.square().sum(-1, keepdim=True) if self.minus_square else scores
+
+
+class Graph(nn.Module):
+    """Pixels to scores, probabilities and class numbers."""
+
+    scale: Tensor
+    shift: Tensor
+
+    def __init__(self, model: Model) -> None:
+        super().__init__()
+        told = model.preprocessing
+        self.register_buffer("scale", torch.tensor([1 / (255 * std) for std in told.std]).reshape(-1, 1, 1))
+        shift = [-mean / std for mean, std in zip(told.mean, told.std, strict=True)]
+        self.register_buffer("shift", torch.tensor(shift).reshape(-1, 1, 1))
+        self.method = model.method
+        self.temperature = model.temperature
+        self.readout = _readout(model)
+
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        pixels = images.float() * self.scale + self.shift
+        if self.readout is None:
+            scores = self.method.scores(pixels).double()
+        else:
+            scores = self.readout(self.method.backbone(pixels))
+        return scores, softmax_with_temperature(scores, self.temperature), scores.argmax(1)
+
+
+def _readout(model: Model) -> nn.Module | None:
+    """The readout of a method that keeps Gaussians alone; None: the method's own scores are traced."""
+    memory = getattr(model.method, "memory", None)
+    if not model.method.keeps_gaussians_only or not isinstance(memory, GaussianMemory):
+        return None
+    if memory.rule == "nmc":
+        means = memory.means.double()
+        return LinearScores(2 * means, -means.square().sum(-1), minus_square=True)
+    memory.scores(torch.zeros(1, memory.dim, device=memory.means.device))  # builds the readout
+    if memory.rule == "linear":
+        return LinearScores(*memory._readout)
+    return QuadraticScores(memory._readout)
+
+
+def export_onnx(model: Model, target: Path) -> str:
+    """Write the model as ONNX and, where onnxruntime is there, check it against PyTorch; returns what was checked."""
+    try:
+        import onnx
+        import onnxscript  # noqa: F401
+    except ImportError:
+        raise UserError("writing ONNX needs the extra 'onnx': pip install 'gatf[onnx]'") from None
+    model.method.to("cpu").eval()
+    graph = Graph(model).eval()
+    examples = torch.randint(256, (3, *model.preprocessing.shape), dtype=torch.uint8)
+    try:
+        with _quiet(), torch.no_grad():
+            program: Any = torch.onnx.export(
+                graph, (examples,), dynamo=True, verbose=False, input_names=["images"],
+                output_names=["scores", "probabilities", "class_index"],
+                dynamic_shapes={"images": {0: torch.export.Dim("batch")}},
+            )  # fmt: skip
+    except Exception as error:  # the exporter fails in its own many ways
+        name = model.config.method.name
+        reason = " ".join(str(error).split())[:160]
+        raise UserError(f"the classifier of method '{name}' cannot be written as ONNX ({reason})") from None
+    proto = program.model_proto
+    for name, value in _metadata(model).items():
+        entry = proto.metadata_props.add()
+        entry.key, entry.value = name, value
+    onnx.checker.check_model(proto)
+    content = proto.SerializeToString()
+    checked = check(model, content)
+    replace_file(target, [content])
+    return checked
+
+
+def _metadata(model: Model) -> dict[str, str]:
+    return {
+        "gatf.classes": json.dumps(list(model.labels), ensure_ascii=False),
+        "gatf.temperature": repr(model.temperature),
+        "gatf.input": "uint8 pixels [batch, channels, height, width]; colour is RGB",
+    }
+
+
+def check(model: Model, content: bytes) -> str:
+    """Compare with PyTorch on random images, in two batch sizes."""
+    try:
+        import onnxruntime
+    except ImportError:
+        return "not checked: onnxruntime is not installed"
+    session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
+    for count in (1, 5):
+        draws = torch.Generator().manual_seed(count)
+        images = torch.randint(256, (count, *model.preprocessing.shape), dtype=torch.uint8, generator=draws)
+        expected = model.look(ImageSet(images, torch.zeros(count, dtype=torch.int64))).scores
+        scores, _, numbers = session.run(None, {"images": images.numpy()})
+        off = float((torch.from_numpy(scores) - expected).abs().max())
+        margin = expected.topk(min(2, expected.shape[1])).values
+        clear = (margin[:, 0] - margin[:, -1] > TOLERANCE) | (expected.shape[1] == 1)
+        if off > TOLERANCE or bool((torch.from_numpy(numbers) != expected.argmax(1))[clear].any()):
+            raise UserError(f"the ONNX graph does not give PyTorch's scores (off by {off:.2g}); nothing was written")
+    return "onnxruntime gives the same answers"
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """The exporter warns about its own insides; none of that is the user's concern."""
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

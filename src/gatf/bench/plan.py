@@ -1,0 +1,130 @@
+"""What a bench will run: settings × rows × seeds, read from a bench recipe."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, ValidationError, model_validator
+
+from gatf.config import BENCH_RECIPES, RunConfig, load_config, read_recipe
+from gatf.errors import UserError, near_misses
+from gatf.settings import Strict, explain
+
+
+class Row(Strict):
+    """A line of the table: a method, or a method with settings of its own."""
+
+    row: str
+    """What it is called."""
+    method: str
+    """Which method it runs."""
+    set: dict[str, Any] = Field(default_factory=dict)
+    """Settings that this row changes, by dotted path."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _name_alone(cls, value: Any) -> Any:
+        return {"row": value, "method": value} if isinstance(value, str) else value
+
+
+class BenchRecipe(Strict):
+    """A bench recipe as written."""
+
+    title: str | None = None
+    recipe: str | None = None
+    """The run recipe, where there is one."""
+    recipes: tuple[str, ...] = ()
+    """Run recipes, where there are several: each is a setting."""
+    methods: tuple[Row, ...]
+    seeds: tuple[int, ...]
+    set: dict[str, Any] = Field(default_factory=dict)
+    """Settings for every run, by dotted path."""
+
+    @model_validator(mode="after")
+    def _some_recipe(self) -> "BenchRecipe":
+        if (self.recipe is None) == (not self.recipes):
+            raise ValueError("needs either recipe (one) or recipes (several)")
+        return self
+
+    @property
+    def settings(self) -> tuple[str, ...]:
+        return self.recipes if self.recipe is None else (self.recipe,)
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """One run of a bench."""
+
+    name: str
+    """Its folder within the bench's."""
+    setting: str
+    row: str
+    config: RunConfig
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a bench will run."""
+
+    name: str
+    title: str
+    runs: tuple[PlannedRun, ...]
+
+    def index(self) -> dict[str, Any]:
+        """What a report needs to know: which folder is which row of which setting."""
+        entries = [
+            {"folder": run.name, "setting": run.setting, "row": run.row, "seed": run.config.seed} for run in self.runs
+        ]
+        return {"name": self.name, "title": self.title, "runs": entries}
+
+
+def load_plan(
+    recipe: str, *, methods: str | None = None, seeds: str | None = None, overrides: dict[str, Any] | None = None
+) -> Plan:
+    """Read a bench recipe, keep only some of its rows or seeds, and change settings of all runs."""
+    try:
+        content = BenchRecipe.model_validate(read_recipe(recipe, BENCH_RECIPES))
+    except ValidationError as error:
+        raise UserError(f"bench recipe '{recipe}': {explain(error, BenchRecipe)}") from None
+    rows = _chosen(content.methods, methods, recipe)
+    numbers = parse_seeds(seeds) if seeds else list(content.seeds)
+    runs = []
+    for setting in content.settings:
+        base, name = read_recipe(setting), Path(setting).stem
+        prefix = f"{name}/" if len(content.settings) > 1 else ""
+        for row in rows:
+            for seed in numbers:
+                changes = content.set | row.set | (overrides or {}) | {"seed": seed}
+                config = load_config(base, method=row.method, overrides=changes)
+                runs.append(PlannedRun(f"{prefix}{_folder(row.row)}-seed{seed}", name, row.row, config))
+    return Plan(Path(recipe).stem, content.title or Path(recipe).stem, tuple(runs))
+
+
+def _chosen(rows: Sequence[Row], wanted: str | None, recipe: str) -> list[Row]:
+    """Rows by name; `--methods gatf` also takes all rows of that method."""
+    if wanted is None:
+        return list(rows)
+    chosen = []
+    for name in wanted.split(","):
+        found = [row for row in rows if name in (row.row, row.method)]
+        if not found:
+            hint = near_misses(name, [row.row for row in rows])
+            raise UserError(f"the bench '{recipe}' has no method '{name}'{hint}")
+        chosen += [row for row in found if row not in chosen]
+    return chosen
+
+
+def _folder(row: str) -> str:
+    return "-".join("".join(letter if letter.isalnum() else " " for letter in row).split())
+
+
+def parse_seeds(text: str) -> list[int]:
+    """`0-4` or `0,3`."""
+    try:
+        if "-" in text:
+            first, last = map(int, text.split("-"))
+            return list(range(first, last + 1))
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise UserError(f"--seeds takes numbers such as 0-4 or 0,3, not '{text}'") from None

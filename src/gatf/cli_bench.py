@@ -1,0 +1,113 @@
+"""The command `gatf bench`. Everything heavy is imported when it runs."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from gatf import cli_report
+from gatf.errors import UserError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from gatf.bench.plan import Plan
+
+EXIT_SOME_FAILED, EXIT_INTERRUPTED = 1, 130
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the application."""
+    app.command()(bench)
+
+
+def bench(
+    recipe: Annotated[str, typer.Argument(help="Bench recipe: a shipped name or a YAML file.")] = "digits",
+    out: Annotated[Path | None, typer.Option(help="Folder of the bench. [default: runs/bench-<recipe>]")] = None,
+    methods: Annotated[str | None, typer.Option(help="Only these, comma-separated.")] = None,
+    seeds: Annotated[str | None, typer.Option(help="Only these, e.g. 0-4 or 0,3.")] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="A setting of every run, e.g. device=cuda.")
+    ] = None,
+    data_root: Annotated[str | None, typer.Option(help="Local copy of the data; nothing is downloaded.")] = None,
+    diagnostics: Annotated[bool, typer.Option("--diagnostics", help="Also measure why methods forget.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the plan and how long it would take, from a timed probe, and stop.")
+    ] = False,
+    executor: Annotated[Literal["local", "ray"], typer.Option(help="Where runs happen.")] = "local",
+    jobs: Annotated[int, typer.Option("--jobs", "-j", min=1, help="local: runs at once, threads shared out.")] = 1,
+    address: Annotated[str | None, typer.Option(help="ray: the cluster, e.g. auto. [default: start one here]")] = None,
+    cpus: Annotated[float, typer.Option(help="ray: cores a run.")] = 1,
+    gpus: Annotated[float, typer.Option(help="ray: GPUs a run; 0.25 puts four on one.")] = 0.0,
+    no_report: Annotated[bool, typer.Option("--no-report", help="Write no report.html into the folder.")] = False,
+) -> None:
+    """Run methods × settings × seeds into one table. Finished runs are not repeated, interrupted ones go on."""
+    from rich.console import Console
+
+    from gatf.bench.plan import load_plan
+    from gatf.bench.suite import run_plan
+    from gatf.config import parse_overrides
+    from gatf.training.loop import Interrupted
+
+    console = Console(soft_wrap=False)
+    changes: dict[str, Any] = parse_overrides(settings or [])
+    changes |= {"data.root": data_root} if data_root is not None else {}
+    changes |= {"diagnostics": True} if diagnostics else {}
+    plan = load_plan(recipe, methods=methods, seeds=seeds, overrides=changes)
+    folder = out or Path("runs") / f"bench-{plan.name}"
+    if dry_run:
+        print_plan(plan, folder, jobs, console)
+        return
+    try:
+        failures = run_plan(plan, folder, console, _executor(executor, jobs, address, cpus, gpus))
+    except Interrupted:
+        console.print("stopped and saved; the same command goes on", highlight=False)
+        raise typer.Exit(EXIT_INTERRUPTED) from None
+    if len(failures) < len(plan.runs) and not no_report:
+        cli_report.report_of_run(folder, console)
+    if failures:
+        console.print(f"{len(failures)} of {len(plan.runs)} runs failed; the same command tries them again")
+        raise typer.Exit(EXIT_SOME_FAILED)
+
+
+def _executor(name: str, jobs: int, address: str | None, cpus: float, gpus: float) -> Any:
+    from gatf.bench import executors
+
+    if name == "ray":
+        if jobs != 1:
+            raise UserError("--jobs is for --executor local; a Ray cluster runs as many as its cores allow (--cpus)")
+        return executors.RayCluster(address=address, cpus=cpus, gpus=gpus)
+    if address is not None or gpus:
+        raise UserError("--address and --gpus are for --executor ray")
+    return executors.InProcess() if jobs == 1 else executors.Processes(jobs)
+
+
+def print_plan(plan: "Plan", folder: Path, jobs: int, console: "Console") -> None:
+    """What would be run, and how long it would take."""
+    from rich.table import Table
+
+    from gatf.bench.probe import estimate
+
+    with console.status("timing a few steps of every method"):
+        estimates = estimate(plan)
+    table = Table(title=plan.title, title_justify="left", header_style="bold")
+    for name in ("setting", "method", "runs", "a run", "all"):
+        table.add_column(name, justify="left" if name in ("setting", "method") else "right")
+    for one in estimates:
+        times = ("?", "?") if one.seconds is None else (duration(one.seconds), duration(one.seconds * one.runs))
+        table.add_row(one.setting, one.row, str(one.runs), *times)
+    console.print(table)
+    for why in dict.fromkeys(one.why for one in estimates if one.why):
+        console.print(f"no estimate: {why}", highlight=False)
+    known = [one.seconds * one.runs for one in estimates if one.seconds is not None]
+    total = f", about {duration(sum(known))} one after the other" if known else ""
+    total += f" ({jobs} at once share this machine)" if known and jobs > 1 else ""
+    console.print(f"{len(plan.runs)} runs into {folder}{total}", highlight=False)
+
+
+def duration(seconds: float) -> str:
+    """`45 s`, `12 min`, `3.5 h`, `9 d`."""
+    for unit, size, limit in (("s", 1, 90), ("min", 60, 90 * 60), ("h", 3600, 48 * 3600)):
+        if seconds < limit:
+            return f"{seconds / size:.1f} {unit}" if unit == "h" else f"{seconds / size:.0f} {unit}"
+    return f"{seconds / 86400:.0f} d"

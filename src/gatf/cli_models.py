@@ -1,0 +1,242 @@
+"""The commands for people with a model file: learn, predict, inspect, export, rollback. Parse, call, print."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gatf.errors import UserError
+
+if TYPE_CHECKING:
+    from gatf.estimator import IncrementalClassifier
+
+EXIT_INTERRUPTED = 130
+ModelFile = Annotated[Path, typer.Argument(help="Model file, e.g. shop.gatf.")]
+AT_ONCE = 512
+"""Images `predict` reads before it prints."""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the app."""
+    for command in (learn, predict, inspect, export, rollback):
+        app.command()(command)
+
+
+def learn(
+    model: ModelFile,
+    images: Annotated[Path, typer.Argument(help="Folder with one folder of images a class.")],
+    epochs: Annotated[int | None, typer.Option(help="Passes over the images. [default: by their number]")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Images a step. [default: by their number]")] = None,
+    held_out: Annotated[float, typer.Option(help="Share of the images kept back to measure with.")] = 0.1,
+    method: Annotated[str | None, typer.Option(help="New models only: see `gatf methods`. [default: gatf]")] = None,
+    backbone: Annotated[str | None, typer.Option(help="New models only: small or resnet18. [default: by size]")] = None,
+    width: Annotated[int | None, typer.Option(help="New models only: channels of the first stage.")] = None,
+    image_size: Annotated[int | None, typer.Option(help="New models only: side in pixels. [default: seen]")] = None,
+    seed: Annotated[int | None, typer.Option(help="New models only: seed of all random draws. [default: 0]")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="Any other setting, e.g. method.ridge=0.1.")
+    ] = None,
+    keep: Annotated[int, typer.Option(min=0, help="Older versions to keep for `gatf rollback`.")] = 1,
+    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave out images that cannot be decoded.")] = False,
+    restart: Annotated[bool, typer.Option("--restart", help="Forget an interrupted update and begin anew.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
+) -> None:
+    """Create a model from a folder of class folders, or teach it more classes. Old images are not needed."""
+    from rich.console import Console
+
+    from gatf.config import parse_overrides
+    from gatf.training.events import LiveDisplay
+    from gatf.training.loop import Interrupted
+    from gatf.updating import learn_folder
+
+    console = Console(quiet=quiet, soft_wrap=True, highlight=False)
+    given = {
+        "epochs": epochs, "batch_size": batch_size, "method": method, "backbone": backbone, "width": width,
+        "image_size": image_size, "random_state": seed,
+    }  # fmt: skip
+    parameters: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    parameters |= {"device": device, "held_out": held_out, "settings": parse_overrides(settings or []) or None}
+    display = LiveDisplay(console, lines=False)
+    try:
+        outcome = learn_folder(
+            model, images, parameters=parameters, keep=keep, restart=restart, skip_bad=skip_bad,
+            announce=lambda text: console.print(text, markup=False), listener=display,
+        )  # fmt: skip
+    except Interrupted:
+        display.close()
+        console.print("stopped; the model is as it was, and the same command goes on from here")
+        raise typer.Exit(EXIT_INTERRUPTED) from None
+    finally:
+        display.close()
+    if outcome.resumed:
+        console.print("(went on with the update that was interrupted)")
+    for name in outcome.left_out:
+        console.print(f"left out: {name} cannot be decoded", markup=False)
+    console.print(str(outcome.classifier.report_), markup=False)
+    console.print(f"{model}: {len(outcome.classifier.classes_)} classes, {_size(model)}", markup=False)
+
+
+def predict(
+    model: ModelFile,
+    images: Annotated[list[Path], typer.Argument(help="Image files, and folders of images.")],
+    top: Annotated[int, typer.Option(min=1, help="Most likely classes to print.")] = 1,
+    certificate: Annotated[bool, typer.Option("--certificate", help="Say which answers Theorem 2 guarantees.")] = False,
+    unknown: Annotated[float | None, typer.Option(help="Call images unknown at this rate of wrong rejections.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list.")] = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print comma-separated values.")] = False,
+    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave out images that cannot be decoded.")] = False,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
+) -> None:
+    """Say what is on images: file, class, probability."""
+    if as_json and as_csv:
+        raise UserError("choose one of --json and --csv")
+    from gatf.estimator import IncrementalClassifier
+    from gatf.learner.inputs import Given, read_images, readable
+
+    paths = tuple(name for place in images for name in read_images(place).pictures)
+    if skip_bad:
+        good = readable(Given(pictures=paths))
+        for name, fine in zip(paths, good, strict=True):
+            if not fine:
+                typer.echo(f"left out: {name} cannot be decoded", err=True)
+        paths = tuple(name for name, fine in zip(paths, good, strict=True) if fine)
+    classifier = IncrementalClassifier.load(model, device=device).set_params(unknown=unknown)
+    printer = _Printer(as_json=as_json, as_csv=as_csv)
+    for start in range(0, len(paths), AT_ONCE):
+        for answer in _answers(classifier, list(paths[start : start + AT_ONCE]), top, certificate):
+            printer(answer)
+    printer.end()
+
+
+def _answers(
+    classifier: "IncrementalClassifier", paths: list[str], top: int, certificate: bool
+) -> list[dict[str, Any]]:
+    """For each image: file, label, probability, the next likely classes, and whether the answer is certified."""
+    answers = classifier.answers(paths, certificate=certificate)
+    names, labels = classifier.classes_.tolist(), answers.labels.tolist()
+    order = answers.probabilities.argsort(axis=1, kind="stable")[:, ::-1][:, :top]
+    rows: list[dict[str, Any]] = []
+    for number, path in enumerate(paths):
+        best = [
+            {
+                "label": names[place],
+                "probability": round(float(answers.probabilities[number, place]), 6),
+            }
+            for place in order[number]
+        ]
+        row: dict[str, Any] = {"file": path, "label": labels[number], "probability": best[0]["probability"]}
+        if top > 1:
+            row["top"] = best
+        if certificate:
+            row["certified"] = bool(answers.certified[number])
+        rows.append(row)
+    return rows
+
+
+class _Printer:
+    """Prints answers one by one, as lines for people, CSV or the elements of a JSON list."""
+
+    def __init__(self, *, as_json: bool, as_csv: bool) -> None:
+        self.as_json, self.as_csv, self.count = as_json, as_csv, 0
+
+    def __call__(self, row: dict[str, Any]) -> None:
+        if self.as_json:
+            import json
+
+            typer.echo(("[" if self.count == 0 else ",") + json.dumps(row, ensure_ascii=False))
+        elif self.as_csv:
+            columns = _columns(row)
+            if self.count == 0:
+                typer.echo(_csv_line(list(columns)))
+            typer.echo(_csv_line(list(columns.values())))
+        else:
+            best = row.get("top") or [{"label": row["label"], "probability": row["probability"]}]
+            shown = "  ".join(f"{item['label']} {100 * item['probability']:.1f} %" for item in best)
+            if str(row["label"]) != str(best[0]["label"]):
+                shown = f"{row['label']} (nearest: {shown})"
+            certified = {True: "  certified", False: "  not certified", None: ""}[row.get("certified")]
+            typer.echo(f"{row['file']}  {shown}{certified}")
+        self.count += 1
+
+    def end(self) -> None:
+        if self.as_json:
+            typer.echo("]" if self.count else "[]")
+
+
+def _columns(row: dict[str, Any]) -> dict[str, Any]:
+    columns = {"file": row["file"], "label": row["label"], "probability": row["probability"]}
+    for place, item in enumerate(row.get("top", [])[1:], start=2):
+        columns |= {f"label{place}": item["label"], f"probability{place}": item["probability"]}
+    return columns | ({"certified": row["certified"]} if "certified" in row else {})
+
+
+def _csv_line(values: list[Any]) -> str:
+    import csv
+    import io
+
+    buffer = io.StringIO()
+    csv.writer(buffer, lineterminator="").writerow(values)
+    return buffer.getvalue()
+
+
+def inspect(
+    model: ModelFile, as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False
+) -> None:
+    """Print what a model knows: classes by update, sizes, history, accuracy measured at each update."""
+    from gatf.artifact.model_file import describe
+    from gatf.artifact.store import Store
+
+    told, config, history, header = describe(model)
+    if as_json:
+        import json
+
+        typer.echo(json.dumps({**told.model_dump(mode="json"), "digest": header.digest}, indent=2, ensure_ascii=False))
+        return
+    sizes = {name: place.end - place.start for name, place in header.places.items()}
+    network = sum(size for name, size in sizes.items() if name.startswith("method.backbone."))
+    channels, side, _ = told.shape
+    backbone = config.backbone
+    typer.echo(f"{model}: {len(told.labels)} classes, {_size(model)}, written by gatf {told.gatf}")
+    typer.echo(f"images: {side}×{side} {'grey' if channels == 1 else 'colour'}")
+    typer.echo(
+        f"network: {backbone.name}, width {backbone.width}, {network / 1e6:.2f} MB; method {config.method.name}: "
+        f"{(sum(sizes.values()) - network) / 1e6:.2f} MB beside it, {history[-1].bytes_per_class} bytes a class"
+    )
+    for record in history:
+        typer.echo("")
+        typer.echo(f"{record.date}  {record}")
+    kept = Store(model).versions()
+    if kept:
+        typer.echo("")
+        typer.echo(f"older versions kept: {', '.join(_version(number) for number in kept)}")
+
+
+def export(
+    model: ModelFile, target: Annotated[Path, typer.Argument(help="ONNX file to write, e.g. shop.onnx.")]
+) -> None:
+    """Write a model as ONNX: normalisation, network and readout in one graph that needs no PyTorch."""
+    from gatf.artifact.model_file import load
+    from gatf.artifact.onnx_export import export_onnx
+
+    checked = export_onnx(load(model), target)
+    typer.echo(f"{target}: {_size(target)}; {checked}")
+
+
+def rollback(model: ModelFile) -> None:
+    """Undo the last update: put the newest version that was kept back."""
+    from gatf.artifact.store import Store
+
+    store = Store(model)
+    with store.writing():
+        number, undone = store.rollback()
+    typer.echo(f"{model} is as it was {_version(number)}; what was undone is in {undone}")
+
+
+def _version(number: int) -> str:
+    return "after the first fit" if number == 0 else f"after update {number}"
+
+
+def _size(path: Path) -> str:
+    size = path.stat().st_size
+    return f"{size / 1e6:.1f} MB" if size >= 1e5 else f"{size / 1e3:.0f} kB"

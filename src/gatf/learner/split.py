@@ -1,0 +1,80 @@
+"""The classes of an update, and which of its images are trained on."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gatf.errors import UserError
+from gatf.learner.model import Label, Model
+from gatf.seeding import generator
+
+FEWEST_TO_SPLIT = 5
+"""Images a class must have for one of them to be kept back."""
+
+
+@dataclass(frozen=True)
+class Split:
+    """The classes of an update and which of its images are trained on, and which are kept back."""
+
+    revisited: tuple[int, ...]
+    """Class numbers in the model."""
+    added: tuple[Label, ...]
+    numbers: Tensor
+    """Task class of each image, [N]: the revisited classes first, then the added ones."""
+    trained: Tensor
+    held_out: Tensor
+
+    @property
+    def classes(self) -> int:
+        return len(self.revisited) + len(self.added)
+
+
+def split_update(model: Model, answers: np.ndarray, share: float, seed: int) -> Split:
+    """Which classes are new, and a share of each class's images to keep back: none of classes with fewer than five."""
+    distinct, places = np.unique(answers, return_inverse=True)
+    labels: list[Label] = distinct.tolist()
+    _check_kind(model.labels, labels)
+    again = [label for label in labels if label in model.labels]
+    if again and not model.method.keeps_gaussians_only:
+        raise UserError(
+            f"method '{model.config.method.name}' cannot go on with classes it knows ({some(again)}); give new "
+            "classes only, or use gatf or adagauss"
+        )
+    known = {label: number for number, label in enumerate(model.labels)}
+    order = sorted(range(len(labels)), key=lambda place: (labels[place] not in known, place))
+    rank = torch.empty(len(labels), dtype=torch.int64)
+    rank[order] = torch.arange(len(labels))
+    numbers = rank[torch.from_numpy(places.reshape(-1))]
+    back = torch.zeros(len(numbers), dtype=torch.bool)
+    for number in range(len(labels)):
+        members = torch.nonzero(numbers == number).squeeze(1)
+        count = min(max(round(share * len(members)), 1), len(members) - 1)
+        count = count if share > 0 and len(members) >= FEWEST_TO_SPLIT else 0
+        draws = generator(seed, "held out", len(model.history), number)
+        back[members[torch.randperm(len(members), generator=draws)[:count]]] = True
+    return Split(
+        revisited=tuple(known[labels[place]] for place in order if labels[place] in known),
+        added=tuple(labels[place] for place in order if labels[place] not in known),
+        numbers=numbers,
+        trained=torch.nonzero(~back).squeeze(1),
+        held_out=torch.nonzero(back).squeeze(1),
+    )
+
+
+def _check_kind(known: tuple[Label, ...], labels: list[Label]) -> None:
+    """Text and numbers do not mix: 1 and "1" would be two classes."""
+    if known and type(known[0]) is not type(labels[0]):
+        kind = {str: "text", bool: "true or false"}.get(type(known[0]), "whole numbers")
+        raise UserError(
+            f"the labels known so far are {kind} (such as {known[0]!r}), but the new ones are like {labels[0]!r}"
+        )
+
+
+def some(items: Iterable[Any], most: int = 3) -> str:
+    """`"a, b, c and 5 more"`."""
+    listed = [str(item) for item in items]
+    return ", ".join(listed[:most]) + (f" and {len(listed) - most} more" if len(listed) > most else "")

@@ -1,0 +1,50 @@
+"""Numbers an update needs: normalisation, Gaussians of classes that came back, the accuracy to expect."""
+
+import torch
+from torch import Tensor
+
+from gatf.data.base import ImageSet
+from gatf.geometry.gaussians import Gaussians, sample, white_noise
+from gatf.geometry.moments import Moments
+from gatf.methods import Method
+from gatf.seeding import generator
+
+DRAWS_PER_CLASS = 200
+"""Points drawn from each stored Gaussian to foretell the accuracy of old classes."""
+
+
+def normalisation(images: ImageSet, most: int = 2000) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation of each channel of pixels in [0, 1], over at most so many images."""
+    chosen = torch.linspace(0, len(images) - 1, min(len(images), most)).long()
+    total = Moments.zeros(1, (images.image_shape[0],))
+    for pixels in images.stream(chosen.split(256)):
+        total = total.merge(Moments.of(pixels.transpose(0, 1).flatten(1)[:, :, None].double() / 255))
+    std = total.covariance(unbiased=False)[:, 0, 0].sqrt().clamp_min(1e-3)
+    return tuple(total.mean[:, 0].tolist()), tuple(std.tolist())
+
+
+def merge(carried: Gaussians, carried_images: Tensor, new: Gaussians, new_images: Tensor) -> Gaussians:
+    """Gaussians of classes that came back: the moments of both lots of images together (each image counts twice, for
+    its mirror image is stored with it), [k, S]."""
+
+    def moments(gaussians: Gaussians, images: Tensor) -> Moments:
+        count = 2.0 * images.to(gaussians.means)
+        return Moments(count, gaussians.means, gaussians.covs * (count - 1).clamp_min(0)[:, None, None])
+
+    both = moments(carried, carried_images).merge(moments(new, new_images))
+    return Gaussians(both.mean, both.covariance())
+
+
+@torch.no_grad()
+def expected_accuracy(method: Method, seed: int) -> Tensor:
+    """Percent of points drawn from each stored Gaussian that are answered with its class, [C]: what the accuracy on
+    images would be if features were Gaussian and the transport without error."""
+    stored = method.stored()
+    assert stored is not None
+    draws = generator(seed, "expected accuracy")
+    noise = white_noise(DRAWS_PER_CLASS, stored.means.shape[1], generator=draws, matched=False)
+    points = sample(stored, noise.to(stored.means.device))  # [C, N, S]
+    right = [
+        100 * (method.feature_scores(drawn).argmax(1) == number).double().mean() for number, drawn in enumerate(points)
+    ]
+    return torch.stack(right).cpu()

@@ -1,0 +1,81 @@
+"""Updating a model file: `gatf learn` without its printing. The file changes at the end, all at once, or not at all."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gatf import __version__
+from gatf.artifact import model_file
+from gatf.artifact.container import inspect
+from gatf.artifact.store import Store
+from gatf.data.encoded import Files
+from gatf.errors import UserError
+from gatf.estimator import IncrementalClassifier
+from gatf.experiment import stop_signals
+from gatf.learner.inputs import Given, read_class_folders, readable
+from gatf.learner.update import Circumstances, silent
+from gatf.training.events import Listener
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of an update of a model file."""
+
+    classifier: IncrementalClassifier
+    resumed: bool
+    left_out: tuple[str, ...]
+    """Images that cannot be decoded."""
+
+
+def learn_folder(
+    path: Path, folder: Path, *, parameters: Mapping[str, Any], keep: int = 1, restart: bool = False,
+    skip_bad: bool = False, announce: Callable[[str], None] = lambda text: None, listener: Listener = silent,
+) -> Outcome:  # fmt: skip
+    """Create or extend the model at `path` from class folders; `Interrupted` if a signal asked for a stop.
+
+    `parameters` are IncrementalClassifier's; `announce` is told what was chosen, before training. Until the last
+    moment the old file is untouched; state saved on the way lets the same call go on after an interruption or a kill,
+    to the same result.
+    """
+    given, answers = read_class_folders(folder)
+    left_out: tuple[str, ...] = ()
+    if skip_bad:
+        good = readable(given)
+        left_out = tuple(name for name, fine in zip(given.names(), good, strict=True) if not fine)
+        given = Given(pictures=tuple(item for item, fine in zip(given.pictures, good, strict=True) if fine))
+        answers = answers[good]
+        if len(given) == 0:
+            raise UserError(f"{folder} holds no image that can be decoded")
+    store = Store(path)
+    with store.writing():
+        classifier = _open(path, parameters)
+        plan = {
+            "images": str(folder.resolve()),
+            "stamp": Files(given.pictures).stamp(),
+            "model": inspect(path).digest if path.exists() else None,
+            "parameters": {name: str(value) for name, value in sorted(parameters.items())},
+            "gatf": __version__,
+        }
+        resumed = store.plan(plan, restart=restart)
+        announce(classifier.describe(given))
+        with stop_signals() as stopping:
+            run = Circumstances(listener, stopping, store.workspace)
+            classifier.learn(given, answers, run)
+        store.commit(classifier.model_, keep)
+        store.forget_plan()
+    return Outcome(classifier, resumed, left_out)
+
+
+def _open(path: Path, parameters: Mapping[str, Any]) -> IncrementalClassifier:
+    if not path.exists():
+        return IncrementalClassifier(**parameters)
+    model = model_file.load(path)
+    fixed = [name for name in parameters if name in ("method", "random_state", "image_size", "backbone", "width")]
+    if fixed:
+        raise UserError(
+            f"{path} exists, and {', '.join(fixed)} {'was' if len(fixed) == 1 else 'were'} fixed when it was made; "
+            "leave that out, or choose another file for a new model"
+        )
+    classifier = IncrementalClassifier.from_model(model, device=parameters.get("device", "auto"))
+    return classifier.set_params(**parameters)

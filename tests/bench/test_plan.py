@@ -1,0 +1,71 @@
+"""Bench recipes: what they ask for, and what is wrong with them in one sentence."""
+
+from pathlib import Path
+
+import pytest
+
+from gatf.bench.plan import load_plan, parse_seeds
+from gatf.config import BENCH_RECIPES, recipe_names
+from gatf.errors import UserError
+
+
+@pytest.mark.parametrize("name", recipe_names(BENCH_RECIPES))
+def test_every_shipped_bench_is_a_plan(name: str) -> None:
+    plan = load_plan(name)
+    assert len({run.name for run in plan.runs}) == len(plan.runs)
+
+
+def test_the_papers_tables() -> None:
+    assert len(load_plan("paper-table1").runs) == 12 * 4 * 5
+    ablation = load_plan("paper-table3", seeds="0")
+    switches = [
+        (run.config.method.top_aware, run.config.method.aga, run.config.method.refine)  # type: ignore[attr-defined]
+        for run in ablation.runs
+        if run.setting == "cifar100-t10"
+    ]
+    assert switches == [(False, False, True), (True, False, True), (True, True, True), (True, True, False)]
+    assert ablation.runs[0].name == "cifar100-t10/distillation-MLP-refined-seed0"
+
+
+def test_the_cpu_protocol() -> None:
+    config = load_plan("cifar100-cpu", methods="gatf", seeds="0").runs[0].config
+    assert (config.data.max_per_class, config.backbone.width, config.backbone.bottleneck) == (200, 16, 64)
+    assert (config.optimisation.first.epochs, config.optimisation.next.epochs) == (30, 30)
+    assert (config.optimisation.first.lr, config.optimisation.next.lr) == (0.1, 0.01)
+    assert config.optimisation.next.batch_size == 128
+    assert config.method.refresh == 2  # type: ignore[attr-defined]
+
+
+def test_rows_seeds_and_settings_can_be_chosen(tmp_path: Path) -> None:
+    plan = load_plan("digits", methods="gatf,joint", seeds="1-2", overrides={"diagnostics": True})
+    assert [run.name for run in plan.runs] == ["gatf-seed1", "gatf-seed2", "joint-seed1", "joint-seed2"]
+    assert all(run.config.diagnostics for run in plan.runs)
+    assert plan.index()["runs"][1] == {"folder": "gatf-seed2", "setting": "digits", "row": "gatf", "seed": 2}
+    assert len(load_plan("paper-table3", methods="gatf", seeds="0").runs) == 16  # every row of the method
+    assert parse_seeds("0-2") == [0, 1, 2]
+    assert parse_seeds("4,7") == [4, 7]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("recipe: digits\nmethods: [gatf]\n", "seeds"),
+        ("methods: [gatf]\nseeds: [0]\n", "either recipe"),
+        ("recipe: digits\nrecipes: [digits]\nmethods: [gatf]\nseeds: [0]\n", "either recipe"),
+        ("recipe: digits\nmethod: [gatf]\nseeds: [0]\n", "did you mean 'methods'"),
+        ("recipe: digits\nmethods: [gaft]\nseeds: [0]\n", "did you mean 'gatf'"),
+        ("recipe: digits\nmethods: [{row: a, method: gatf, set: {method.rigde: 1}}]\nseeds: [0]\n", "'ridge'"),
+        ("recipe: digit\nmethods: [gatf]\nseeds: [0]\n", "did you mean 'digits'"),
+    ],
+)
+def test_a_mistake_is_named(tmp_path: Path, text: str, words: str) -> None:
+    (tmp_path / "b.yaml").write_text(text, encoding="utf-8")
+    with pytest.raises(UserError, match=words):
+        load_plan(str(tmp_path / "b.yaml"))
+
+
+def test_unknown_rows_and_seeds_are_named() -> None:
+    with pytest.raises(UserError, match="has no method 'ewc'"):
+        load_plan("digits", methods="ewc")
+    with pytest.raises(UserError, match="--seeds takes numbers"):
+        load_plan("digits", seeds="a")

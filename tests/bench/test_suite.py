@@ -1,0 +1,182 @@
+"""A bench goes on where it stopped, survives a killed process, and tells what failed."""
+
+import io
+import json
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from gatf import cli, experiment
+from gatf.bench.executors import InProcess, Processes, prepare
+from gatf.bench.plan import Plan, load_plan
+from gatf.bench.probe import seconds_of
+from gatf.bench.progress import LiveTable
+from gatf.bench.suite import run_plan
+from gatf.cli_bench import duration
+from gatf.errors import UserError
+from gatf.training.loop import Interrupted
+
+SMALL = (
+    "data: {name: digits, max_per_class: 30}\nscenario: {tasks: 5, stop_after: 2}\n"
+    "backbone: {name: small, width: 8, bottleneck: 8}\n"
+    "optimisation: {first: {epochs: 2, batch_size: 32}, next: {epochs: 2, batch_size: 32, lr: 0.01}}\n"
+)
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> Plan:
+    (tmp_path / "small.yaml").write_text(SMALL, encoding="utf-8")
+    text = f"recipe: {tmp_path / 'small.yaml'}\nmethods: [finetune, joint]\nseeds: [0, 1]\n"
+    (tmp_path / "bench.yaml").write_text(text, encoding="utf-8")
+    return load_plan(str(tmp_path / "bench.yaml"))
+
+
+def quiet() -> Console:
+    return Console(file=io.StringIO(), width=200)
+
+
+def test_a_stopped_bench_goes_on(plan: Plan, tmp_path: Path) -> None:
+    class StopsInTheSecond(InProcess):
+        def execute(self, jobs: Any, folder: Path, watcher: Any) -> None:
+            watcher.listener = self.stopping(jobs[1].name)
+            super().execute(jobs, folder, watcher)
+
+        def stopping(self, name: str) -> Any:
+            asked = []
+
+            def hear(kind: str, /, **fields: Any) -> None:
+                if kind == "epoch" and not asked:
+                    asked.append(kind)
+                    signal.raise_signal(signal.SIGINT)
+
+            return lambda run: hear if run.name == name else lambda kind, **fields: None
+
+    folder = tmp_path / "out"
+    with pytest.raises(Interrupted):
+        run_plan(plan, folder, quiet(), StopsInTheSecond())
+    assert "1 of 4 runs so far" in (folder / "results.md").read_text(encoding="utf-8")
+    first = (folder / plan.runs[0].name / "summary.json").stat().st_mtime_ns
+    assert run_plan(plan, folder, quiet()) == {}
+    assert (folder / plan.runs[0].name / "summary.json").stat().st_mtime_ns == first
+    assert "runs so far" not in (folder / "results.md").read_text(encoding="utf-8")
+    assert len(json.loads((folder / "bench.json").read_text())["runs"]) == 4
+    experiment.start(plan.runs[1].config, tmp_path / "whole")
+    for name in ("a_last", "accuracy_by_class"):
+        stopped, whole = (json.loads((at / "summary.json").read_text())[name]
+                          for at in (folder / plan.runs[1].name, tmp_path / "whole"))  # fmt: skip
+        assert stopped == whole
+
+
+def test_a_killed_process_is_done_again(plan: Plan, tmp_path: Path) -> None:
+    """Two at a time; the first one started is killed with SIGKILL once it has written an event."""
+    folder = tmp_path / "out"
+    executor = Processes(2, threads=1)
+    killed = []
+
+    def kill_one() -> None:
+        victim = plan.runs[0].name
+        while victim not in executor._running or not (folder / victim / "metrics.jsonl").exists():
+            time.sleep(0.01)
+        process = executor._running[victim][1]
+        process.send_signal(signal.SIGKILL)
+        killed.append(process)
+
+    thread = threading.Thread(target=kill_one)
+    thread.start()
+    assert run_plan(Plan(plan.name, plan.title, plan.runs[:2]), folder, quiet(), executor) == {}
+    thread.join()
+    assert killed[0].returncode == -signal.SIGKILL
+    assert len(list(folder.glob("*/summary.json"))) == 2
+
+
+def test_a_run_that_cannot_be_is_told_and_the_others_are_done(tmp_path: Path) -> None:
+    (tmp_path / "small.yaml").write_text(SMALL, encoding="utf-8")
+    rows = "[finetune, {row: too many, method: finetune, set: {scenario.tasks: 11, scenario.stop_after: null}}]"
+    (tmp_path / "b.yaml").write_text(
+        f"recipe: {tmp_path / 'small.yaml'}\nmethods: {rows}\nseeds: [0]\n", encoding="utf-8"
+    )
+    told = CliRunner().invoke(cli.app, ["bench", str(tmp_path / "b.yaml"), "--out", str(tmp_path / "out")])
+    assert told.exit_code == 1
+    assert "too-many-seed0 failed: 10 classes cannot be split" in told.output
+    assert "1 of 2 runs failed" in told.output
+    assert (tmp_path / "out" / "report.html").is_file()
+
+
+def test_a_folder_of_another_config_is_refused(plan: Plan, tmp_path: Path) -> None:
+    prepare(plan.runs[0], tmp_path)
+    prepare(plan.runs[0], tmp_path)
+    other = load_plan(str(tmp_path / "bench.yaml"), overrides={"scenario.stop_after": 1})
+    with pytest.raises(UserError, match="another config"):
+        prepare(other.runs[0], tmp_path)
+
+
+def test_the_plan_is_printed_with_an_estimate(plan: Plan, tmp_path: Path) -> None:
+    arguments = ["bench", str(tmp_path / "bench.yaml"), "--dry-run", "--methods", "finetune"]
+    told = CliRunner().invoke(cli.app, arguments)
+    assert told.exit_code == 0, told.output
+    assert "2 runs into" in told.output
+    assert "one after the other" in told.output
+    assert not (tmp_path / "runs").exists()
+
+
+def test_an_estimate_is_of_the_right_size(plan: Plan, tmp_path: Path) -> None:
+    """Against the run itself, within a factor that a busy machine keeps."""
+    config = load_plan(str(tmp_path / "bench.yaml"), overrides={"optimisation.first.epochs": 60}).runs[0].config
+    guess = seconds_of(config)
+    truth = experiment.start(config, tmp_path / "run")["total_seconds"]
+    assert truth / 4 < guess < truth * 4
+
+
+def test_data_that_is_not_there_gives_no_estimate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GATF_DATA", str(tmp_path))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    arguments = [
+        "bench",
+        "paper-table2",
+        "--dry-run",
+        "--methods",
+        "gatf",
+        "--seeds",
+        "0",
+        "--data-root",
+        str(tmp_path),
+    ]
+    told = CliRunner().invoke(cli.app, arguments)
+    assert told.exit_code == 0, told.output
+    assert "4 runs into" in told.output
+    assert "no estimate:" in told.output
+
+
+def test_the_live_table_follows_runs_in_other_processes(plan: Plan, tmp_path: Path) -> None:
+    console = Console(width=120, force_terminal=True, file=io.StringIO())
+    run = plan.runs[0]
+    prepare(run, tmp_path)
+    events = tmp_path / run.name / "metrics.jsonl"
+    with LiveTable(plan.runs, tmp_path, console) as table:
+        table.started(run)
+        events.write_text('{"event": "run_start", "tasks": 2}\n{"event": "epoch", "task": 1, "epoch": 4}\n{"ev')
+        table.tick()
+        assert table._state[run.name] == "task 2/2, epoch 5"
+        printed = Console(width=120, record=True, file=io.StringIO())
+        printed.print(table._table())
+        assert "seed 0: task 2/2, epoch 5" in printed.export_text()
+
+
+def test_durations_read_well() -> None:
+    assert [duration(value) for value in (45, 600, 12_600, 800_000)] == ["45 s", "10 min", "3.5 h", "9 d"]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [(["--executor", "ray", "-j", "2"], "--jobs is for"), (["--address", "auto"], "are for --executor ray")],
+)
+def test_options_that_do_not_go_together(options: list[str], words: str) -> None:
+    told = CliRunner().invoke(cli.app, ["bench", "digits", *options])
+    assert isinstance(told.exception, UserError)
+    assert words in str(told.exception)

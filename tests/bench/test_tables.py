@@ -1,0 +1,98 @@
+"""Means, spreads, published numbers and marks, by hand."""
+
+import csv
+import io
+from typing import Any
+
+import pytest
+
+from gatf.bench.published import Published, is_outside, load_published, published
+from gatf.bench.tables import Result, aggregate, comparison, to_csv, to_latex, to_markdown
+from gatf.config import recipe_names
+from gatf.methods import METHODS
+
+
+def summary(method: str, a_last: float, a_inc: float, forgetting: float | None = 5.0) -> dict[str, Any]:
+    return {
+        "method": method, "a_last": a_last, "a_inc": a_inc, "forgetting": forgetting, "total_seconds": 60.0,
+        "bytes_per_class": 8576,
+    }  # fmt: skip
+
+
+def results(setting: str = "cifar100-t10", row: str = "gatf") -> list[Result]:
+    return [Result(setting, row, summary("gatf", value, value + 12)) for value in (51.0, 53.0)]
+
+
+def test_mean_and_sample_standard_deviation() -> None:
+    (row,) = aggregate(results())
+    assert row["a_last"] == 52
+    assert row["a_last_std"] == pytest.approx(2**0.5)
+    (single,) = aggregate(results()[:1])
+    assert single["a_last_std"] is None
+    (one_task,) = aggregate([Result("s", "r", summary("gatf", 1, 2, forgetting=None))])
+    assert one_task["forgetting"] is None
+
+
+def test_settings_are_rows_of_their_own() -> None:
+    table = aggregate([*results(), *results("cifar100-t20")])
+    assert [row["setting"] for row in table] == ["cifar100-t10", "cifar100-t20"]
+    lines = to_markdown(table).splitlines()
+    assert lines[0].startswith("| setting | method |")
+    assert "| cifar100-t10 | gatf | 2 | 52.0 ± 1.4 | 64.0 ± 1.4 | 5.0 ± 0.0 | 60.0 ± 0.0 | 8,576 |" in lines
+    assert to_markdown(table[:1]).startswith("| method | seeds |")
+
+
+def test_marks_need_two_standard_deviations_of_both() -> None:
+    row = {"a_last": 50.0, "a_last_std": 1.0}
+    assert not is_outside(row, Published(a_last=52.0, a_inc=0, source="gatf"), "a_last")
+    assert is_outside(row, Published(a_last=52.1, a_inc=0, source="gatf"), "a_last")
+    assert not is_outside(row, Published(a_last=52.1, a_inc=0, a_last_std=0.5, source="gatf"), "a_last")
+    assert not is_outside({"a_last": 50.0, "a_last_std": None}, Published(a_last=99, a_inc=0, source="gatf"), "a_last")
+
+
+def test_ours_beside_published() -> None:
+    text = comparison(aggregate(results()))
+    assert "| cifar100-t10 | gatf | 52.0 ± 1.4 | 52.0 | +0.0 | 64.0 ± 1.4 | 64.4 | -0.4 | gatf |" in text
+    assert "- gatf: Xu & Krawczyk" in text
+    far = [Result("cifar100-t10", "adagauss", summary("adagauss", value, 60.9)) for value in (30.0, 31.0)]
+    lines = [line for line in comparison(aggregate(far)).splitlines() if "adagauss |" in line]
+    assert len(lines) == 2  # one for each source
+    assert "-16.3 ≠" in lines[0]
+    assert comparison(aggregate(results("digits"))) == ""
+
+
+def test_csv_has_everything_in_full() -> None:
+    (row,) = csv.DictReader(io.StringIO(to_csv(aggregate(results()))))
+    assert (row["published_a_last"], row["source"]) == ("52.0", "gatf")
+    assert float(row["difference_a_inc"]) == pytest.approx(-0.4)
+    assert float(row["a_last_std"]) == pytest.approx(2**0.5)
+
+
+def test_latex_is_balanced_and_escaped() -> None:
+    text = to_latex(aggregate([*results(), *results("my_set", "50 % & more")]))
+    assert r"gatf & $52.0{\scriptstyle\,\pm\,1.4}$ [52.0] & $64.0{\scriptstyle\,\pm\,1.4}$ [64.4] & -- & -- \\" in text
+    assert r"50 \% \& more" in text
+    assert r"my\_set" in text
+    assert text.count("{") == text.count("}")
+    assert text.count(r"\begin") == text.count(r"\end") == 1
+
+
+def test_published_numbers_name_known_things() -> None:
+    """Settings are run recipes, rows are methods or rows of the ablation, sources are explained."""
+    from gatf.bench.plan import load_plan
+
+    file = load_published()
+    rows = set(METHODS) | {run.row for run in load_plan("paper-table3", seeds="0").runs}
+    for setting, methods in file.numbers.items():
+        assert setting in recipe_names()
+        assert set(methods) <= rows
+        for cell in (cell for cells in methods.values() for cell in cells):
+            assert cell.source in file.sources
+            assert 10 < cell.a_last < cell.a_inc < 70
+
+
+def test_the_papers_own_numbers() -> None:
+    assert [(cell.a_last, cell.a_inc) for cell in published("cifar100-t10", "gatf")] == [(52.0, 64.4)]
+    assert published("tinyimagenet-t20", "adagauss")[1].a_last_std == 1.0
+    assert published("cub200-t10", "gatf")[0].a_inc == 63.1
+    assert published("digits", "gatf") == []

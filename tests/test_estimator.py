@@ -1,0 +1,283 @@
+"""A classifier that keeps learning: what it knows after updates, how sure it is, what it says about itself."""
+
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.base import clone
+from sklearn.model_selection import cross_val_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import FunctionTransformer
+
+from gatf import IncrementalClassifier
+from gatf.errors import UserError
+from gatf.geometry.gaussians import Gaussians
+from gatf.geometry.moments import Moments
+from gatf.learner.judge import Judge, fit_temperature, rejection_threshold, softmax_with_temperature
+from gatf.learner.statistics import merge
+
+Digits = tuple[np.ndarray, np.ndarray]
+Tiny = Callable[..., Any]
+
+
+def some_digits(digits: Digits, *names: str, test: bool = False, most: int | None = None) -> Digits:
+    """Training images (four of five) or test images of some digits."""
+    images, labels = digits
+    chosen = np.isin(labels, names) & ((np.arange(len(labels)) % 5 == 0) == test)
+    return images[chosen][:most], labels[chosen][:most]
+
+
+# --- learning ---------------------------------------------------------------------------------------------------------
+
+
+def test_classes_are_added_and_old_ones_are_remembered(grown: Any, digit_images: Digits) -> None:
+    assert grown.classes_.tolist() == ["d0", "d1", "d2", "d3", "d4", "d5", "d6"]
+    old = some_digits(digit_images, "d0", "d1", "d2", "d3", test=True)
+    new = some_digits(digit_images, "d4", "d5", "d6", test=True)
+    assert grown.score(*old) > 0.8
+    assert grown.score(*new) > 0.6
+    assert len(grown.history_) == 2
+
+
+def test_gatf_beats_fine_tuning_over_all_classes(tiny_classifier: Tiny, digit_images: Digits, grown: Any) -> None:
+    plain = tiny_classifier(method="finetune", epochs=20, width=16, feature_dim=16)
+    plain.fit(*some_digits(digit_images, "d0", "d1", "d2", "d3"))
+    plain.partial_fit(*some_digits(digit_images, "d4", "d5", "d6"))
+    everything = some_digits(digit_images, *grown.classes_, test=True)
+    assert plain.score(*everything) < grown.score(*everything) - 0.15
+
+
+def test_a_known_class_is_merged_and_not_duplicated(grown: Any, digit_images: Digits) -> None:
+    again = IncrementalClassifier.from_model(grown.model_, device="cpu")
+    again.set_params(epochs=2, settings={"method.samples": 100})
+    again.partial_fit(*some_digits(digit_images, "d1", "d7"))
+    assert again.classes_.tolist() == ["d0", "d1", "d2", "d3", "d4", "d5", "d6", "d7"]
+    assert len(again.model_.method.stored()) == 8
+    counts = dict(zip(again.classes_.tolist(), again.model_.counts.tolist(), strict=True))
+    before = dict(zip(grown.classes_.tolist(), grown.model_.counts.tolist(), strict=True))
+    assert counts["d1"] > before["d1"]
+    assert counts["d2"] == before["d2"]
+    assert again.report_.added == ("d7",)
+    assert again.report_.revisited == ("d1",)
+    assert grown.classes_.tolist()[-1] == "d6", "the model an update starts from stays as it was"
+
+
+def test_only_known_classes_can_be_gone_on_with(grown: Any, digit_images: Digits) -> None:
+    again = IncrementalClassifier.from_model(grown.model_, device="cpu").set_params(epochs=1)
+    again.partial_fit(*some_digits(digit_images, "d5", most=30))
+    assert again.classes_.tolist() == grown.classes_.tolist()
+    assert again.score(*some_digits(digit_images, "d0", "d5", test=True)) > 0.6
+
+
+def test_merging_gives_the_moments_of_all_images_together() -> None:
+    draws = torch.Generator().manual_seed(0)
+    first, second = (torch.randn(2, 2 * n, 3, generator=draws, dtype=torch.float64) + n for n in (5, 9))
+    gaussians = [Gaussians(Moments.of(z).mean, Moments.of(z).covariance()) for z in (first, second)]
+    merged = merge(gaussians[0], torch.tensor([5, 5]), gaussians[1], torch.tensor([9, 9]))
+    both = torch.cat([first, second], dim=1)
+    torch.testing.assert_close(merged.means, both.mean(1))
+    torch.testing.assert_close(merged.covs, torch.stack([torch.cov(z.T) for z in both]))
+
+
+def test_a_method_with_heads_refuses_known_classes(tiny_classifier: Tiny, digit_images: Digits) -> None:
+    learner = tiny_classifier(method="finetune", epochs=1).fit(*some_digits(digit_images, "d0", "d1", most=60))
+    with pytest.raises(UserError, match="cannot go on with classes it knows"):
+        learner.partial_fit(*some_digits(digit_images, "d1", "d2", most=60))
+    with pytest.raises(UserError, match="keeps no Gaussians"):
+        learner.predict(digit_images[0][:2], return_certificate=True)
+
+
+def test_a_failed_update_changes_nothing(tiny_classifier: Tiny, digit_images: Digits, monkeypatch: Any) -> None:
+    learner = tiny_classifier(epochs=1).fit(*some_digits(digit_images, "d0", "d1", most=80))
+    before = learner.predict_proba(digit_images[0][:20])
+    state = {name: value.clone() for name, value in learner.model_.method.state_dict().items()}
+    monkeypatch.setattr("gatf.learner.update.fit_temperature", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        learner.partial_fit(*some_digits(digit_images, "d2", most=40))
+    assert learner.classes_.tolist() == ["d0", "d1"]
+    assert (learner.predict_proba(digit_images[0][:20]) == before).all()
+    assert all(torch.equal(value, state[name]) for name, value in learner.model_.method.state_dict().items())
+
+
+def test_the_same_seed_gives_the_same_classifier(tiny_classifier: Tiny, digit_images: Digits) -> None:
+    data = some_digits(digit_images, "d0", "d1", most=80)
+    one, same, other = (tiny_classifier(epochs=1, random_state=seed).fit(*data) for seed in (3, 3, 4))
+    images = digit_images[0][:20]
+    assert (one.predict_proba(images) == same.predict_proba(images)).all()
+    assert (one.predict_proba(images) != other.predict_proba(images)).any()
+
+
+@pytest.mark.parametrize("method", ["adagauss", "lwf"])
+def test_other_methods_fit_too(method: str, tiny_classifier: Tiny, digit_images: Digits) -> None:
+    learner = tiny_classifier(method=method, epochs=2).fit(*some_digits(digit_images, "d0", "d1", most=80))
+    learner.partial_fit(*some_digits(digit_images, "d2", "d3", most=80))
+    assert learner.predict_proba(digit_images[0][:5]).shape == (5, 4)
+
+
+def test_a_method_that_needs_old_images_is_refused(tiny_classifier: Tiny, digit_images: Digits) -> None:
+    with pytest.raises(UserError, match="needs all earlier images"):
+        tiny_classifier(method="joint").fit(*some_digits(digit_images, "d0", "d1", most=40))
+
+
+# --- conventions ------------------------------------------------------------------------------------------------------
+
+
+def test_clone_params_pickle_pipeline_and_cross_validation(tiny_classifier: Tiny, digit_images: Digits) -> None:
+    learner = tiny_classifier(epochs=2, unknown=0.2)
+    assert clone(learner).get_params() == learner.get_params()
+    assert pickle.loads(pickle.dumps(learner)).get_params() == learner.get_params()
+    images, labels = some_digits(digit_images, "d0", "d1", most=120)
+    pipeline = make_pipeline(FunctionTransformer(lambda rows: rows.reshape(-1, 8, 8)), tiny_classifier(epochs=8))
+    scores = cross_val_score(pipeline, images.reshape(-1, 64), labels, cv=2, error_score="raise")
+    assert scores.min() > 0.75
+
+
+def test_a_fitted_classifier_survives_pickling(grown: Any, digit_images: Digits) -> None:
+    images = digit_images[0][:30]
+    assert (pickle.loads(pickle.dumps(grown)).predict_proba(images) == grown.predict_proba(images)).all()
+
+
+@pytest.mark.parametrize("labels", [[0, 1], [True, False], ["ja", "nein"], [7, -3]])
+def test_labels_come_back_as_they_were(labels: list[Any], tiny_classifier: Tiny, digit_images: Digits) -> None:
+    images, names = some_digits(digit_images, "d0", "d1", most=60)
+    answers = np.where(names == "d0", np.array(labels)[0], np.array(labels)[1])
+    learner = tiny_classifier(epochs=2).fit(images, answers)
+    assert learner.classes_.tolist() == sorted(labels)
+    assert learner.predict(images).dtype.kind == answers.dtype.kind
+    assert set(learner.predict(images).tolist()) <= set(labels)
+
+
+def test_batches_do_not_change_answers(grown: Any, digit_images: Digits) -> None:
+    images = digit_images[0][:40]
+    one_by_one = np.concatenate([grown.predict_proba(images[at : at + 1]) for at in range(40)])
+    np.testing.assert_allclose(one_by_one, grown.predict_proba(images), atol=1e-4)
+
+
+def test_defaults_come_from_the_data_and_are_printed(digit_images: Digits, capsys: Any) -> None:
+    learner = IncrementalClassifier(epochs=1, verbose=1, device="cpu")
+    learner.fit(*some_digits(digit_images, "d0", "d1", most=40))
+    told = capsys.readouterr().out
+    assert "8×8 grey images, backbone small (width 32, features 32), method gatf; 40 images, 1 epochs" in told
+    assert "First fit: added 2 classes (d0, d1)" in told
+
+
+# --- how sure it is ---------------------------------------------------------------------------------------------------
+
+
+def test_probabilities_sum_to_one_and_are_calibrated(grown: Any, digit_images: Digits) -> None:
+    images, labels = some_digits(digit_images, *grown.classes_, test=True)
+    chances = grown.predict_proba(images)
+    np.testing.assert_allclose(chances.sum(1), 1, atol=1e-12)
+    assert (grown.classes_[chances.argmax(1)] == grown.predict(images)).all()
+    right, best = grown.predict(images) == labels, chances.max(1)
+    assert abs(right.mean() - best.mean()) < 0.16, "confidence must be close to accuracy"
+    plain = softmax_with_temperature(torch.from_numpy(grown.decision_function(images)), 1.0).numpy().max(1)
+    assert abs(right.mean() - best.mean()) < abs(right.mean() - plain.mean())
+
+
+def test_temperature_is_recovered_from_calibrated_scores() -> None:
+    draws = torch.Generator().manual_seed(0)
+    scores = torch.randn(20_000, 5, generator=draws, dtype=torch.float64) * 3
+    labels = torch.multinomial(torch.softmax(scores / 2.5, dim=1), 1, generator=draws)[:, 0]
+    assert fit_temperature(scores, labels) == pytest.approx(2.5, rel=0.05)
+
+
+def test_temperature_of_perfect_scores_stays_finite() -> None:
+    scores = torch.eye(4, dtype=torch.float64) * 10
+    chances = softmax_with_temperature(scores, fit_temperature(scores, torch.arange(4)))
+    assert 0.7 < float(chances.max()) < 0.95, "four right answers do not make certain"
+
+
+def test_certificate_by_hand() -> None:
+    """Two classes at ±2 on a line, in a metric of variance 2 (1, shrunk by 1): at z, d = (z ∓ 2)²/2."""
+    stored = Gaussians(torch.tensor([[-2.0], [2.0]]), torch.ones(2, 1, 1))
+    error = 0.2
+    judge = Judge(stored, torch.full((2,), error, dtype=torch.float64))
+    points = torch.tensor([[-2.0], [-0.5], [-0.1], [1.5]])
+    near, far = [((points[:, 0] + sign * 2).abs() / 2**0.5).double() for sign in (1, -1)]
+    bound = sum(2 * distance * error + error**2 for distance in (near, far))
+    expected = (near.square() - far.square()).abs() > bound
+    nearest = (points[:, 0] > 0).long()
+    assert judge.certificates(points, nearest).tolist() == expected.tolist() == [True, True, False, True]
+    assert not judge.certificates(points, 1 - nearest).any(), "another answer than the nearest mean's is not certified"
+
+
+def test_certified_answers_survive_the_error(grown: Any, digit_images: Digits) -> None:
+    """Moving every old mean by the measured error, in any direction, changes no certified answer of the rule."""
+    images, _ = some_digits(digit_images, *grown.classes_, test=True)
+    answers, certified = grown.predict(images, return_certificate=True)
+    assert 0 < certified.mean() < 1
+    assert (answers == grown.predict(images)).all()
+    model = grown.model_
+    features = grown._look(images).features
+    metric = model.judge.metric
+    means, points = metric(model.judge.stored.means), metric(features)
+    draws = torch.Generator().manual_seed(0)
+    numbers = torch.from_numpy(np.searchsorted(grown.classes_, answers))
+    for _ in range(20):
+        shift = torch.randn(means.shape, generator=draws, dtype=torch.float64)
+        moved = means + model.errors[:, None] * shift / shift.norm(dim=1, keepdim=True)
+        nearest = torch.cdist(points, moved).argmin(1)
+        assert (nearest == numbers)[torch.from_numpy(certified)].all()
+
+
+def test_a_first_fit_has_no_transport_error(tiny_classifier: Tiny, digit_images: Digits) -> None:
+    learner = tiny_classifier(epochs=2).fit(*some_digits(digit_images, "d0", "d1", most=80))
+    assert learner.model_.errors.tolist() == [0, 0]
+    assert learner.report_.transport_error is None
+
+
+def test_rejection_threshold_by_hand() -> None:
+    distances = torch.arange(1.0, 20.0)  # 1 … 19: of 20 equally likely ranks, one lies beyond 19
+    assert rejection_threshold(distances, 0.05) == 19.0
+    assert rejection_threshold(distances, 0.5) == 10.0
+    assert rejection_threshold(distances, 0.04) == float("inf")
+
+
+def test_unknown_images_are_rejected_at_the_stated_rate(tiny_classifier: Tiny, digit_images: Digits) -> None:
+    learner = tiny_classifier(epochs=15, unknown=0.1).fit(*some_digits(digit_images, "d0", "d1", "d2", "d3"))
+    known, _ = some_digits(digit_images, "d0", "d1", "d2", "d3", test=True)
+    strange = np.random.default_rng(0).integers(0, 256, (100, 8, 8), dtype=np.uint8)
+    assert (learner.predict(known) == "unknown").mean() < 0.2
+    assert (learner.predict(strange) == "unknown").mean() > 0.8
+    labels, certified = learner.predict(strange, return_certificate=True)
+    assert not certified[labels == "unknown"].any()
+    learner.set_params(unknown_label="d0")
+    with pytest.raises(UserError, match="name of a class"):
+        learner.predict(known)
+    learner.set_params(unknown=1e-4, unknown_label=None)
+    with pytest.raises(UserError, match="too few images were kept back"):
+        learner.predict(known)
+
+
+# --- what it says of itself -------------------------------------------------------------------------------------------
+
+
+def test_the_report_is_true_and_plain(grown: Any, digit_images: Digits) -> None:
+    text = str(grown.report_)
+    for words in (
+        "Update 1: added 3 classes (d4, d5, d6)",
+        "images kept back",
+        "moved the older classes by",
+        "Older classes: about",
+    ):
+        assert words in text
+    accuracy = 100 * grown.score(*some_digits(digit_images, "d0", "d1", "d2", "d3", test=True))
+    assert grown.report_.expected_old == pytest.approx(accuracy, abs=15)
+    assert grown.report_.transport_error > 0
+    assert grown.report_.held_out + grown.report_.images == len(some_digits(digit_images, "d4", "d5", "d6")[0])
+
+
+def test_few_images_are_warned_about(tiny_classifier: Tiny, digit_images: Digits) -> None:
+    learner = tiny_classifier(epochs=1).fit(*some_digits(digit_images, "d0", "d1", most=20))
+    assert any("fewer than 20 images" in warning for warning in learner.report_.warnings)
+    assert "Warning: " in str(learner.report_)
+
+
+def test_settings_of_the_first_fit_cannot_change_later(grown: Any, digit_images: Digits) -> None:
+    again = IncrementalClassifier.from_model(grown.model_, device="cpu").set_params(settings={"method.readout": "nmc"})
+    with pytest.raises(UserError, match="was fixed when the model was first fitted"):
+        again.partial_fit(*some_digits(digit_images, "d7", most=40))

@@ -1,0 +1,86 @@
+"""Numbers reach TensorBoard and Weights & Biases (offline); without the extra one sentence says what to install."""
+
+import builtins
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gatf.config import RunConfig
+from gatf.errors import UserError
+from gatf.experiment import start
+from gatf.training.trackers import SINKS, Tracker, open_tracker
+
+
+class Recorder:
+    def __init__(self) -> None:
+        self.written: list[tuple[int, dict[str, float]]] = []
+
+    def write(self, values: dict[str, float], step: int) -> None:
+        self.written.append((step, values))
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_run_as_numbers_over_epochs(tmp_path: Path, tiny_config: Callable[..., RunConfig]) -> None:
+    recorder = Recorder()
+    tracker = Tracker(recorder, tmp_path / "run" / "metrics.jsonl")
+    summary = start(tiny_config("finetune"), tmp_path / "run", (tracker,))
+    assert [step for step, values in recorder.written if "train/ce" in values] == list(range(1, 10))
+    after = [(step, values) for step, values in recorder.written if "accuracy/all so far" in values]
+    assert [step for step, _ in after] == [3, 6, 9]
+    assert after[-1][1]["accuracy/all so far"] == summary["a_last"]
+    assert recorder.written[-1][1]["summary/forgetting"] == summary["forgetting"]
+
+
+def test_a_resumed_run_goes_on_counting(tmp_path: Path) -> None:
+    kept = [{"event": "run_start"}, {"event": "epoch"}, {"event": "epoch"}, {"event": "task"}]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(event) + "\n" for event in kept), encoding="utf-8")
+    recorder = Recorder()
+    tracker = Tracker(recorder, tmp_path / "metrics.jsonl")
+    tracker("run_start", tasks=2, resumed_at=1)
+    tracker("epoch", task=1, phase="train", losses={"ce": 0.5}, lr=0.1)
+    assert recorder.written == [(3, {"train/ce": 0.5, "task": 1, "lr": 0.1})]
+
+
+@pytest.mark.parametrize("name", SINKS)
+def test_a_missing_extra_is_named(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = builtins.__import__
+
+    def refuse(module: str, *args: Any, **kwargs: Any) -> Any:
+        if module.startswith(("torch.utils.tensorboard", "wandb")):
+            raise ImportError(module)
+        return real(module, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", refuse)
+    with pytest.raises(UserError, match=rf"gatf\[{name}\]"):
+        open_tracker(name, tmp_path, {})
+
+
+@pytest.mark.filterwarnings("default")
+def test_tensorboard_files_can_be_read(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    tracker = open_tracker("tensorboard", tmp_path, {"seed": 0})
+    tracker("epoch", task=0, phase="train", losses={"ce": 0.25}, lr=0.1)
+    tracker("task", task=0, seen=90.0, accuracies=[90.0])
+    tracker.close()
+    read = EventAccumulator(str(tmp_path / "tensorboard"))
+    read.Reload()
+    assert read.Scalars("train/ce")[0].value == 0.25
+    assert read.Scalars("accuracy/all_so_far")[0].step == 1
+
+
+@pytest.mark.filterwarnings("default")
+def test_wandb_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    tracker = open_tracker("wandb", tmp_path, {"seed": 0})
+    tracker("epoch", task=0, phase="train", losses={"ce": 0.25}, lr=0.1)
+    tracker.close()
+    assert list(tmp_path.glob("wandb/offline-run-*/*.wandb"))
