@@ -19,7 +19,7 @@ LAYERS = [
     {"learner"},
     {"cli_bench"},
     {"cli_report"},
-    {"doctor"},
+    {"doctor", "catalogue"},
     {"report"},
     {"bench"},
     {"experiment"},

@@ -277,7 +277,16 @@ def test_few_images_are_warned_about(tiny_classifier: Tiny, digit_images: Digits
     assert "Warning: " in str(learner.report_)
 
 
-def test_settings_of_the_first_fit_cannot_change_later(grown: Any, digit_images: Digits) -> None:
-    again = IncrementalClassifier.from_model(grown.model_, device="cpu").set_params(settings={"method.readout": "nmc"})
+@pytest.mark.parametrize("change", [{"settings": {"method.readout": "nmc"}}, {"width": 64}, {"backbone": "resnet18"}])
+def test_settings_of_the_first_fit_cannot_change_later(change: Any, grown: Any, digit_images: Digits) -> None:
+    again = IncrementalClassifier.from_model(grown.model_, device="cpu").set_params(**change)
     with pytest.raises(UserError, match="was fixed when the model was first fitted"):
         again.partial_fit(*some_digits(digit_images, "d7", most=40))
+
+
+def test_settings_are_given_once_and_hold_for_updates(tiny_classifier: Tiny, digit_images: Digits) -> None:
+    settings = {"method.readout": "nmc", "backbone.stem": "3x3", "optimisation.next.lr": 0.05, "method.samples": 100}
+    learner = tiny_classifier(epochs=1, settings=settings).fit(*some_digits(digit_images, "d0", "d1", most=60))
+    learner.partial_fit(*some_digits(digit_images, "d2", most=40))
+    assert learner.model_.config.optimisation.next.lr == 0.05
+    assert learner.model_.method.memory.rule == "nmc"

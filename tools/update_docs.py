@@ -1,7 +1,7 @@
-"""Write the generated parts of the documentation: the map from equations to functions, and tables of results.
+"""Write the generated parts of the documentation.
 
-    python tools/update_docs.py                       docs/paper-map.md
-    python tools/update_docs.py digits runs/bench-digits   also the table between the markers `results:digits`
+    python tools/update_docs.py                            the map from equations to functions, the table of methods
+    python tools/update_docs.py digits runs/bench-digits   also the results between the markers `results:digits`
 """
 
 import ast
@@ -47,6 +47,18 @@ def definitions(tree: ast.Module) -> list[tuple[str, ast.FunctionDef | ast.Class
     return found
 
 
+def method_table() -> str:
+    """A row for every method: its paper, what it trains, what it keeps."""
+    from gatf.catalogue import bytes_kept
+    from gatf.methods import METHODS
+
+    lines = ["| method | paper | trains | keeps for each class | bytes a class |", "|---|---|---|---|---:|"]
+    for name, method in METHODS.items():
+        kept = bytes_kept(name, pooled=512, bottleneck=64)
+        lines.append(f"| `{name}` | {method.paper} | {method.trains} | {method.keeps} | {kept:,} |")
+    return "\n".join(lines) + "\n"
+
+
 def first_sentence(text: str) -> str:
     paragraph = " ".join(text.split("\n\n")[0].split())
     return paragraph.replace("|", "\\|")
@@ -64,6 +76,10 @@ def replace_between(text: str, name: str, content: str) -> str:
 
 def main(arguments: list[str]) -> None:
     (ROOT / "docs" / "paper-map.md").write_text(paper_map(), encoding="utf-8")
+    methods = ROOT / "docs" / "methods.md"
+    methods.write_text(
+        replace_between(methods.read_text(encoding="utf-8"), "methods", method_table()), encoding="utf-8"
+    )
     for name, folder in zip(arguments[::2], arguments[1::2], strict=True):
         table = (Path(folder) / "results.md").read_text(encoding="utf-8")
         for page in (ROOT / "README.md", ROOT / "docs" / "methods.md"):

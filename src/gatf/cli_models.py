@@ -125,9 +125,7 @@ def _answers(
             }
             for place in order[number]
         ]
-        row: dict[str, Any] = {"file": path, "label": labels[number], "probability": best[0]["probability"]}
-        if top > 1:
-            row["top"] = best
+        row = {"file": path, "label": labels[number], "probability": best[0]["probability"], "top": best}
         if certificate:
             row["certified"] = bool(answers.certified[number])
         rows.append(row)
@@ -151,9 +149,8 @@ class _Printer:
                 typer.echo(_csv_line(list(columns)))
             typer.echo(_csv_line(list(columns.values())))
         else:
-            best = row.get("top") or [{"label": row["label"], "probability": row["probability"]}]
-            shown = "  ".join(f"{item['label']} {100 * item['probability']:.1f} %" for item in best)
-            if str(row["label"]) != str(best[0]["label"]):
+            shown = "  ".join(f"{item['label']} {100 * item['probability']:.1f} %" for item in row["top"])
+            if row["label"] != row["top"][0]["label"]:
                 shown = f"{row['label']} (nearest: {shown})"
             certified = {True: "  certified", False: "  not certified", None: ""}[row.get("certified")]
             typer.echo(f"{row['file']}  {shown}{certified}")
@@ -166,7 +163,7 @@ class _Printer:
 
 def _columns(row: dict[str, Any]) -> dict[str, Any]:
     columns = {"file": row["file"], "label": row["label"], "probability": row["probability"]}
-    for place, item in enumerate(row.get("top", [])[1:], start=2):
+    for place, item in enumerate(row["top"][1:], start=2):
         columns |= {f"label{place}": item["label"], f"probability{place}": item["probability"]}
     return columns | ({"certified": row["certified"]} if "certified" in row else {})
 
@@ -206,6 +203,7 @@ def inspect(
     for record in history:
         typer.echo("")
         typer.echo(f"{record.date}  {record}")
+        typer.echo(f"Classes: {', '.join(str(label) for label in (*record.added, *record.revisited))}")
     kept = Store(model).versions()
     if kept:
         typer.echo("")

@@ -5,8 +5,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from gatf.errors import UserError, near_misses
-
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -55,13 +53,8 @@ def trackers(names: list[str], folder: Path, config: Any) -> list["Tracker"]:
     """The dashboards a run was asked to log to; `config` is None for a run that goes on."""
     if not names:
         return []
-    from gatf.training.trackers import SINKS, open_tracker
+    from gatf.training.trackers import open_tracker
 
-    for name in names:
-        if name not in SINKS:
-            raise UserError(f"--track knows no '{name}'{near_misses(name, SINKS)}")
-    if config is not None and (folder / "config.yaml").exists():
-        return []  # the run will be refused
     values = config.model_dump(mode="json") if config is not None else {}
     return [open_tracker(name, folder, values) for name in names]
 

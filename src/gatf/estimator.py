@@ -48,7 +48,8 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):
         known classes need one that keeps Gaussians: gatf or adagauss.
     backbone, width, feature_dim, image_size, augment : default "auto"
         The network, its width, the dimension of its features, the side of the images it gets (files and PIL images
-        only), and what is done to training images. "auto" chooses from the first images; they cannot change later.
+        only), and what is done to training images. "auto" chooses from the first images; all but `augment` are then
+        fixed.
     epochs, batch_size : int or "auto"
         Of each fit or partial_fit; "auto" chooses from the number of images.
     held_out : float, default 0.1
@@ -144,18 +145,12 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):
             if not isinstance(value, str) or value != "auto":
                 overrides |= dict.fromkeys(path, value)
         if model is not None:
-            fixed = {path for name in FIXED for path in PATHS[name]} | set(self._fixed_settings())
-            overrides = {path: value for path, value in overrides.items() if path not in fixed}
             config = defaults.next_config(model.config, images=len(given), overrides=overrides)
             return config.model_copy(update={"device": self.device, "seed": model.config.seed})
         return defaults.first_config(
             method=self.method, shape=self._shape(given), images=len(given), device=self.device, seed=self._seed(),
             overrides=overrides,
         )  # fmt: skip
-
-    def _fixed_settings(self) -> list[str]:
-        """Settings of the first fit, which an update has no say in."""
-        return [path for path in self.settings or {} if path.split(".")[0] in ("backbone", "data")]
 
     def _shape(self, given: Given) -> tuple[int, int, int]:
         if self.image_size == "auto":
@@ -303,8 +298,6 @@ PATHS = {
     "batch_size": ("optimisation.first.batch_size", "optimisation.next.batch_size"),
 }
 """Parameters and the settings they stand for."""
-FIXED = ("backbone", "width", "feature_dim", "augment")
-"""Parameters that only the first fit looks at."""
 
 
 def _features(looks: Looks, model: Model) -> torch.Tensor:

@@ -61,7 +61,12 @@ def learn_folder(
         announce(classifier.describe(given))
         with stop_signals() as stopping:
             run = Circumstances(listener, stopping, store.workspace)
-            classifier.learn(given, answers, run)
+            try:
+                classifier.learn(given, answers, run)
+            except BaseException:
+                if not store.has_state():
+                    store.forget_plan()
+                raise
         store.commit(classifier.model_, keep)
         store.forget_plan()
     return Outcome(classifier, resumed, left_out)

@@ -65,7 +65,7 @@ def test_a_mistake_is_named(tmp_path: Path, text: str, words: str) -> None:
 
 
 def test_unknown_rows_and_seeds_are_named() -> None:
-    with pytest.raises(UserError, match="has no method 'ewc'"):
-        load_plan("digits", methods="ewc")
+    with pytest.raises(UserError, match="has no method 'gaft'; did you mean 'gatf'"):
+        load_plan("digits", methods="gaft")
     with pytest.raises(UserError, match="--seeds takes numbers"):
         load_plan("digits", seeds="a")

@@ -74,14 +74,14 @@ def test_a_stopped_bench_goes_on(plan: Plan, tmp_path: Path) -> None:
 
 
 def test_a_killed_process_is_done_again(plan: Plan, tmp_path: Path) -> None:
-    """Two at a time; the first one started is killed with SIGKILL once it has written an event."""
+    """Two at a time; the first one started is killed with SIGKILL."""
     folder = tmp_path / "out"
     executor = Processes(2, threads=1)
     killed = []
 
     def kill_one() -> None:
         victim = plan.runs[0].name
-        while victim not in executor._running or not (folder / victim / "metrics.jsonl").exists():
+        while victim not in executor._running:
             time.sleep(0.01)
         process = executor._running[victim][1]
         process.send_signal(signal.SIGKILL)

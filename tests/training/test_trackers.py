@@ -1,16 +1,15 @@
 """Numbers reach TensorBoard and Weights & Biases (offline); without the extra one sentence says what to install."""
 
-import builtins
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from gatf.config import RunConfig
 from gatf.errors import UserError
 from gatf.experiment import start
+from gatf.training import trackers
 from gatf.training.trackers import SINKS, Tracker, open_tracker
 
 
@@ -27,7 +26,7 @@ class Recorder:
 
 def test_a_run_as_numbers_over_epochs(tmp_path: Path, tiny_config: Callable[..., RunConfig]) -> None:
     recorder = Recorder()
-    tracker = Tracker(recorder, tmp_path / "run" / "metrics.jsonl")
+    tracker = Tracker(lambda: recorder, tmp_path / "run" / "metrics.jsonl")
     summary = start(tiny_config("finetune"), tmp_path / "run", (tracker,))
     assert [step for step, values in recorder.written if "train/ce" in values] == list(range(1, 10))
     after = [(step, values) for step, values in recorder.written if "accuracy/all so far" in values]
@@ -40,7 +39,7 @@ def test_a_resumed_run_goes_on_counting(tmp_path: Path) -> None:
     kept = [{"event": "run_start"}, {"event": "epoch"}, {"event": "epoch"}, {"event": "task"}]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(event) + "\n" for event in kept), encoding="utf-8")
     recorder = Recorder()
-    tracker = Tracker(recorder, tmp_path / "metrics.jsonl")
+    tracker = Tracker(lambda: recorder, tmp_path / "metrics.jsonl")
     tracker("run_start", tasks=2, resumed_at=1)
     tracker("epoch", task=1, phase="train", losses={"ce": 0.5}, lr=0.1)
     assert recorder.written == [(3, {"train/ce": 0.5, "task": 1, "lr": 0.1})]
@@ -48,16 +47,18 @@ def test_a_resumed_run_goes_on_counting(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", SINKS)
 def test_a_missing_extra_is_named(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = builtins.__import__
-
-    def refuse(module: str, *args: Any, **kwargs: Any) -> Any:
-        if module.startswith(("torch.utils.tensorboard", "wandb")):
-            raise ImportError(module)
-        return real(module, *args, **kwargs)
-
-    monkeypatch.setattr(builtins, "__import__", refuse)
+    monkeypatch.setattr(trackers, "find_spec", lambda module: None)
     with pytest.raises(UserError, match=rf"gatf\[{name}\]"):
         open_tracker(name, tmp_path, {})
+
+
+def test_an_unknown_one_is_named_and_nothing_is_written_before_the_run_begins(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="knows no 'tensorbord'; did you mean 'tensorboard'"):
+        open_tracker("tensorbord", tmp_path, {})
+    opened: list[Recorder] = []
+    tracker = Tracker(lambda: opened.append(Recorder()) or opened[0], tmp_path / "metrics.jsonl")
+    tracker.close()
+    assert not opened
 
 
 @pytest.mark.filterwarnings("default")

@@ -17,6 +17,7 @@ from typing import Any
 from gatf.artifact import container, model_file
 from gatf.errors import UserError
 from gatf.learner.model import Model
+from gatf.learner.update import STATE
 
 PLAN = "plan.json"
 
@@ -93,6 +94,10 @@ class Store:
             )
         container.replace_file(file, [json.dumps(plan, indent=2).encode()])
         return False
+
+    def has_state(self) -> bool:
+        """Whether training got as far as a checkpoint."""
+        return (self.workspace / STATE).is_file()
 
     def forget_plan(self) -> None:
         """Remove the plan and the training's state."""

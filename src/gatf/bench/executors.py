@@ -140,10 +140,11 @@ class RayCluster:
             import ray
         except ImportError:
             raise UserError("--executor ray needs the extra: pip install 'gatf[cluster]'") from None
-        ray.init(address=self.address, ignore_reinit_error=True, log_to_driver=False, include_dashboard=False)
-        task: Any = ray.remote(
-            num_cpus=self.cpus, num_gpus=self.gpus, max_retries=self.retries, retry_exceptions=False
-        )(run_job)  # fmt: skip
+        if not ray.is_initialized():
+            here = {"include_dashboard": False} if self.address is None else {}
+            ray.init(address=self.address, log_to_driver=False, **here)
+        options = {"num_cpus": self.cpus, "num_gpus": self.gpus, "max_retries": self.retries}
+        task: Any = ray.remote(**options)(run_job)
         root = folder.resolve()
         running = {task.remote(str(root / run.name), int(self.cpus)): run for run in jobs}
         for run in jobs:

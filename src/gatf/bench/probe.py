@@ -9,6 +9,7 @@ from typing import Any
 from gatf import experiment
 from gatf.bench.plan import Plan, PlannedRun
 from gatf.config import RunConfig, validated
+from gatf.data.loader import TaskInfo
 from gatf.errors import UserError
 
 PROBE_EPOCHS = 2
@@ -48,33 +49,50 @@ def seconds_of(config: RunConfig) -> float:
     """
     whole = experiment.Experiment(config)
     images = [whole.task_info(task).images for task in range(len(whole.scenario))]
-    with tempfile.TemporaryDirectory() as folder:
-        experiment.start(shortened(config, max(whole.scenario.task_sizes)), Path(folder) / "probe")
-        lines = (Path(folder) / "probe" / experiment.EVENTS).read_text(encoding="utf-8").splitlines()
-        events = [json.loads(line) for line in lines]
-        summary = json.loads((Path(folder) / "probe" / experiment.SUMMARY).read_text(encoding="utf-8"))
+    probe = experiment.Experiment(shortened(config, max(whole.scenario.task_sizes)))
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / experiment.CHECKPOINTS).mkdir()
+        summary = probe.run(folder, ())
+        lines = (folder / experiment.EVENTS).read_text(encoding="utf-8").splitlines()
+    phases = [_phases([json.loads(line) for line in lines], task) for task in range(len(summary["seconds"]))]
+    scale = config.optimisation.first.epochs / PROBE_EPOCHS
+    epochs = [{one.name: one.epochs * scale for one in phases[0]}, _epochs_later(probe, config)]
     total = 0.0
     for task, count in enumerate(images):
-        like = min(task, len(summary["seconds"]) - 1)
-        epochs = _stage(config, task, whole.method.exemplar_free).epochs
-        rate, training = _seconds_an_image(events, like)
-        total += rate * count * epochs / PROBE_EPOCHS + max(summary["seconds"][like] - training, 0.0)
+        like = min(task, len(phases) - 1)
+        total += sum(one.an_image * count * epochs[like].get(one.name, 0.0) for one in phases[like])
+        total += max(summary["seconds"][like] - sum(one.training for one in phases[like]), 0.0)
     return total
 
 
-def _stage(config: RunConfig, task: int, exemplar_free: bool) -> Any:
-    """`joint` trains every task like the first."""
-    return config.optimisation.stage(task if exemplar_free else 0)
+@dataclass(frozen=True)
+class _TimedPhase:
+    name: str
+    epochs: int
+    an_image: float
+    """Seconds an image and epoch, of the last epoch: the first warms up."""
+    training: float
+    """Seconds of all its epochs."""
 
 
-def _seconds_an_image(events: list[dict[str, Any]], task: int) -> tuple[float, float]:
-    """Seconds of an image in all epochs of the probe's task, its last epochs counted twice for the first, which warms
-    up; and seconds of training in the probe."""
+def _phases(events: list[dict[str, Any]], task: int) -> list[_TimedPhase]:
+    """What the probe's task was made of."""
     images = next(event["images"] for event in events if event["event"] == "task_start" and event["task"] == task)
-    epochs = [event for event in events if event["event"] == "epoch" and event["task"] == task]
-    last = {event["phase"]: event["seconds"] for event in epochs}
-    steady = sum(last[event["phase"]] for event in epochs)
-    return steady / images, sum(event["seconds"] for event in epochs)
+    seconds: dict[str, list[float]] = {}
+    for event in events:
+        if event["event"] == "epoch" and event["task"] == task:
+            seconds.setdefault(event["phase"], []).append(event["seconds"])
+    return [_TimedPhase(name, len(each), each[-1] / images, sum(each)) for name, each in seconds.items()]
+
+
+def _epochs_later(probe: experiment.Experiment, config: RunConfig) -> dict[str, float]:
+    """Epochs of every phase of a later task under the whole run's settings, asked of the method after the probe."""
+    last = probe.task_info(len(probe.scenario) - 1)
+    following = TaskInfo(last.index + 1, last.seen, last.new, last.images)
+    probe.method.optimisation = config.optimisation
+    probe.method.begin_task(following)
+    return {phase.name: float(phase.stage.epochs) for phase in probe.method.phases(following)}
 
 
 def shortened(config: RunConfig, classes: int) -> RunConfig:

@@ -47,18 +47,26 @@ def first_config(
 def next_config(config: RunConfig, *, images: int, overrides: Mapping[str, Any]) -> RunConfig:
     """The settings of a later update: as before, with epochs and batch chosen for its number of images.
 
-    What the model is made of cannot change any more.
+    What the model is made of cannot change any more: overrides of it must say what is.
     """
-    for path in overrides:
-        if path.split(".")[0] in ("backbone", "data", "scenario") or path in ("method.name", "method.readout"):
-            raise UserError(f"'{path}' was fixed when the model was first fitted and cannot change in an update")
     base = config.model_dump(mode="json")
+    for path, value in overrides.items():
+        fixed = path.split(".")[0] in ("backbone", "scenario") or path in ("method.name", "method.readout")
+        if fixed and value != _at(base, path):
+            raise UserError(f"'{path}' was fixed when the model was first fitted and cannot change in an update")
     kept = base["optimisation"]["next"]
     chosen = stage(images, config.backbone.bottleneck or 0, first=False)
     kept |= {name: chosen[name] for name in ("epochs", "batch_size")}
     if config.method.name == "gatf":
         base["method"]["refresh"] = refresh(images)
     return load_config(base, method=config.method.name, overrides=dict(overrides))
+
+
+def _at(values: Any, path: str) -> Any:
+    """The value a dotted path leads to; None where it leads nowhere."""
+    for part in path.split("."):
+        values = values.get(part) if isinstance(values, dict) else None
+    return values
 
 
 def width(images: int) -> int:

@@ -37,6 +37,8 @@ from gatf.training.task import Resumed, train_task
 DISTANCES_PER_CLASS = 50
 """Held-out distances kept for each class of an update, at most."""
 CHECKPOINTS_PER_PHASE = 10
+STATE = "state.safetensors"
+"""The checkpoint's name in its folder."""
 TAIL = 0.9
 """The quantile of distances that is compared: thresholds lie in the upper tail."""
 
@@ -181,12 +183,12 @@ class _Update:
         tensors |= {f"sums.{name}": value for name, value in position.sums.items()}
         tensors |= checkpoint.flatten_optimiser(optimiser)
         meta = {"phase": phase, "epoch": position.epoch, "step": position.step}
-        checkpoint.save(self.run.checkpoints / "state.safetensors", tensors, meta)
+        checkpoint.save(self.run.checkpoints / STATE, tensors, meta)
 
     def _resume(self) -> Resumed | None:
-        if self.run.checkpoints is None or not (self.run.checkpoints / "state.safetensors").is_file():
+        if self.run.checkpoints is None or not (self.run.checkpoints / STATE).is_file():
             return None
-        tensors, meta = checkpoint.load(self.run.checkpoints / "state.safetensors")
+        tensors, meta = checkpoint.load(self.run.checkpoints / STATE)
         self.method.begin_task(self.data.info)
         self.method.load_state_dict(_under(tensors, "method."))
         return Resumed(meta["phase"], Position(meta["epoch"], meta["step"], _under(tensors, "sums.")), tensors)

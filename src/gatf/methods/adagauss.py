@@ -63,6 +63,9 @@ class AdaGauss(Method):
     Config = AdaGaussConfig
     keeps_gaussians_only = True
     summary = "class Gaussians carried by an adapter fitted after each task (NeurIPS 2024)"
+    paper = "Rypeść et al., Task-recency bias strikes back, NeurIPS 2024"
+    keeps = "mean and covariance of each class in the bottleneck space"
+    trains = "backbone and projector, then an adapter old → new"
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)

@@ -185,6 +185,9 @@ class ADC(Method):
     name = "adc"
     Config = ADCConfig
     summary = "prototypes moved by the drift of adversarially resurrected classes (CVPR 2024)"
+    paper = "Goswami et al., Resurrecting Old Classes with New Data, CVPR 2024"
+    keeps = "a prototype of each class"
+    trains = "backbone and cosine head (LwF)"
     defaults: ClassVar[dict[str, Any]] = {"backbone": {"bottleneck": None}, "optimisation": LWF_OPTIMISATION}
 
     def __init__(self, *args: Any) -> None:

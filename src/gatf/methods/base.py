@@ -34,6 +34,12 @@ class Method(nn.Module, ABC):
     Config: ClassVar[type[MethodConfig]]
     summary: ClassVar[str]
     """One line for `gatf methods`."""
+    paper: ClassVar[str]
+    """Who proposed it, in which paper."""
+    keeps: ClassVar[str]
+    """What it keeps for each class."""
+    trains: ClassVar[str]
+    """What it trains in a task."""
     exemplar_free: ClassVar[bool] = True
     """Only `joint` says False, and is then handed the data of all tasks so far."""
     defaults: ClassVar[dict[str, Any]] = {}

@@ -159,6 +159,9 @@ class DPCR(Method):
     name = "dpcr"
     Config = DPCRConfig
     summary = "Gram matrices follow the drift by two projections; ridge regression classifies (ICML 2025)"
+    paper = "He et al., Semantic Shift Estimation via Dual-Projection and Classifier Reconstruction, ICML 2025"
+    keeps = "mean, Gram matrix and count of each class"
+    trains = "backbone and cosine head (LwF); the classifier is solved in closed form"
     defaults: ClassVar[dict[str, Any]] = {"backbone": {"bottleneck": None}, "optimisation": LWF_OPTIMISATION}
 
     def __init__(self, *args: Any) -> None:

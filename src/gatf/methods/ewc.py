@@ -157,6 +157,9 @@ class EWC(Method):
     name = "ewc"
     Config = EWCConfig
     summary = "ties each weight to its last value by its Fisher information (PNAS 2017)"
+    paper = "Kirkpatrick et al., Overcoming catastrophic forgetting in neural networks, PNAS 2017"
+    keeps = "a row of the linear head; a Fisher value and an anchor for each weight"
+    trains = "backbone and the task's head"
     defaults: ClassVar[dict[str, Any]] = {
         "backbone": {"bottleneck": None},
         "optimisation": {"first": facil_stage(0.1), "next": facil_stage(0.01)},

@@ -149,6 +149,9 @@ class FeCAM(Method):
     name = "fecam"
     Config = FeCAMConfig
     summary = "frozen backbone; Mahalanobis distance with each class's own covariance (NeurIPS 2023)"
+    paper = "Goswami et al., FeCAM: Exploiting the Heterogeneity of Class Distributions, NeurIPS 2023"
+    keeps = "mean and covariance of each class"
+    trains = "backbone at task 0; later nothing"
     defaults: ClassVar[dict[str, Any]] = {
         "backbone": {"bottleneck": None},
         "optimisation": {

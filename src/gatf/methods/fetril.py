@@ -111,6 +111,9 @@ class FeTrIL(Method):
     name = "fetril"
     Config = FeTrILConfig
     summary = "frozen backbone; new features, translated to old class means, train a linear classifier (WACV 2023)"
+    paper = "Petit et al., FeTrIL: Feature Translation for Exemplar-Free Class-Incremental Learning, WACV 2023"
+    keeps = "the mean of each class"
+    trains = "backbone at task 0; later only a linear classifier"
     defaults: ClassVar[dict[str, Any]] = {
         "backbone": {"bottleneck": None},
         "optimisation": {

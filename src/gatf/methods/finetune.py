@@ -19,6 +19,9 @@ class Finetune(Method):
     name = "finetune"
     Config = FinetuneConfig
     summary = "cross-entropy on the new classes only: the floor"
+    paper = "no paper: the floor"
+    keeps = "a row of the linear head"
+    trains = "backbone and the task's head"
     defaults: ClassVar[dict[str, Any]] = {"backbone": {"bottleneck": None}}
 
     def __init__(self, *args: Any) -> None:

@@ -141,6 +141,9 @@ class GATF(Method):
     Config = GATFConfig
     keeps_gaussians_only = True
     summary = "Gaussians carried by an analytic anchor plus residual, trained with the backbone (ECCV 2026)"
+    paper = "Xu & Krawczyk, Geometry-Anchored Transport Framework for EFCIL, ECCV 2026"
+    keeps = "mean and covariance of each class in the bottleneck space"
+    trains = "backbone, the map old → new (residual on an analytic anchor) and its inverse, all at once"
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)

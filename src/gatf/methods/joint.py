@@ -20,6 +20,9 @@ class Joint(Method):
     name = "joint"
     Config = JointConfig
     summary = "all images of all tasks so far, from scratch each time: the ceiling (not exemplar-free)"
+    paper = "no paper: the ceiling"
+    keeps = "a row of the linear head, and all images"
+    trains = "a fresh backbone and head on all classes so far"
     exemplar_free = False
     defaults: ClassVar[dict[str, Any]] = {"backbone": {"bottleneck": None}}
 

@@ -150,6 +150,12 @@ class LDC(Method):
     name = "ldc"
     Config = LDCConfig
     summary = "prototypes carried by a linear map fitted on current images (ECCV 2024)"
+    paper = (
+        "Gomez-Villa et al., Exemplar-free Continual Representation Learning via "
+        "Learnable Drift Compensation, ECCV 2024"
+    )
+    keeps = "a prototype of each class"
+    trains = "backbone and cosine head (LwF), then a linear projector old → new"
     defaults: ClassVar[dict[str, Any]] = {"backbone": {"bottleneck": None}, "optimisation": LWF_OPTIMISATION}
 
     def __init__(self, *args: Any) -> None:

@@ -57,6 +57,9 @@ class LwF(Method):
     name = "lwf"
     Config = LwFConfig
     summary = "distils the old classes' logits from the last network (ECCV 2016)"
+    paper = "Li & Hoiem, Learning without Forgetting, ECCV 2016"
+    keeps = "a row of the linear head"
+    trains = "backbone and the task's head"
     defaults: ClassVar[dict[str, Any]] = {
         "backbone": {"bottleneck": None},
         "optimisation": {"first": facil_stage(0.1), "next": facil_stage(0.1)},

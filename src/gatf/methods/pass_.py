@@ -94,6 +94,9 @@ class PASS(Method):
     name = "pass"
     Config = PASSConfig
     summary = "noisy prototypes, rotations as classes, feature distillation (CVPR 2021)"
+    paper = "Zhu et al., Prototype Augmentation and Self-Supervision for Incremental Learning, CVPR 2021"
+    keeps = "a prototype of each class and four rows of the head"
+    trains = "backbone and the whole head"
     defaults: ClassVar[dict[str, Any]] = {
         "backbone": {"bottleneck": None},
         "optimisation": {

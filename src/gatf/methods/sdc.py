@@ -80,6 +80,9 @@ class SDC(Method):
     name = "sdc"
     Config = SDCConfig
     summary = "prototypes moved by the drift of nearby current images (CVPR 2020)"
+    paper = "Yu et al., Semantic Drift Compensation for Class-Incremental Learning, CVPR 2020"
+    keeps = "a prototype of each class"
+    trains = "backbone and cosine head (LwF)"
     defaults: ClassVar[dict[str, Any]] = {"backbone": {"bottleneck": None}, "optimisation": LWF_OPTIMISATION}
 
     def __init__(self, *args: Any) -> None:

@@ -155,17 +155,20 @@ def margin_densities(runs: Sequence[Run]) -> Figure:
     axes.set_xlim(-4, 4)
     axes.set_xlabel("margin, in medians (left of 0: wrong)")
     axes.set_title("density of the margin of old images", loc="left", color=MUTED)
-    axes.legend(frameon=False, loc="upper left", fontsize=8.5, labelcolor=MUTED, handlelength=1.6)
+    if len(styles) > 1:
+        axes.legend(frameon=False, loc="upper left", fontsize=8.5, labelcolor=MUTED, handlelength=1.6)
     return figure
 
 
 @styled
-def error_over_tasks(runs: Sequence[Run], column: str, label: str, log: bool = False) -> Figure:
-    """An error of the stored Gaussians of old classes, mean over classes, after every task."""
+def error_over_tasks(runs: Sequence[Run], column: str, label: str) -> Figure:
+    """An error of the stored Gaussians of old classes, mean over classes, after every task; logarithmic where methods
+    differ by more than a factor of thirty."""
     figure, axes = new_figure(3.0)
     found = curves(runs, "errors", "after_task", column, lambda row: row["past_task"] < row["after_task"])
     shifted = {row: (places + 1, mean, std) for row, (places, mean, std) in found.items()}
-    draw_curves(axes, shifted, line_styles(by_row(runs)), log=log)
+    means = np.concatenate([mean for _, mean, _ in shifted.values()])
+    draw_curves(axes, shifted, line_styles(by_row(runs)), log=bool(means.min() > 0 and means.max() > 30 * means.min()))
     axes.set_xticks(whole_ticks(2, int(max(places[-1] for places, _, _ in shifted.values()))))
     axes.set_xlabel("tasks learnt")
     axes.set_title(label, loc="left", color=MUTED)

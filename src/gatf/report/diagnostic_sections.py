@@ -31,7 +31,7 @@ def diagnostic_figures(runs: Sequence[Run], prefix: str = "") -> list[FigureSpec
                              "distance of stored from true mean, old classes"))  # fmt: skip
     if with_covs:
         specs.append(_errors(with_covs, prefix, "symmetric_kl", "kl", "Gaussians after transport",
-                             "symmetric KL of stored and true Gaussian", log=True))  # fmt: skip
+                             "symmetric KL of stored and true Gaussian"))  # fmt: skip
     if tail:
         specs.append(_tail(tail, prefix))
     if margins:
@@ -121,9 +121,7 @@ def _drift(runs: Sequence[Run], prefix: str) -> FigureSpec:
     )  # fmt: skip
 
 
-def _errors(
-    runs: Sequence[Run], prefix: str, column: str, name: str, title: str, label: str, log: bool = False
-) -> FigureSpec:
+def _errors(runs: Sequence[Run], prefix: str, column: str, name: str, title: str, label: str) -> FigureSpec:
     ends = at_the_end(runs, "errors", column)
     best, worst = best_and_worst(ends)
     compared = "" if len(ends) == 1 else f", against {ends[worst]:.3g} of {worst}"
@@ -131,7 +129,7 @@ def _errors(
         f"{prefix}{name}", title,
         f"Low is good: after the last task {best} is at {ends[best]:.3g}{compared}.",
         f"Line chart of the {label}, after each task. At the end: {told(ends)}.",
-        lambda: plots.error_over_tasks(runs, column, label, log), group=WHY,
+        lambda: plots.error_over_tasks(runs, column, label), group=WHY,
     )  # fmt: skip
 
 

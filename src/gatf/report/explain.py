@@ -134,12 +134,12 @@ class FewPairs:
     errors: dict[str, np.ndarray]
 
 
-def few_pairs(*, dim: int = 16, pairs: int = 24, draws: int = 60, seed: int = 0) -> FewPairs:
+def few_pairs(*, dim: int = 16, pairs: int = 24, draws: int = 30, seed: int = 0) -> FewPairs:
     """Old features with variances falling from 1 to 0.01, moved by a random map with some noise; E‖P x − y‖²_{Σ_n⁻¹}/S
     of fresh pairs, mean over draws of the `pairs` that the maps are estimated from."""
     generator = torch.Generator().manual_seed(seed)
     scales = torch.logspace(0, -1, dim, dtype=torch.float64)
-    ridges = np.logspace(-4, 1, 26)
+    ridges = np.logspace(-4, 1, 21)
     totals = {name: np.zeros(len(ridges)) for name in STYLES}
     for _ in range(draws):
         old = torch.randn(pairs, dim, generator=generator, dtype=torch.float64) * scales

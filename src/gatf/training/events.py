@@ -71,6 +71,8 @@ class LiveDisplay:
             self._training_seconds += time.monotonic() - self._started
             row = "  ".join(f"{accuracy:5.1f}" for accuracy in fields["accuracies"])
             self._print(f"task {fields['task'] + 1}/{self._tasks}  seen {fields['seen']:5.1f} %   by task: {row}")
+        elif kind == "warning":
+            self._print(f"note: {fields['text']}")
         elif kind == "notice" and (fields.get("jittered") or fields.get("clipped")):
             self._print(f"note: {fields['jittered']:.0f} covariances jittered, {fields['clipped']:.0f} clipped")
         if self._live is not None:

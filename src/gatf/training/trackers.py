@@ -5,10 +5,11 @@ Both are extras and are imported when asked for; metrics.jsonl is written in any
 
 import json
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
-from gatf.errors import UserError
+from gatf.errors import UserError, near_misses
 
 
 class Sink(Protocol):
@@ -22,11 +23,19 @@ class Sink(Protocol):
 class Tracker:
     """A listener that turns a run's events into numbers over epochs, counted over all tasks and phases.
 
-    A resumed run goes on counting where its checkpoint was, from the events the run has kept.
+    The sink is opened when the run begins, so that a run that cannot begin leaves nothing behind. A resumed run goes on
+    counting where its checkpoint was, from the events the run has kept.
     """
 
-    def __init__(self, sink: Sink, events: Path) -> None:
-        self._sink, self._events, self._epochs = sink, events, 0
+    def __init__(self, open_sink: Callable[[], Sink], events: Path) -> None:
+        self._open, self._events, self._epochs = open_sink, events, 0
+        self._opened: Sink | None = None
+
+    @property
+    def _sink(self) -> Sink:
+        if self._opened is None:
+            self._opened = self._open()
+        return self._opened
 
     def __call__(self, kind: str, /, **fields: Any) -> None:
         if kind == "run_start" and fields.get("resumed_at") is not None:
@@ -44,17 +53,16 @@ class Tracker:
             self._sink.write({name: value for name, value in values.items() if value is not None}, self._epochs)
 
     def close(self) -> None:
-        self._sink.close()
+        if self._opened is not None:
+            self._opened.close()
 
 
 class TensorBoardSink:
     """Event files in the run folder: `tensorboard --logdir runs`."""
 
     def __init__(self, folder: Path, config: dict[str, Any]) -> None:
-        try:
-            from torch.utils.tensorboard.writer import SummaryWriter
-        except ImportError:
-            raise UserError("--track tensorboard needs the extra: pip install 'gatf[tensorboard]'") from None
+        from torch.utils.tensorboard.writer import SummaryWriter
+
         self._writer: Any = SummaryWriter(str(folder / "tensorboard"))
         self._writer.add_text("config", "```\n" + json.dumps(config, indent=2) + "\n```")
 
@@ -70,10 +78,8 @@ class WandbSink:
     """A run of the project `gatf`; online, offline or disabled as WANDB_MODE says, files in the run folder."""
 
     def __init__(self, folder: Path, config: dict[str, Any]) -> None:
-        try:
-            import wandb
-        except ImportError:
-            raise UserError("--track wandb needs the extra: pip install 'gatf[wandb]'") from None
+        import wandb
+
         self._run: Any = wandb.init(project="gatf", name=folder.name, dir=str(folder), config=config)
 
     def write(self, values: dict[str, float], step: int) -> None:
@@ -88,5 +94,8 @@ SINKS: dict[str, Callable[[Path, dict[str, Any]], Sink]] = {"tensorboard": Tenso
 
 def open_tracker(name: str, folder: Path, config: dict[str, Any]) -> Tracker:
     """The tracker of that name for the run in a folder."""
-    folder.mkdir(parents=True, exist_ok=True)
-    return Tracker(SINKS[name](folder, config), folder / "metrics.jsonl")
+    if name not in SINKS:
+        raise UserError(f"--track knows no '{name}'{near_misses(name, SINKS)}")
+    if find_spec(name) is None:
+        raise UserError(f"--track {name} needs the extra: pip install 'gatf[{name}]'")
+    return Tracker(lambda: SINKS[name](folder, config), folder / "metrics.jsonl")

@@ -1,0 +1,47 @@
+"""What there is to know of a method before running it."""
+
+from collections.abc import Iterator
+
+from torch import nn
+
+from gatf.config import PER_METHOD, deep_merge, read_recipe, recipe_names
+from gatf.methods import method_class
+from gatf.settings import OptimisationConfig, StageConfig
+
+
+class _Features(nn.Module):
+    """Stands for a backbone of a given feature dimension."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.feature_dim = dim
+        self.weight = nn.Parameter(nn.init.zeros_(nn.Linear(1, 1).weight))
+
+
+def bytes_kept(name: str, *, pooled: int, bottleneck: int) -> int:
+    """Bytes that a method keeps for each class, for features of `bottleneck` or, without one, `pooled` dimensions."""
+    method = method_class(name)
+    narrow = deep_merge({"backbone": {"bottleneck": bottleneck}}, method.defaults)["backbone"]["bottleneck"]
+    dim = pooled if narrow is None else narrow
+    stage = StageConfig(batch_size=dim + 1)
+    optimisation = OptimisationConfig(first=stage, next=stage)
+    return method(method.Config.model_validate({"name": name}), _Features(dim), optimisation, 0).bytes_per_class()
+
+
+def recipes_of(name: str) -> list[str]:
+    """Shipped recipes with settings of the method's own."""
+    return [recipe for recipe in recipe_names() if name in (read_recipe(recipe).get(PER_METHOD) or {})]
+
+
+def describe(name: str, *, pooled: int, bottleneck: int, classes: int) -> Iterator[str]:
+    """Lines for `gatf methods --verbose`."""
+    method = method_class(name)
+    kept = bytes_kept(name, pooled=pooled, bottleneck=bottleneck)
+    yield f"paper    {method.paper}"
+    yield f"keeps    {method.keeps}: {kept:,} bytes a class, {kept * classes:,} for {classes} classes"
+    yield f"trains   {method.trains}"
+    yield f"recipes  {', '.join(recipes_of(name)) or 'none of its own: every recipe runs it with the common settings'}"
+    yield "settings"
+    for field, info in method.Config.model_fields.items():
+        if field != "name":
+            yield f"  {field} = {info.get_default(call_default_factory=True)!r}: {info.description or ''}"

@@ -1,0 +1,84 @@
+"""Diagnostics of real, tiny runs in a report; and what the words say, from tables made by hand."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gatf.config import RunConfig
+from gatf.experiment import start
+from gatf.report.diagnostic_plots import curve, in_tasks
+from gatf.report.diagnostic_sections import at_the_end, diagnostic_figures, diagnostics_table
+from gatf.report.html import write_report
+from gatf.report.load import Run, load_runs
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory, tiny_config: Callable[..., RunConfig]) -> list[Run]:
+    folder = tmp_path_factory.mktemp("runs")
+    for method in ("gatf", "adagauss", "finetune"):
+        start(tiny_config(method, diagnostics=True), folder / method)
+    return load_runs([folder])
+
+
+def test_every_diagnostic_has_its_figure(runs: list[Run], tmp_path: Path) -> None:
+    names = [spec.name for spec in diagnostic_figures(runs)]
+    assert names == [
+        "drift", "mean-error", "kl", "tail", "margins", "spectrum", "plane-adagauss", "plane-finetune", "plane-gatf",
+    ]  # fmt: skip
+    write_report([run.folder for run in runs], tmp_path / "r.html")
+    text = (tmp_path / "r.html").read_text(encoding="utf-8")
+    assert "Why it forgets" in text
+    assert "What is stored of old classes against what is true" in text
+    assert text.count("<figure") == text.count('<svg role="img"') == 2 + 2 * 3 + 9
+
+
+def test_one_run_alone(runs: list[Run], tmp_path: Path) -> None:
+    gatf = next(run for run in runs if run.row == "gatf")
+    write_report([gatf.folder], tmp_path / "r.html")
+    assert 'id="drift"' in (tmp_path / "r.html").read_text(encoding="utf-8")
+
+
+def test_runs_without_diagnostics_have_none(runs: list[Run]) -> None:
+    bare = [Run(run.folder, run.setting, run.row, run.summary, run.config) for run in runs]
+    assert diagnostic_figures(bare) == []
+    assert diagnostics_table(bare) is None
+
+
+def made_up(row: str, seed: int, error: float) -> Run:
+    errors = [
+        {"after_task": 0, "past_task": 0, "mean_l2": 9.0},
+        {"after_task": 1, "past_task": 0, "mean_l2": error},
+        {"after_task": 1, "past_task": 0, "mean_l2": error + 2},
+        {"after_task": 1, "past_task": 1, "mean_l2": 9.0},
+    ]
+    return Run(Path(row), "digits", row, {"method": row, "seed": seed}, {}, {"errors": errors})
+
+
+def test_numbers_at_the_end_are_of_old_classes_and_all_seeds() -> None:
+    runs = [made_up("a", 0, 1.0), made_up("a", 1, 3.0), made_up("b", 0, 7.0)]
+    assert at_the_end(runs, "errors", "mean_l2") == {"a": 3.0, "b": 8.0}
+    table = diagnostics_table(runs)
+    assert table is not None
+    assert [[cell.text for cell in row] for row in table.rows] == [["a", "3", "–", "–", "–"], ["b", "8", "–", "–", "–"]]
+
+
+def test_curves_are_means_within_a_seed_and_over_seeds() -> None:
+    tables = [
+        [{"k": 1, "v": 1.0}, {"k": 1, "v": 3.0}, {"k": 2, "v": 5.0}],
+        [{"k": 1, "v": 4.0}, {"k": 2, "v": 7.0}, {"k": 3, "v": 1.0}],
+    ]
+    found = curve(tables, "k", "v", lambda row: True)
+    assert found is not None
+    places, mean, std = found
+    assert places.tolist() == [1, 2]  # what both have
+    assert mean.tolist() == [3, 6]
+    np.testing.assert_allclose(std, [2**0.5, 2**0.5])
+    assert curve(tables, "k", "v", lambda row: False) is None
+
+
+def test_time_is_counted_in_tasks() -> None:
+    """Whatever the number of epochs of a task."""
+    rows = [{"task": 1, "epoch": 10}, {"task": 1, "epoch": 20}, {"task": 2, "epoch": 25}]
+    assert [row["time"] for row in in_tasks(rows)] == [1.5, 2.0, 3.0]

@@ -1,0 +1,105 @@
+"""A model on disk: one writer, versions, rollback."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gatf.artifact import model_file
+from gatf.artifact.store import Store
+from gatf.errors import UserError
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from gatf.artifact.store import Store
+with Store(Path(sys.argv[1])).writing():
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "shop.gatf")
+
+
+def names(store: Store) -> set[str]:
+    return {file.name for file in store.path.parent.iterdir()}
+
+
+def after(grown: Any, updates: int) -> Any:
+    """The grown model, as if it had so many updates behind it."""
+    from dataclasses import replace
+
+    return replace(grown.model_, history=(*grown.history_[:1], *grown.history_[1:] * updates))
+
+
+def test_a_second_writer_is_refused(store: Store) -> None:
+    refused = pytest.raises(UserError, match="is being updated by another process")
+    with store.writing(), refused, Store(store.path).writing():
+        pass
+    with store.writing():
+        pass
+    assert names(store) == set(), "nothing is left behind"
+
+
+def test_the_lock_goes_with_a_killed_process(store: Store) -> None:
+    holder = subprocess.Popen([sys.executable, "-c", HOLD, str(store.path)], stdout=subprocess.PIPE, text=True)
+    try:
+        assert holder.stdout is not None
+        assert holder.stdout.readline().strip() == "held"
+        with pytest.raises(UserError, match="another process"), store.writing():
+            pass
+    finally:
+        holder.kill()
+        holder.wait()
+        holder.stdout.close()
+    with store.writing():
+        pass
+
+
+def test_versions_are_kept_and_pruned(store: Store, grown: Any) -> None:
+    for updates in range(4):
+        store.commit(after(grown, updates), keep=2)
+    assert store.versions() == [1, 2]
+    assert len(model_file.load(store.path).history) == 4
+    store.commit(after(grown, 4), keep=0)
+    assert names(store) == {"shop.gatf"}
+
+
+def test_rollback_puts_the_version_before_back(store: Store, grown: Any) -> None:
+    for updates in range(3):
+        store.commit(after(grown, updates), keep=2)
+    number, undone = store.rollback()
+    assert number == 1
+    assert len(model_file.load(store.path).history) == 2
+    assert len(model_file.load(undone).history) == 3
+    store.rollback()
+    with pytest.raises(UserError, match="no older version"):
+        store.rollback()
+    assert len(model_file.load(store.path).history) == 1
+
+
+def test_a_damaged_version_does_not_replace_the_model(store: Store, grown: Any) -> None:
+    store.commit(after(grown, 0), keep=1)
+    store.commit(after(grown, 1), keep=1)
+    kept = store.path.with_name("shop.gatf.v0")
+    kept.write_bytes(kept.read_bytes()[:-5])
+    before = store.path.read_bytes()
+    with pytest.raises(UserError, match="damaged"):
+        store.rollback()
+    assert store.path.read_bytes() == before
+
+
+def test_an_interrupted_plan_is_taken_up_or_named(store: Store) -> None:
+    with store.writing():
+        assert store.plan({"images": "january"}, restart=False) is False
+        assert store.plan({"images": "january"}, restart=False) is True
+        with pytest.raises(UserError, match=r"learns january was interrupted.*--restart"):
+            store.plan({"images": "february"}, restart=False)
+        assert store.plan({"images": "february"}, restart=True) is False
+        store.forget_plan()
+    assert names(store) == set()

@@ -1,0 +1,235 @@
+"""learn, predict, inspect, export, rollback as a person types them."""
+
+import csv
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from gatf import cli
+from gatf.artifact import container, model_file
+from gatf.artifact.store import Store
+from gatf.updating import learn_folder
+
+FAST = ["--epochs", "2", "--set", "method.samples=100", "--device", "cpu", "--batch-size", "64"]
+NEW = [*FAST, "--width", "8", "--set", "backbone.bottleneck=8"]
+
+
+@pytest.fixture
+def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
+    """Exit code, output and errors of one command, through the real entry point."""
+
+    def run(*arguments: str | Path) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["gatf", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        told = capsys.readouterr()
+        return int(ended.value.code or 0), told.out, told.err
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory, digit_images: tuple[np.ndarray, np.ndarray]) -> Path:
+    """january/ with two class folders, february/ with a third."""
+    folder = tmp_path_factory.mktemp("photos")
+    images, labels = digit_images
+    for name, month in (("d0", "january"), ("d1", "january"), ("d2", "february")):
+        place = folder / month / name
+        place.mkdir(parents=True)
+        for number, pixels in enumerate(images[labels == name][:40]):
+            Image.fromarray(pixels).save(place / f"{number:02d}.png")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def base(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that learnt january."""
+    path = tmp_path_factory.mktemp("base") / "shop.gatf"
+    settings = {"method.samples": 100, "backbone.bottleneck": 8}
+    learn_folder(path, photos / "january", parameters={"epochs": 8, "width": 8, "device": "cpu", "settings": settings})
+    return path
+
+
+@pytest.fixture
+def shop(base: Path, tmp_path: Path) -> Path:
+    (tmp_path / "shop.gatf").write_bytes(base.read_bytes())
+    return tmp_path / "shop.gatf"
+
+
+def test_learn_creates_then_extends_then_rolls_back(call: Any, photos: Path, tmp_path: Path) -> None:
+    model = tmp_path / "shop.gatf"
+    code, text, _ = call("learn", model, photos / "january", *NEW)
+    assert code == 0
+    assert "8×8 colour images, backbone small (width 8, features 8), method gatf; 80 images, 2 epochs" in text
+    assert "First fit: added 2 classes (d0, d1)" in text
+    code, text, _ = call("learn", model, photos / "february", *FAST)
+    assert code == 0
+    assert "Update 1: added 1 class (d2)" in text
+    assert model_file.load(model).labels == ("d0", "d1", "d2")
+    assert {file.name for file in tmp_path.iterdir()} == {"shop.gatf", "shop.gatf.v0"}
+    code, text, _ = call("rollback", model)
+    assert code == 0
+    assert "as it was after the first fit" in text
+    assert model_file.load(model).labels == ("d0", "d1")
+    code, _, error = call("rollback", model)
+    assert code == 2
+    assert "no older version" in error
+
+
+def test_predict_prints_for_people_and_programs(call: Any, shop: Path, photos: Path) -> None:
+    one, folder = photos / "january" / "d0" / "00.png", photos / "january" / "d1"
+    code, text, _ = call("predict", shop, one, folder)
+    assert code == 0
+    assert len(text.splitlines()) == 41
+    assert text.startswith(f"{one}  d0 ")
+    code, text, _ = call("predict", shop, one, "--json", "--top", "2", "--certificate")
+    (answer,) = json.loads(text)
+    assert answer["file"] == str(one)
+    assert answer["label"] == "d0"
+    assert [item["label"] for item in answer["top"]] == ["d0", "d1"]
+    assert sum(item["probability"] for item in answer["top"]) == pytest.approx(1, abs=1e-5)
+    assert answer["certified"] in (True, False)
+    code, text, _ = call("predict", shop, folder, "--csv", "--top", "2")
+    rows = list(csv.DictReader(io.StringIO(text)))
+    assert len(rows) == 40
+    assert set(rows[0]) == {"file", "label", "probability", "label2", "probability2"}
+    code, text, _ = call("predict", shop, one, "--certificate")
+    assert "certified" in text
+
+
+def test_predict_says_unknown(call: Any, shop: Path, photos: Path) -> None:
+    code, text, _ = call("predict", shop, photos / "january", "--unknown", "0.5")
+    assert code == 0
+    assert 5 < text.count("unknown (nearest: d") < 75, "half of the known images may be rejected, and only half"
+
+
+def test_inspect_tells_everything(call: Any, shop: Path) -> None:
+    code, text, _ = call("inspect", shop)
+    assert code == 0
+    for words in (
+        "2 classes",
+        "8×8 colour",
+        "network: small, width 8",
+        "bytes a class",
+        "First fit: added",
+        "kept back",
+    ):
+        assert words in text
+    code, text, _ = call("inspect", shop, "--json")
+    assert json.loads(text)["labels"] == ["d0", "d1"]
+
+
+def test_export_writes_onnx(call: Any, shop: Path, tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime", reason="the extra 'onnx' is not installed")
+    code, text, _ = call("export", shop, tmp_path / "shop.onnx")
+    assert code == 0
+    assert "onnxruntime gives the same answers" in text
+    assert (tmp_path / "shop.onnx").stat().st_size > 1000
+
+
+def test_mistakes_are_one_sentence_and_lose_nothing(call: Any, shop: Path, photos: Path, tmp_path: Path) -> None:
+    before = shop.read_bytes()
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "bad" / "d3").mkdir(parents=True)
+    (tmp_path / "bad" / "d3" / "broken.png").write_bytes(b"not a picture")
+    (tmp_path / "not.gatf").write_bytes(b"PK\x03\x04 and more")
+    month = photos / "january"
+    for arguments, words in (
+        (["learn", shop, tmp_path / "empty"], "has no class folders"),
+        (["learn", shop, tmp_path / "nowhere"], "there is no folder"),
+        (["learn", shop, tmp_path / "bad"], "broken.png cannot be decoded"),
+        (["learn", shop, tmp_path / "bad", "--skip-bad"], "no image that can be decoded"),
+        (["learn", shop, month, "--method", "ewc"], "was fixed when it was made"),
+        (["learn", shop, month, "--set", "method.rige=1"], "did you mean 'ridge'"),
+        (["learn", tmp_path / "not.gatf", month], "zip archive"),
+        (["learn", tmp_path / "new.gatf", tmp_path / "one"], "at least two classes"),
+        (["predict", shop, tmp_path / "nowhere.png"], "there is no image"),
+        (["predict", shop, tmp_path / "empty"], "holds no images"),
+        (["predict", tmp_path / "not.gatf", month], "zip archive"),
+        (["predict", shop, month, "--json", "--csv"], "choose one"),
+        (["inspect", tmp_path / "nowhere.gatf"], "there is no model"),
+        (["rollback", tmp_path / "nowhere" / "shop.gatf"], "no older version"),
+    ):
+        if arguments[2:] == [tmp_path / "one"]:
+            (tmp_path / "one" / "d9").mkdir(parents=True)
+            Image.new("RGB", (8, 8)).save(tmp_path / "one" / "d9" / "a.png")
+        code, _, error = call(*arguments)
+        assert code == 2, arguments
+        assert words in error, arguments
+        assert len(error.strip().splitlines()) == 1
+    assert shop.read_bytes() == before
+    assert not (tmp_path / "new.gatf").exists()
+    code, text, _ = call("predict", shop, tmp_path / "bad", photos / "january" / "d0" / "00.png", "--skip-bad")
+    assert code == 0
+    assert len(text.splitlines()) == 1
+
+
+def test_learn_is_refused_while_another_learns(call: Any, shop: Path, photos: Path) -> None:
+    with Store(shop).writing():
+        code, _, error = call("learn", shop, photos / "february")
+    assert code == 2
+    assert "is being updated by another process" in error
+
+
+LONG = {"epochs": 120, "device": "cpu", "held_out": 0.1, "settings": {"method.samples": 100}}
+LONG_OPTIONS = ["--epochs", "120", "--device", "cpu", "--set", "method.samples=100"]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(base: Path, photos: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
+    """What a learn gives that nobody stops."""
+    path = tmp_path_factory.mktemp("undisturbed") / "shop.gatf"
+    path.write_bytes(base.read_bytes())
+    learn_folder(path, photos / "february", parameters=LONG)
+    return container.read(path)[0]
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_a_killed_learn_leaves_the_model_and_goes_on(
+    how: signal.Signals, call: Any, shop: Path, photos: Path, undisturbed: dict[str, torch.Tensor]
+) -> None:
+    """A real process and a real signal in the middle of training; the same command then ends as if nothing had been."""
+    before = shop.read_bytes()
+    state = shop.with_name("shop.gatf.learning") / "state.safetensors"
+    command = [sys.executable, "-m", "gatf", "learn", shop, photos / "february", *LONG_OPTIONS]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen([*map(str, command)], env=environment, stdout=subprocess.PIPE, text=True) as process:
+        deadline = time.monotonic() + 60
+        while not state.exists() and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.005)
+        process.send_signal(how)
+        told = process.communicate()[0]
+    assert state.exists(), "it was over before it could be stopped"
+    assert shop.read_bytes() == before
+    if how == signal.SIGINT:
+        assert process.returncode == 130
+        assert "the same command goes on" in told
+    code, _, error = call("learn", shop, photos / "january")
+    assert code == 2
+    assert "was interrupted" in error
+    assert learn_folder(shop, photos / "february", parameters=LONG).resumed
+    assert not state.parent.exists()
+    found = container.read(shop)[0]
+    assert found.keys() == undisturbed.keys()
+    for name in found:
+        assert torch.equal(found[name], undisturbed[name]), name
+
+
+def test_help_is_quick_and_imports_nothing_heavy() -> None:
+    script = (
+        "import sys; from typer.testing import CliRunner; from gatf.cli import app; "
+        "assert CliRunner().invoke(app, ['learn', '--help']).exit_code == 0; "
+        "assert not {'torch', 'sklearn', 'numpy', 'PIL'} & set(sys.modules), set(sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
