@@ -77,7 +77,12 @@ def test_release_preset_fills_in_what_the_user_did_not_say() -> None:
 
 
 def test_set_values_are_yaml() -> None:
-    assert parse_overrides(["a.b=1e-2", "c=[1, 2]", "d=null", "e=x"]) == {"a.b": "1e-2", "c": [1, 2], "d": None, "e": "x"}
+    assert parse_overrides(["a.b=1e-2", "c=[1, 2]", "d=null", "e=x"]) == {
+        "a.b": "1e-2",
+        "c": [1, 2],
+        "d": None,
+        "e": "x",
+    }
     assert load_config("digits", overrides=parse_overrides(["method.ridge=1e-2"])).method.ridge == 0.01
     with pytest.raises(UserError, match="path=value"):
         parse_overrides(["method.ridge"])

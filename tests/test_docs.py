@@ -16,7 +16,9 @@ def test_the_paper_map_is_up_to_date() -> None:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    assert (ROOT / "docs" / "paper-map.md").read_text(encoding="utf-8") == module.paper_map(), "run tools/update_docs.py"
+    assert (ROOT / "docs" / "paper-map.md").read_text(encoding="utf-8") == module.paper_map(), (
+        "run tools/update_docs.py"
+    )
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

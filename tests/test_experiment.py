@@ -71,12 +71,20 @@ def test_the_saved_config_repeats_the_run(whole: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("moment", [0, 1])
-def test_a_run_killed_at_a_random_moment_resumes_to_the_same_bits(
-    whole: Path, tmp_path: Path, moment: int
-) -> None:
+def test_a_run_killed_at_a_random_moment_resumes_to_the_same_bits(whole: Path, tmp_path: Path, moment: int) -> None:
     """A real process, a real SIGKILL: early (in the first task) and late (in a later one), at a random delay."""
     folder = tmp_path / "killed"
-    command = [sys.executable, "-m", "gatf", "run", "--quiet", "--recipe", str(whole / "config.yaml"), "--out", str(folder)]
+    command = [
+        sys.executable,
+        "-m",
+        "gatf",
+        "run",
+        "--quiet",
+        "--recipe",
+        str(whole / "config.yaml"),
+        "--out",
+        str(folder),
+    ]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     events = folder / "metrics.jsonl"

@@ -1,7 +1,7 @@
 """Write the generated parts of the documentation.
 
-    python tools/update_docs.py                            the map from equations to functions, the table of methods
-    python tools/update_docs.py digits runs/bench-digits   also the results between the markers `results:digits`
+python tools/update_docs.py                            the map from equations to functions, the table of methods
+python tools/update_docs.py digits runs/bench-digits   also the results between the markers `results:digits`
 """
 
 import ast

@@ -1,7 +1,7 @@
 """The code of the tutorial "From 5 to 20 classes": a classifier that gains classes, beside one that forgets.
 
-    python docs/examples/five_to_twenty.py                 # a few minutes on one core, draws the picture
-    python docs/examples/five_to_twenty.py --quick         # seconds, for a look (and for the tests)
+python docs/examples/five_to_twenty.py                 # a few minutes on one core, draws the picture
+python docs/examples/five_to_twenty.py --quick         # seconds, for a look (and for the tests)
 """
 
 import argparse

@@ -175,7 +175,8 @@ def data_get(
     data_root: Annotated[str | None, typer.Option(help="Folder to put it in. [default: the cache]")] = None,
     hub: Annotated[str | None, typer.Option(help="Another data set of the hub, of the same columns.")] = None,
     settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="Data settings, e.g. data.label_column=species.")
+        list[str] | None,
+        typer.Option("--set", metavar="PATH=VALUE", help="Data settings, e.g. data.label_column=species."),
     ] = None,
 ) -> None:
     """Fetch a source from the Hugging Face hub."""
@@ -188,8 +189,9 @@ def data_get(
         bars: dict[str, Any] = {}
 
         def show(what: str, done: int, total: int) -> None:
-            bar = bars.setdefault(what, progress.add_task(what, total=total) if what not in bars else None)
-            progress.update(bar, completed=done)
+            if what not in bars:
+                bars[what] = progress.add_task(what, total=total)
+            progress.update(bars[what], completed=done)
 
         folder = fetch_source(name, config, show)
     typer.echo(f"{name} is in {folder}")

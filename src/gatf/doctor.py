@@ -17,8 +17,6 @@ def examine(say: Callable[[str], object]) -> list[str]:
     """Say what there is; return one sentence for each thing that is wrong."""
     problems = []
     say(f"python            {sys.version.split()[0]} ({sys.executable})")
-    if sys.version_info < (3, 11):
-        problems.append(f"Python {sys.version.split()[0]} is too old; 3.11 or newer is needed")
     for package in PACKAGES:
         try:
             found = version(package)

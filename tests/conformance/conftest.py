@@ -17,12 +17,21 @@ from gatf.methods import METHODS
 
 
 def write_images(
-    path: Path, *, classes: int, train: int | list[int], test: int = 20, channels: int = 3, size: int = 10, noise: float = 30
+    path: Path,
+    *,
+    classes: int,
+    train: int | list[int],
+    test: int = 20,
+    channels: int = 3,
+    size: int = 10,
+    noise: float = 30,
 ) -> Path:
-    """Classes made of the same few parts, present or absent, under pixel noise, as an .npz file: what one task learns to
-    look at matters to the others too, as with strokes of digits."""
+    """Classes made of the same few parts, present or absent, under pixel noise, as an .npz file: what one task learns
+    to look at matters to the others too, as with strokes of digits."""
     draw = np.random.default_rng(0)
-    parts = draw.normal(size=(8, channels, 5, 5)).repeat(size // 5, axis=2).repeat(size // 5, axis=3)  # [parts, C, H, W]
+    parts = (
+        draw.normal(size=(8, channels, 5, 5)).repeat(size // 5, axis=2).repeat(size // 5, axis=3)
+    )  # [parts, C, H, W]
     codes = 2.0 * (draw.permutation(256)[:classes, None] >> np.arange(len(parts)) & 1) - 1  # distinct, of ±1
     patterns = 128 + 18 * np.einsum("kp,pchw->kchw", codes, parts)  # [classes, C, H, W]
 
@@ -31,7 +40,10 @@ def write_images(
         pixels = patterns[labels] + noise * draw.normal(size=(len(labels), channels, size, size))
         return pixels.clip(0, 255).astype(np.uint8), labels
 
-    (x_train, y_train), (x_test, y_test) = part([train] * classes if isinstance(train, int) else train), part([test] * classes)
+    (x_train, y_train), (x_test, y_test) = (
+        part([train] * classes if isinstance(train, int) else train),
+        part([test] * classes),
+    )
     np.savez(path, x_train=x_train, y_train=y_train, x_test=x_test, y_test=y_test)
     return path
 

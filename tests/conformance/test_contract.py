@@ -141,7 +141,11 @@ KEPT_PER_CLASS = {
     "fetril": D + (D + 1),  # mean, and the classifier fitted last
     "fecam": D + TRIANGLE_D,  # mean and covariance
     "efc": D + TRIANGLE_D + D,  # mean, covariance, and a row of the head without bias
-    "dpcr": D + TRIANGLE_D + 1 + D + D,  # mean, Gram matrix, count, a row of the cosine head, a column of the classifier
+    "dpcr": D
+    + TRIANGLE_D
+    + 1
+    + D
+    + D,  # mean, Gram matrix, count, a row of the cosine head, a column of the classifier
 }
 """Numbers (4 bytes each) that the state grows by for each class, by each method's specification."""
 

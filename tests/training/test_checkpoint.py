@@ -25,7 +25,7 @@ def test_a_flipped_byte_is_noticed(tmp_path: Path, where: float) -> None:
     content = bytearray(path.read_bytes())
     content[int(where * len(content))] ^= 0x10
     path.write_bytes(content)
-    with pytest.raises(UserError, match="damaged|format"):
+    with pytest.raises(UserError, match=r"damaged|format"):
         checkpoint.load(path)
 
 

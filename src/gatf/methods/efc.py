@@ -117,8 +117,7 @@ class EFC(Method):
     Config = EFCConfig
     summary = "feature drift penalised where it matters, Gaussian prototypes rehearsed and moved (ICLR 2024)"
     paper = (
-        "Magistri et al., Elastic Feature Consolidation for Cold Start "
-        "Exemplar-Free Incremental Learning, ICLR 2024"
+        "Magistri et al., Elastic Feature Consolidation for Cold Start Exemplar-Free Incremental Learning, ICLR 2024"
     )
     keeps = "mean and covariance of each class"
     trains = "backbone and all heads"

@@ -50,3 +50,6 @@ class Joint(Method):
 
     def scores(self, images: Tensor) -> Tensor:
         return self.heads(self.backbone(images))
+
+    def bytes_per_class(self) -> int:
+        return 4 * (self.feature_dim + 1)

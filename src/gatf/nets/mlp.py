@@ -4,7 +4,7 @@ from torch import nn
 
 
 def feature_mlp(dim: int, expansion: int = 32) -> nn.Sequential:
-    """Linear(S, 32·S) – GELU – Linear(32·S, S), framework-default init (AdaGauss Sec. 4; GATF's residual and distiller)."""
+    """Linear(S, 32·S) – GELU – Linear(32·S, S), framework-default init (AdaGauss Sec. 4; GATF uses it too)."""
     return nn.Sequential(nn.Linear(dim, expansion * dim), nn.GELU(), nn.Linear(expansion * dim, dim))
 
 
