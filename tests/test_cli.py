@@ -1,6 +1,7 @@
 """The command line, as a person types it."""
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -43,6 +44,27 @@ def test_run_prints_the_table_and_the_folder(call, tmp_path: Path) -> None:
     summary = json.loads((out / "summary.json").read_text(encoding="utf-8"))
     assert f"{summary['a_last']:.1f}" in text
     assert summary["seed"] == 3
+
+
+def test_ctrl_c_saves_says_how_to_go_on_and_exits_with_130(call, tmp_path: Path, monkeypatch) -> None:
+    from gatf.training.events import LiveDisplay
+
+    shown = LiveDisplay.__call__
+
+    def press_ctrl_c(self: LiveDisplay, kind: str, /, **fields: object) -> None:
+        shown(self, kind, **fields)
+        if kind == "step" and fields["epoch"] == 1:
+            signal.raise_signal(signal.SIGINT)
+
+    out = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        patch.setattr(LiveDisplay, "__call__", press_ctrl_c)
+        code, text, _ = call("run", "--method", "finetune", "--out", str(out), *SMALL)
+    assert code == 130
+    assert f"gatf run --resume {out}" in " ".join(text.split())
+    code, text, _ = call("run", "--resume", str(out))
+    assert code == 0
+    assert "A_last" in text
 
 
 def test_resume_takes_no_other_settings(call, tmp_path: Path) -> None:

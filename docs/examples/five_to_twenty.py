@@ -20,9 +20,9 @@ import matplotlib.pyplot as plt
 UPDATES = [range(0, 5), range(5, 9), range(9, 13), range(13, 17), range(17, 20)]
 
 
-def load_letters(images_per_class):
+def load_letters(images_per_class, tests_per_class):
     """Small pictures of the letters A to T, as arrays: training images and labels, test images and labels."""
-    glyphs = GlyphsConfig(classes=20, train_per_class=images_per_class, test_per_class=50, size=16, difficulty=0.3)
+    glyphs = GlyphsConfig(classes=20, train_per_class=images_per_class, test_per_class=tests_per_class, size=16, difficulty=0.3)
     source = load_glyphs(DataConfig(name="glyphs", glyphs=glyphs))
     names = np.array(source.class_names)
     train, test = source.train, source.test
@@ -62,8 +62,8 @@ def draw(tables, letters, path):
 
 
 def main(quick, out):
-    images_per_class, epochs = (30, 3) if quick else (200, "auto")
-    data = load_letters(images_per_class)
+    images_per_class, epochs = (12, 1) if quick else (200, "auto")
+    data = load_letters(images_per_class, tests_per_class=5 if quick else 50)
     letters = np.unique(data[1])
 
     remembering = IncrementalClassifier(method="gatf", epochs=epochs)

@@ -23,12 +23,13 @@ def report(
         Path | None, typer.Option("-o", "--out", help="The file to write. [default: report.html in the first folder]")
     ] = None,
     figures: Annotated[Path | None, typer.Option(help="Also save every figure there, as PDF and PNG.")] = None,
+    methods: Annotated[str | None, typer.Option(help="Only these rows, comma-separated, in this order.")] = None,
 ) -> None:
     """Put runs side by side in one HTML file that needs nothing else: tables, figures, and what to see in them."""
     from gatf.report.html import write_report
 
     target = out or paths[0] / "report.html"
-    count = write_report(paths, target, figures=figures)
+    count = write_report(paths, target, figures=figures, rows=methods.split(",") if methods else None)
     typer.echo(f"report of {count} run{'s' if count > 1 else ''}: {target}")
     if figures is not None:
         typer.echo(f"figures: {figures}")

@@ -86,6 +86,39 @@ def test_settings_are_not_compared_with_each_other(fake_run: FakeRun, tmp_path: 
     assert len(load_runs([tmp_path, tmp_path / "a"])) == 2
 
 
+def test_rows_can_be_chosen(fake_bench: Path, tmp_path: Path) -> None:
+    arguments = ["report", str(fake_bench), "-o", str(tmp_path / "r.html"), "--methods", "gatf,lwf"]
+    told = CliRunner().invoke(cli.app, arguments)
+    assert told.exit_code == 0, told.output
+    text = (tmp_path / "r.html").read_text(encoding="utf-8")
+    assert "<title>2 methods on" in text
+    assert text.index('id="matrix-gatf"') < text.index('id="matrix-lwf"')
+    assert isinstance(CliRunner().invoke(cli.app, [*arguments[:-1], "gaft"]).exception, UserError)
+
+
+def test_ours_stand_beside_published_numbers(fake_run: FakeRun, tmp_path: Path) -> None:
+    for seed in range(2):
+        fake_run(tmp_path / f"seed{seed}", "gatf", seed)
+    entries = [{"folder": f"seed{seed}", "setting": "cifar100-t10", "row": "gatf"} for seed in range(2)]
+    (tmp_path / "bench.json").write_text(json.dumps({"runs": entries}), encoding="utf-8")
+    write_report([tmp_path], tmp_path / "r.html")
+    text = (tmp_path / "r.html").read_text(encoding="utf-8")
+    assert "Beside published numbers (≠: outside two standard deviations)" in text
+    assert ">52.0</td>" in text
+    assert "Xu &amp; Krawczyk" in text
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_a_run_leaves_a_report_unless_told_not_to(tmp_path: Path, wanted: bool) -> None:
+    small = ["data.max_per_class=20", "backbone.width=4", "scenario.stop_after=2"]
+    arguments = ["run", "--method", "finetune", "--epochs", "1", "--quiet", "--out", str(tmp_path / "run")]
+    for setting in small:
+        arguments += ["--set", setting]
+    told = CliRunner().invoke(cli.app, arguments if wanted else [*arguments, "--no-report"])
+    assert told.exit_code == 0, told.output
+    assert (tmp_path / "run" / "report.html").is_file() == wanted
+
+
 def test_rows_of_a_bench_keep_their_names(fake_run: FakeRun, tmp_path: Path) -> None:
     entries = []
     for row in ("with anchor", "without"):

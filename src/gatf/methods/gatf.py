@@ -195,15 +195,10 @@ class GATF(Method):
         if task.index == 0 or not config.refine:
             return [training]
         refining = adapter_phase(
-            self.residual,
-            self.map,
-            self.teacher,
-            self.backbone,
+            self.residual, self.map, self.teacher, self.backbone,
             stage=adapter_stage(stage, config.adapter_lr, (0.3, 0.6, 0.9)),
-            anti_collapse_weight=config.anti_collapse,
-            clamp=config.clamp,
-            on_epoch_start=self._restart_anchor,
-        )
+            anti_collapse_weight=config.anti_collapse, clamp=config.clamp, on_epoch_start=self._restart_anchor,
+        )  # fmt: skip
         return [training, refining]
 
     def _loss(self, batch: Batch, task: TaskInfo) -> dict[str, Tensor]:

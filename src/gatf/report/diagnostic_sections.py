@@ -176,7 +176,7 @@ def _plane(row: str, run: Run, prefix: str) -> FigureSpec:
     sentence = f"Old classes move by {moved:.2g} on average during the last task"
     if (classes[0], "carried") in place:
         left = fmean(abs(place[number, "new"] - place[number, "carried"]) for number in classes)
-        sentence += f"; the map leaves {left:.2g} of that."
+        sentence += f"; the map misses where they go by {left:.2g}."
     else:
         sentence += ", and nothing follows them."
     return FigureSpec(

@@ -10,10 +10,11 @@ import yaml
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from gatf import __version__
-from gatf.bench.tables import HEADINGS, aggregate, spread
+from gatf.bench.published import OUTSIDE, difference, is_outside, load_published, published
+from gatf.bench.tables import HEADINGS, MISSING, aggregate, spread
 from gatf.files import write_text
 from gatf.report.diagnostic_sections import WHY, diagnostics_table
-from gatf.report.load import Run, by_row, load_runs
+from gatf.report.load import Run, by_row, chosen_rows, load_runs
 from gatf.report.sections import GROUPS, Section, build_sections
 from gatf.report.specs import Cell, FigureSpec, Table, number_cell
 from gatf.report.style import NAMES, css_variables, line_styles
@@ -27,9 +28,14 @@ EXPLAINED = {
 }
 
 
-def write_report(paths: Sequence[Path], out: Path, *, figures: Path | None = None) -> int:
-    """Write the report of the runs in `paths` to one file, and each figure to `figures`; returns the number of runs."""
+def write_report(
+    paths: Sequence[Path], out: Path, *, figures: Path | None = None, rows: Sequence[str] | None = None
+) -> int:
+    """Write the report of the runs in `paths` to one file, and each figure to `figures`; returns the number of runs.
+
+    `rows` keeps only some of the methods, in that order."""
     runs = load_runs(paths)
+    runs = runs if rows is None else chosen_rows(runs, rows)
     sections = build_sections(runs)
     command = "gatf report " + " ".join(shlex.quote(path.name) for path in paths)
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -91,6 +97,7 @@ def _fill(section: Section, number: int) -> dict[str, Any]:
         f"{seeds} seed{'s' if seeds > 1 else ''}",
         "cards": cards(section.runs),
         "results": results_table(section.runs) if len(section.runs) > 1 else tasks_table(section.runs[0]),
+        "published": published_table(section.runs),
         "diagnosis": diagnostics_table(section.runs),
         "runs": runs_table(section.runs) if len(section.runs) > 1 else None,
         "groups": groups,
@@ -142,6 +149,35 @@ def results_table(runs: Sequence[Run]) -> Table:
         cells += [Cell(f"{row['bytes_per_class']:,}", row["bytes_per_class"]), Cell(str(row["seeds"]), row["seeds"])]
         rows.append(cells)
     return Table("Results, mean ± standard deviation over seeds", headings, rows)
+
+
+def published_table(runs: Sequence[Run]) -> Table | None:
+    """Ours beside published; None where nothing was published of these rows in this setting."""
+    rows = []
+    for row in aggregate(run.result for run in runs):
+        for cell in published(row["setting"], row["row"]):
+            cells = [Cell(row["row"], row["row"])]
+            for column in ("a_last", "a_inc"):
+                gap = difference(row, cell, column)
+                mark = f" {OUTSIDE}" if is_outside(row, cell, column) else ""
+                cells.append(number_cell(row[column], row[f"{column}_std"]))
+                cells.append(number_cell(getattr(cell, column), getattr(cell, f"{column}_std")))
+                cells.append(Cell(MISSING if gap is None else f"{gap:+.1f}{mark}", -1e9 if gap is None else gap))
+            rows.append([*cells, Cell(cell.source, cell.source)])
+    if not rows:
+        return None
+    sources = load_published().sources
+    explained = "; ".join(f"{key}: {sources[key]}" for key in dict.fromkeys(str(row[-1].key) for row in rows))
+    beyond = "outside two standard deviations" if any(OUTSIDE in cell.text for row in rows for cell in row) else ""
+    headings = [("method", "")]
+    for name in ("A_last", "A_inc"):
+        headings += [
+            (f"{name} ours", ""),
+            ("published", explained),
+            ("Δ", f"ours minus published; {OUTSIDE}: {beyond}"),
+        ]
+    caption = "Beside published numbers" + (f" ({OUTSIDE}: {beyond})" if beyond else "")
+    return Table(caption, [*headings, ("source", explained)], rows)
 
 
 def tasks_table(run: Run) -> Table:

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from gatf.bench.tables import Result
-from gatf.errors import UserError
+from gatf.errors import UserError, near_misses
 
 CONFIG, SUMMARY, BENCH, DIAGNOSTICS = "config.yaml", "summary.json", "bench.json", "diagnostics"
 Rows = list[dict[str, Any]]
@@ -99,6 +99,15 @@ def _value(text: str) -> Any:
         except ValueError:
             continue
     return text
+
+
+def chosen_rows(runs: Iterable[Run], rows: Iterable[str]) -> list[Run]:
+    """The runs of some rows, in the order of the rows."""
+    groups = by_row(runs)
+    for row in rows:
+        if row not in groups:
+            raise UserError(f"there is no run of '{row}'{near_misses(row, groups)}")
+    return [run for row in rows for run in groups[row]]
 
 
 def by_row(runs: Iterable[Run]) -> dict[str, list[Run]]:
