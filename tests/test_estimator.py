@@ -86,8 +86,17 @@ def test_a_method_with_heads_refuses_known_classes(tiny_classifier: Tiny, digit_
     learner = tiny_classifier(method="finetune", epochs=1).fit(*some_digits(digit_images, "d0", "d1", most=60))
     with pytest.raises(UserError, match="cannot go on with classes it knows"):
         learner.partial_fit(*some_digits(digit_images, "d1", "d2", most=60))
-    with pytest.raises(UserError, match="keeps no Gaussians"):
+
+
+@pytest.mark.parametrize("method", ["finetune", "efc"])
+def test_nothing_is_certified_where_the_transports_error_is_not_measured(
+    method: str, tiny_classifier: Tiny, digit_images: Digits
+) -> None:
+    learner = tiny_classifier(method=method, epochs=1).fit(*some_digits(digit_images, "d0", "d1", most=60))
+    with pytest.raises(UserError, match="keeps no Gaussians alone"):
         learner.predict(digit_images[0][:2], return_certificate=True)
+    with pytest.raises(UserError, match="keeps no Gaussians alone"):
+        learner.set_params(unknown=0.1).predict(digit_images[0][:2])
 
 
 def test_a_failed_update_changes_nothing(tiny_classifier: Tiny, digit_images: Digits, monkeypatch: Any) -> None:

@@ -17,12 +17,16 @@ from gatf.settings import DataConfig, GlyphsConfig
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
+plt.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "gatf"}
+
 UPDATES = [range(0, 5), range(5, 9), range(9, 13), range(13, 17), range(17, 20)]
 
 
 def load_letters(images_per_class, tests_per_class):
     """Small pictures of the letters A to T, as arrays: training images and labels, test images and labels."""
-    glyphs = GlyphsConfig(classes=20, train_per_class=images_per_class, test_per_class=tests_per_class, size=16, difficulty=0.3)
+    glyphs = GlyphsConfig(
+        classes=20, train_per_class=images_per_class, test_per_class=tests_per_class, size=16, difficulty=0.3
+    )
     source = load_glyphs(DataConfig(name="glyphs", glyphs=glyphs))
     names = np.array(source.class_names)
     train, test = source.train, source.test
@@ -62,12 +66,12 @@ def draw(tables, letters, path):
 
 
 def main(quick, out):
-    images_per_class, epochs = (12, 1) if quick else (200, "auto")
+    images_per_class, epochs, samples = (12, 1, 200) if quick else (200, "auto", 10_000)
     data = load_letters(images_per_class, tests_per_class=5 if quick else 50)
     letters = np.unique(data[1])
 
-    remembering = IncrementalClassifier(method="gatf", epochs=epochs)
-    forgetting = IncrementalClassifier(method="finetune", epochs=epochs)
+    remembering = IncrementalClassifier(method="gatf", epochs=epochs, settings={"method.samples": samples})
+    forgetting = IncrementalClassifier(method="finetune", epochs=epochs, settings={"optimisation.next.lr": 0.1})
     tables = {"GATF": grow(remembering, *data), "Plain fine-tuning": grow(forgetting, *data)}
     draw(tables, letters, out)
 
@@ -76,8 +80,8 @@ def main(quick, out):
     images = data[2]
     labels, certain = again.predict(images, return_certificate=True)
     right = labels == data[3]
-    print(f"{certain.mean():.0%} of the answers are certified; of those {right[certain].mean():.1%} are right")
-    print(f"of the others {right[~certain].mean():.1%} are right")
+    print(f"{certain.sum()} of {len(labels)} answers are certified, and {(right & certain).sum()} of those are right;")
+    print(f"of the {(~certain).sum()} others {(right & ~certain).sum()} are right")
     return tables
 
 

@@ -212,13 +212,14 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):
         if not 0 < rate < 1:
             raise UserError(f"unknown is the rate of known images that may be rejected, between 0 and 1, not {rate!r}")
         model = self._fitted()
+        features = _features(looks, model)
         threshold = rejection_threshold(model.distances, rate)
         if threshold == float("inf"):
             raise UserError(
                 f"too few images were kept back ({len(model.distances)}) to reject at a rate of {rate}; raise unknown "
                 "or held_out"
             )
-        return (model.judge.nearest(_features(looks, model)) > threshold).numpy()
+        return (model.judge.nearest(features) > threshold).numpy()
 
     def _with_unknown(self, answers: np.ndarray, rejected: np.ndarray) -> np.ndarray:
         label = self.unknown_label

@@ -26,6 +26,7 @@ from gatf.data.sources import open_source
 from gatf.errors import UserError
 from gatf.evaluation.metrics import Evaluation, evaluate, forgetting, incremental_accuracy, last_accuracy
 from gatf.evaluation.observer import DiagnosticsData, DiagnosticsObserver
+from gatf.files import write_text
 from gatf.methods import Method, method_class
 from gatf.nets import build_backbone, wrap_backbone
 from gatf.seeding import keyed_init
@@ -296,13 +297,6 @@ def build_method(
 
 def _with_prefix(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
-
-
-def write_text(path: Path, text: str) -> None:
-    """The file appears complete, by rename, or not at all."""
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(path)
 
 
 @contextmanager

@@ -42,6 +42,7 @@ def test_rows_seeds_and_settings_can_be_chosen(tmp_path: Path) -> None:
     assert all(run.config.diagnostics for run in plan.runs)
     assert plan.index()["runs"][1] == {"folder": "gatf-seed2", "setting": "digits", "row": "gatf", "seed": 2}
     assert len(load_plan("paper-table3", methods="gatf", seeds="0").runs) == 16  # every row of the method
+    assert load_plan("digits", overrides={"backbone.width": 8}).runs[0].setting == "digits, changed"
     assert parse_seeds("0-2") == [0, 1, 2]
     assert parse_seeds("4,7") == [4, 7]
 

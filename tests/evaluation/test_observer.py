@@ -87,6 +87,15 @@ def test_a_resumed_run_writes_the_same_tables(watched: Path, tmp_path: Path, tin
         assert table(tmp_path / "run", name) == table(watched, name), name
 
 
+def test_methods_that_keep_means_alone(tmp_path: Path, tiny_config: Tiny) -> None:
+    start(tiny_config("sdc", diagnostics=True), tmp_path / "run")
+    assert {path.stem for path in (tmp_path / "run" / "diagnostics").glob("*.csv")} == {
+        "tail", "plane", "confusion", "margins", "drift", "errors",
+    }  # fmt: skip
+    assert "symmetric_kl" not in table(tmp_path / "run", "errors")[0]
+    assert max(float(row["mean_l2"]) for row in table(tmp_path / "run", "errors")) > 0
+
+
 def test_methods_without_prototypes_are_watched_too(tmp_path: Path, tiny_config: Tiny) -> None:
     start(tiny_config("finetune", diagnostics=True), tmp_path / "run")
     assert {path.stem for path in (tmp_path / "run" / "diagnostics").glob("*.csv")} == {

@@ -103,7 +103,7 @@ def test_ours_stand_beside_published_numbers(fake_run: FakeRun, tmp_path: Path) 
     (tmp_path / "bench.json").write_text(json.dumps({"runs": entries}), encoding="utf-8")
     write_report([tmp_path], tmp_path / "r.html")
     text = (tmp_path / "r.html").read_text(encoding="utf-8")
-    assert "Beside published numbers (≠: outside two standard deviations)" in text
+    assert "≠: outside two standard deviations" in text
     assert ">52.0</td>" in text
     assert "Xu &amp; Krawczyk" in text
 

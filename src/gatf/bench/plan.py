@@ -11,6 +11,9 @@ from gatf.config import BENCH_RECIPES, RunConfig, load_config, read_recipe
 from gatf.errors import UserError, near_misses
 from gatf.settings import Strict, explain
 
+HARMLESS = {"data.root", "data.hub", "data.workers", "device", "precision", "diagnostics", "checkpoint_every"}
+"""Settings that leave a protocol what it is. A bench with others is not shown beside published numbers."""
+
 
 class Row(Strict):
     """A line of the table: a method, or a method with settings of its own."""
@@ -93,11 +96,12 @@ def load_plan(
     for setting in content.settings:
         base, name = read_recipe(setting), Path(setting).stem
         prefix = f"{name}/" if len(content.settings) > 1 else ""
+        label = f"{name}, changed" if set(overrides or {}) - HARMLESS else name
         for row in rows:
             for seed in numbers:
                 changes = content.set | row.set | (overrides or {}) | {"seed": seed}
                 config = load_config(base, method=row.method, overrides=changes)
-                runs.append(PlannedRun(f"{prefix}{_folder(row.row)}-seed{seed}", name, row.row, config))
+                runs.append(PlannedRun(f"{prefix}{_folder(row.row)}-seed{seed}", label, row.row, config))
     return Plan(Path(recipe).stem, content.title or Path(recipe).stem, tuple(runs))
 
 

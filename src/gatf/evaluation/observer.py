@@ -42,6 +42,8 @@ class Observed(Protocol):
 
     def stored(self) -> Gaussians | None: ...
 
+    def centres(self) -> Tensor | None: ...
+
     def carried(self, old: Tensor, phase: str) -> Tensor | None: ...
 
     def scores(self, images: Tensor) -> Tensor: ...
@@ -142,15 +144,14 @@ class DiagnosticsObserver:
 
     def _drift(self, task: int) -> None:
         """Prototype drift of the old classes in the middle of a task."""
-        stored = self.method.stored()
-        if stored is None:
+        centres = self.method.centres()
+        if centres is None:
             return
         features, labels = self.data.train(self.method.backbone, task - 1, DRIFT_IMAGES)
-        true = class_moments(features, labels, classes=len(stored)).mean
-        estimated = self._carried(stored.means.float(), stored.means.device)
-        rows = diagnostics.prototype_drift(
-            true, stored.means.cpu() if estimated is None else estimated, self.data.task_of_class(task - 1)
-        )
+        true = class_means(features, labels, classes=len(centres))
+        carried = self._carried(centres.float(), centres.device)
+        estimated = centres.cpu() if carried is None else carried
+        rows = diagnostics.prototype_drift(true, estimated, self.data.task_of_class(task - 1))
         self._add("drift", [{"task": task, "epoch": self._epochs, **row} for row in rows])
         self._write("drift")
 
@@ -183,10 +184,8 @@ class DiagnosticsObserver:
         old = tasks[labels] < task
         confusion = diagnostics.old_to_new(scores.argmax(1), labels, tasks)
         self._add("confusion", [{"after_task": task, **row} for row in confusion])
-        stored = self.method.stored()
         forms = {"score": diagnostics.score_margins(scores, labels)}
-        if stored is not None and len(stored) == len(tasks):
-            forms |= self._against_truth(task, stored.to("cpu"), features, labels)
+        forms |= self._against_truth(task, features, labels)
         for form, margins in forms.items():
             rows = diagnostics.margin_density(margins[old])
             self._add("margins", [{"after_task": task, "form": form, **row} for row in rows])
@@ -195,15 +194,21 @@ class DiagnosticsObserver:
         for name in self.tables:
             self._write(name)
 
-    def _against_truth(self, task: int, stored: Gaussians, features: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        """Errors, spectra and certificates of the stored Gaussians; returns their margins."""
+    def _against_truth(self, task: int, features: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        """Errors, spectra and certificates of what is stored; returns the margins of stored Gaussians."""
+        centres, stored, tasks = self.method.centres(), self.method.stored(), self.data.task_of_class(task)
+        if centres is None or len(centres) != len(tasks):
+            return {}
         seen, of_class = self.data.train(self.method.backbone, task, MOMENT_IMAGES)
-        moments = class_moments(seen, of_class, classes=len(stored))
-        true, tasks = Gaussians(moments.mean, moments.covariance()), self.data.task_of_class(task)
+        if stored is None:
+            true_means = class_means(seen, of_class, classes=len(centres))
+            errors = diagnostics.mean_errors(centres.cpu(), true_means, tasks)
+            self._add("errors", [{"after_task": task, **row} for row in errors])
+            return {}
+        stored, moments = stored.to("cpu"), class_moments(seen, of_class, classes=len(centres))
+        true = Gaussians(moments.mean, moments.covariance())
         errors = diagnostics.transport_errors(stored, true, tasks)
         self._add("errors", [{"after_task": task, **row} for row in errors])
-        if bool((stored.covs == 0).all()):
-            return {}
         for name, covs in (("stored", stored.covs), ("true", true.covs)):
             rows = diagnostics.spectra(covs, tasks)
             self._add("spectra", [{"after_task": task, "of": name, **row} for row in rows])
@@ -217,6 +222,12 @@ class DiagnosticsObserver:
     def _write(self, name: str) -> None:
         if self.tables[name]:
             write_text(self.folder / f"{name}.csv", table_text(self.tables[name]))
+
+
+def class_means(features: Tensor, labels: Tensor, *, classes: int) -> Tensor:
+    """Mean of each class, float64 [classes, S]; unlike moments without anything of size S²."""
+    sums = torch.zeros(classes, features.shape[1], dtype=torch.float64).index_add_(0, labels, features.double())
+    return sums / torch.bincount(labels, minlength=classes)[:, None]
 
 
 def table_text(rows: Table) -> str:

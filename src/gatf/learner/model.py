@@ -34,7 +34,7 @@ class Looks:
     scores: Tensor
     """[N, C], float64, higher is better."""
     features: Tensor | None
-    """[N, S]; None where the method keeps no Gaussians to compare them with."""
+    """[N, S]; None where the method does not keep Gaussians alone to compare them with."""
 
 
 @dataclass(frozen=True)
@@ -62,10 +62,10 @@ class Model:
 
     @cached_property
     def judge(self) -> Judge:
-        stored = self.method.stored()
-        if stored is None:
+        stored = self.method.stored() if self.method.keeps_gaussians_only else None
+        if stored is None:  # or what the transport's error is was not measured: nothing could be certified
             raise UserError(
-                f"method '{self.config.method.name}' keeps no Gaussians, which certificates and the rejection of "
+                f"method '{self.config.method.name}' keeps no Gaussians alone, which certificates and the rejection of "
                 "unknown images need; use gatf or adagauss"
             )
         return Judge(stored.to("cpu"), self.errors)
@@ -75,7 +75,7 @@ class Model:
         """Scores and features of images in the model's shape."""
         method, pipeline = self.method.eval(), self.pipeline
         batch = 512 if self.preprocessing.shape[1] <= 64 else 64
-        known = method.stored() is not None
+        known = method.keeps_gaussians_only
         scores, features = [], []
         for pixels in images.stream(torch.arange(len(images)).split(batch)):
             inputs = pipeline(pixels.to(method.device), None)
@@ -84,6 +84,5 @@ class Model:
                 continue
             seen = method.backbone(inputs)
             features.append(seen.cpu())
-            given = method.feature_scores(seen) if method.keeps_gaussians_only else method.scores(inputs)
-            scores.append(given.double().cpu())
+            scores.append(method.feature_scores(seen).double().cpu())
         return Looks(torch.cat(scores), torch.cat(features) if known else None)

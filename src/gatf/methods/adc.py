@@ -225,5 +225,8 @@ class ADC(Method):
     def scores(self, images: Tensor) -> Tensor:
         return self.prototypes.scores(self.base.network(self)(images))
 
+    def centres(self) -> Tensor:
+        return self.prototypes.means
+
     def bytes_per_class(self) -> int:
         return self.prototypes.bytes_per_class()

@@ -91,6 +91,11 @@ class Method(nn.Module, ABC):
         a class. A method that keeps means alone may return zero covariances."""
         return None
 
+    def centres(self) -> Tensor | None:
+        """Where each class is believed to be, [C, S], in the backbone's feature space; None where that is not kept."""
+        stored = self.stored()
+        return None if stored is None else stored.means
+
     def carried(self, old: Tensor, phase: str) -> Tensor | None:
         """Old features [B, S] in the new space, by the map as it stands after an epoch of a phase; None while there is
         no map. Asked for only within tasks after the first, in eval mode and without gradient."""

@@ -186,6 +186,9 @@ class PASS(Method):
         """Logits of the un-rotated outputs 0, 4, 8, …"""
         return self.heads(self.backbone(images))[:, :: self.views]
 
+    def centres(self) -> Tensor:
+        return self.prototypes.means
+
     def bytes_per_class(self) -> int:
         """A prototype and the head's rows, float32."""
         return 4 * (self.feature_dim + self.views * (self.feature_dim + 1))

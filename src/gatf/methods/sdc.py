@@ -112,5 +112,8 @@ class SDC(Method):
     def _features(self, net: nn.Module) -> nn.Module:
         return nn.Sequential(net, UnitLength()) if self.config.normalise else net
 
+    def centres(self) -> Tensor | None:
+        return None if self.config.normalise else self.prototypes.means
+
     def bytes_per_class(self) -> int:
         return self.prototypes.bytes_per_class()

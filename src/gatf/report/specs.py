@@ -38,6 +38,8 @@ class Table:
     headings: Sequence[tuple[str, str]]
     """Name and explanation."""
     rows: Sequence[Sequence[Cell]]
+    notes: Sequence[str] = ()
+    """Lines below it."""
 
 
 def number_cell(mean: float | None, std: float | None = None) -> Cell:
