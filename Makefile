@@ -9,7 +9,7 @@ demo: $(VENV)/.installed
 	$(VENV)/bin/gatf run
 
 test: $(VENV)/.installed-dev lint
-	$(VENV)/bin/pytest -n 2 --dist loadgroup
+	$(VENV)/bin/pytest -n 2 --dist worksteal
 
 lint: $(VENV)/.installed-dev
 	$(VENV)/bin/ruff check .

@@ -145,5 +145,13 @@ def run_and_die(config: RunConfig, folder: Path, *, task: int, epoch: int) -> in
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "method" in metafunc.fixturenames:
-        names = [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in METHODS]
-        metafunc.parametrize("method", names)
+        metafunc.parametrize("method", list(METHODS))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """All tests of a method one after the other, so that parallel workers, which take stretches, share few runs."""
+    ours = [number for number, item in enumerate(items) if item.path.parent == Path(__file__).parent]
+    order = list(METHODS)
+    by_method = sorted((items[number] for number in ours), key=lambda item: order.index(item.callspec.params["method"]))
+    for number, item in zip(ours, by_method, strict=True):
+        items[number] = item
