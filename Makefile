@@ -3,7 +3,7 @@ VENV := .venv
 PIP := $(VENV)/bin/pip install --quiet --disable-pip-version-check -c constraints-cpu.txt
 SOURCES := pyproject.toml constraints-cpu.txt
 
-.PHONY: demo test lint docs bench clean
+.PHONY: demo test lint clean
 
 demo: $(VENV)/.installed
 	$(VENV)/bin/gatf run

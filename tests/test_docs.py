@@ -31,6 +31,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 def test_python_in_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), flags=re.DOTALL)
+    blocks = [block for block in blocks if "IncrementalClassifier" not in block]  # the tutorial's test runs that
     assert len(blocks) == 2
     quick = '"seed": 1, "optimisation.first.epochs": 1, "optimisation.next.epochs": 1,'
     for block in blocks:
