@@ -30,7 +30,7 @@ LAYERS = [
     {"data"},
     {"nets"},
     {"geometry"},
-    {"settings", "seeding", "errors", "files", "recipes"},
+    {"settings", "seeding", "errors", "files", "recipes", "terminal"},
 ]
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 

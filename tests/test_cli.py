@@ -46,6 +46,12 @@ def test_run_prints_the_table_and_the_folder(call, tmp_path: Path) -> None:
     assert summary["seed"] == 3
 
 
+def test_help_tells_the_defaults(call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    for command, words in (("run", "[default: digits]"), ("learn", "[default: gatf]"), ("bench", "runs/bench-RECIPE]")):
+        assert words in call(command, "--help")[1]
+
+
 def test_ctrl_c_saves_says_how_to_go_on_and_exits_with_130(call, tmp_path: Path, monkeypatch) -> None:
     from gatf.training.events import LiveDisplay
 

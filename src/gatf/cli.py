@@ -16,10 +16,13 @@ if TYPE_CHECKING:
 app = typer.Typer(
     help="Class-incremental learning without keeping old images: GATF and the methods it is compared with.",
     no_args_is_help=True,
+    rich_markup_mode="markdown",  # rich's own markup would swallow [default: …]
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-data_app = typer.Typer(help="Data sources: list them, look at one.", invoke_without_command=True)
+data_app = typer.Typer(
+    help="Data sources: list them, look at one.", invoke_without_command=True, rich_markup_mode="markdown"
+)
 app.add_typer(data_app, name="data")
 cli_report.register(app)
 cli_bench.register(app)
@@ -55,7 +58,7 @@ def run(
     data_root: Annotated[str | None, typer.Option(help="Local copy of the data; nothing is downloaded.")] = None,
     on_bad_image: Annotated[str | None, typer.Option(help="An image that cannot be read: fail or skip.")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or mps.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Run folder. [default: runs/<data>-<method>-<seed>-<time>]")] = None,
+    out: Annotated[Path | None, typer.Option(help="Run folder. [default: runs/DATA-METHOD-SEED-TIME]")] = None,
     recipe: Annotated[str | None, typer.Option(help="Shipped recipe or YAML file. [default: the data set's]")] = None,
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="Any other setting, e.g. method.ridge=0.1.")

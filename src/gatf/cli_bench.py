@@ -23,7 +23,7 @@ def register(app: typer.Typer) -> None:
 
 def bench(
     recipe: Annotated[str, typer.Argument(help="Bench recipe: a shipped name or a YAML file.")] = "digits",
-    out: Annotated[Path | None, typer.Option(help="Folder of the bench. [default: runs/bench-<recipe>]")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the bench. [default: runs/bench-RECIPE]")] = None,
     methods: Annotated[str | None, typer.Option(help="Only these, comma-separated.")] = None,
     seeds: Annotated[str | None, typer.Option(help="Only these, e.g. 0-4 or 0,3.")] = None,
     settings: Annotated[

@@ -38,7 +38,7 @@ def report(
 def explain(
     topic: Annotated[Literal["anchor"], typer.Argument(help="What to explain.")] = "anchor",
     out: Annotated[
-        Path | None, typer.Option("-o", "--out", help="The file to write. [default: explain-<topic>.html]")
+        Path | None, typer.Option("-o", "--out", help="The file to write. [default: explain-TOPIC.html]")
     ] = None,
     figures: Annotated[Path | None, typer.Option(help="Also save every figure there, as PDF and PNG.")] = None,
 ) -> None:

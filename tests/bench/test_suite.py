@@ -17,7 +17,8 @@ from gatf.bench.executors import InProcess, Processes, prepare
 from gatf.bench.plan import Plan, load_plan
 from gatf.bench.probe import seconds_of
 from gatf.bench.progress import LiveTable
-from gatf.bench.suite import run_plan
+from gatf.bench.suite import print_table, run_plan
+from gatf.bench.tables import Result, aggregate
 from gatf.cli_bench import duration
 from gatf.errors import UserError
 from gatf.training.loop import Interrupted
@@ -166,6 +167,20 @@ def test_the_live_table_follows_runs_in_other_processes(plan: Plan, tmp_path: Pa
         printed = Console(width=120, record=True, file=io.StringIO())
         printed.print(table._table())
         assert "seed 0: task 2/2, epoch 5" in printed.export_text()
+
+
+@pytest.mark.parametrize("width", [50, 60, 80, 120])
+def test_no_number_of_the_table_is_cut(width: int) -> None:
+    summary = {
+        "method": "adagauss", "a_last": 100.0, "a_inc": 100.0, "forgetting": 100.0, "total_seconds": 1234.5,
+        "bytes_per_class": 33536,
+    }  # fmt: skip
+    table = aggregate([Result("digits", "adagauss", summary), Result("digits", "adagauss", summary | {"a_last": 80.0})])
+    file = io.StringIO()
+    print_table(table, Console(file=file, width=width))
+    assert "…" not in file.getvalue()
+    assert "90.0 ± 14.1" in file.getvalue()
+    assert ("33,536" in file.getvalue()) == (width == 120)
 
 
 def test_durations_read_well() -> None:

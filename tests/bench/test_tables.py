@@ -70,8 +70,12 @@ def test_csv_has_everything_in_full() -> None:
 
 def test_latex_is_balanced_and_escaped() -> None:
     text = to_latex(aggregate([*results(), *results("my_set", "50 % & more")]))
-    assert r"gatf & $52.0{\scriptstyle\,\pm\,1.4}$ [52.0] & $64.0{\scriptstyle\,\pm\,1.4}$ [64.4] & -- & -- \\" in text
+    std = r"{\scriptstyle\,\pm\,1.4}"
+    assert rf"gatf & $52.0{std}$ [52.0, $+0.0$] & $64.0{std}$ [64.4, $-0.4$] & -- & -- \\" in text
     assert r"50 \% \& more" in text
+    assert r"^{\neq}" not in text
+    far = to_latex(aggregate(results(row="adagauss")))
+    assert r"[46.8, $+5.2^{\neq}$]" in far
     assert r"my\_set" in text
     assert text.count("{") == text.count("}")
     assert text.count(r"\begin") == text.count(r"\end") == 1

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from gatf.config import RunConfig, load_config
+from gatf.data.loader import TaskData
 from gatf.experiment import Experiment
 from gatf.methods import METHODS
 
@@ -86,12 +87,22 @@ class Finished:
     summary: dict[str, Any]
     state_bytes: list[int]
     """Size of the method's state after each task."""
+    handed: list[TaskData]
+    """The data of every task, as the method got it."""
 
 
 def run(config: RunConfig, folder: Path) -> Finished:
     (folder / "checkpoints").mkdir(parents=True)
     experiment = Experiment(config)
     sizes: list[int] = []
+    handed: list[TaskData] = []
+    task_data = experiment.task_data
+
+    def hand_over(task: int) -> TaskData:
+        handed.append(task_data(task))
+        return handed[-1]
+
+    experiment.task_data = hand_over  # type: ignore[method-assign]
 
     def listen(kind: str, /, **fields: Any) -> None:
         if kind == "task":
@@ -99,7 +110,7 @@ def run(config: RunConfig, folder: Path) -> Finished:
             sizes.append(sum(tensor.numel() * tensor.element_size() for tensor in state.values()))
 
     summary = experiment.run(folder, (listen,))
-    return Finished(config.method.name, config, experiment, folder, summary, sizes)
+    return Finished(config.method.name, config, experiment, folder, summary, sizes, handed)
 
 
 @pytest.fixture(scope="session")

@@ -99,6 +99,20 @@ def test_old_to_new_by_hand() -> None:
     assert diagnostics.old_to_new(torch.tensor([0]), torch.tensor([0]), torch.tensor([0])) == []
 
 
+def test_accuracies_by_hand() -> None:
+    labels = torch.tensor([0, 0, 1, 1, 2])
+    predicted = torch.tensor([0, 2, 2, 2, 2])
+    assert diagnostics.accuracy_by_task(predicted, labels, TASKS) == [
+        {"past_task": 0, "accuracy": 0.25},
+        {"past_task": 1, "accuracy": 1.0},
+    ]
+    assert diagnostics.accuracy_by_class(predicted, labels, TASKS) == [
+        {"class": 0, "past_task": 0, "accuracy": 0.5},
+        {"class": 1, "past_task": 0, "accuracy": 0.0},
+        {"class": 2, "past_task": 1, "accuracy": 1.0},
+    ]
+
+
 def test_the_plane_shows_the_drift() -> None:
     """Two classes far apart along one axis and a shift along another: the arrows have the shift's length."""
     labels = torch.tensor([0] * 20 + [1] * 20)

@@ -16,7 +16,9 @@ from gatf.training import checkpoint
 from gatf.training.loop import Interrupted
 
 Tiny = Callable[..., RunConfig]
-TABLES = {"drift", "tail", "plane", "confusion", "margins", "errors", "spectra", "certified"}
+TABLES = {
+    "drift", "tail", "plane", "confusion", "margins", "errors", "spectra", "certified", "accuracy", "class_accuracy",
+}  # fmt: skip
 
 
 def table(folder: Path, name: str) -> list[dict[str, str]]:
@@ -63,6 +65,15 @@ def test_tables_agree_with_the_summary_and_with_what_is_known(watched: Path) -> 
     for row in table(watched, "confusion"):
         right = summary["accuracy_matrix"][int(row["after_task"])][int(row["past_task"])]
         assert 100 * float(row["right"]) == pytest.approx(right)
+    for name, column, key in (
+        ("accuracy", "past_task", "accuracy_matrix"),
+        ("class_accuracy", "class", "accuracy_by_class"),
+    ):
+        rows = table(watched, name)
+        assert len(rows) == sum(map(len, summary[key]))
+        for row in rows:
+            told = summary[key][int(row["after_task"])][int(row[column])]
+            assert 100 * float(row["accuracy"]) == pytest.approx(told)
     for row in table(watched, "errors"):
         if row["after_task"] == row["past_task"]:  # just learnt, nothing was transported: float32 storage alone
             assert float(row["mean_l2"]) < 1e-5
@@ -90,7 +101,7 @@ def test_a_resumed_run_writes_the_same_tables(watched: Path, tmp_path: Path, tin
 def test_methods_that_keep_means_alone(tmp_path: Path, tiny_config: Tiny) -> None:
     start(tiny_config("sdc", diagnostics=True), tmp_path / "run")
     assert {path.stem for path in (tmp_path / "run" / "diagnostics").glob("*.csv")} == {
-        "tail", "plane", "confusion", "margins", "drift", "errors",
+        "tail", "plane", "confusion", "margins", "drift", "errors", "accuracy", "class_accuracy",
     }  # fmt: skip
     assert "symmetric_kl" not in table(tmp_path / "run", "errors")[0]
     assert max(float(row["mean_l2"]) for row in table(tmp_path / "run", "errors")) > 0
@@ -99,7 +110,7 @@ def test_methods_that_keep_means_alone(tmp_path: Path, tiny_config: Tiny) -> Non
 def test_methods_without_prototypes_are_watched_too(tmp_path: Path, tiny_config: Tiny) -> None:
     start(tiny_config("finetune", diagnostics=True), tmp_path / "run")
     assert {path.stem for path in (tmp_path / "run" / "diagnostics").glob("*.csv")} == {
-        "tail", "plane", "confusion", "margins",
+        "tail", "plane", "confusion", "margins", "accuracy", "class_accuracy",
     }  # fmt: skip
     assert {row["map"] for row in table(tmp_path / "run", "tail")} == {"none"}
 

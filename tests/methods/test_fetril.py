@@ -100,6 +100,30 @@ class TestSvm:
         torch.testing.assert_close(weight, torch.from_numpy(oracle.coef_), atol=1e-6, rtol=1e-6)
         torch.testing.assert_close(bias, torch.from_numpy(oracle.intercept_), atol=1e-6, rtol=1e-6)
 
+    def test_without_the_penalty_on_the_bias_it_is_another_problem(self) -> None:
+        """Minimising ½‖w‖² + Σ max(0, 1 − y(wᵀx + b))² for one class: with ½b² it is ours, without it is not."""
+        features, labels = problem()
+        signs = (2 * (labels == 0) - 1).double()
+        weight, bias = fit_svm(features, labels, classes=3, tolerance=1e-12)
+
+        def minimiser(penalise_bias: float) -> Tensor:
+            free = torch.zeros(4, dtype=torch.float64, requires_grad=True)  # w, b
+            lbfgs = torch.optim.LBFGS([free], max_iter=500, tolerance_grad=1e-12, tolerance_change=1e-16)
+
+            def objective() -> Tensor:
+                lbfgs.zero_grad()
+                hinge = (1 - signs * (features @ free[:3] + free[3])).clamp_min(0)
+                value = 0.5 * (free[:3].square().sum() + penalise_bias * free[3] ** 2) + hinge.square().sum()
+                value.backward()
+                return value
+
+            lbfgs.step(objective)
+            return free.detach()
+
+        ours = torch.cat([weight[0], bias[:1]])
+        torch.testing.assert_close(minimiser(1.0), ours, atol=1e-6, rtol=1e-6)
+        assert (minimiser(0.0) - ours).abs().max() > 1e-3
+
     def test_liblinear_penalises_the_bias(self) -> None:
         """Without the ½b² the minimiser is another: pushing its weight down tenfold moves the answer."""
         features, labels = problem()

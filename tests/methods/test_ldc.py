@@ -13,6 +13,8 @@ from gatf.data.loader import Batch, TaskData, TaskInfo
 from gatf.experiment import Experiment
 from gatf.geometry.moments import PairedMoments
 from gatf.methods.adc import AdversarialDrift
+from gatf.methods.distillation import local_cross_entropy, softened_cross_entropy
+from gatf.methods.dpcr import GramMemory, shift_projection
 from gatf.methods.ldc import LDCConfig, LearnedDrift, build_projector, projector_phase, projector_stage, ridge_projector
 
 Tiny = Callable[..., RunConfig]
@@ -66,6 +68,17 @@ class TestRidge:
             gone.mean(0, keepdim=True), landed, landed @ matrix.T - landed, torch.zeros(1, 6)
         )
         assert torch.allclose(by_attack.double(), moved, atol=1e-5)
+
+    def test_is_dpcrs_shift_projection(self) -> None:
+        """Without DPCR's projection on a class's row space, which acts from the right, prototypes move alike."""
+        old, new, prototypes = normal(60, 5), normal(60, 5, seed=1), normal(3, 5, seed=2)
+        projection, _ = shift_projection(old.T @ old, old.T @ new, 1e-9)
+        memory = GramMemory(5)
+        memory.triangles, memory.counts = torch.zeros(3, 15), torch.ones(3)
+        memory.means = prototypes.float()
+        memory.move(projection, cip=False, tolerance=None)
+        assert torch.allclose(fitted(old, new)(prototypes), prototypes @ projection, atol=1e-9)
+        assert torch.allclose(memory.means.double(), fitted(old, new)(prototypes), atol=1e-5)
 
     def test_fewer_samples_than_dimensions(self) -> None:
         old, new = normal(10, 32).relu(), normal(10, 32, seed=1)
@@ -133,6 +146,16 @@ def task_data(pixels: Tensor) -> TaskData:
         TaskInfo(0, 0, 1, len(pixels)), ImageSet(pixels, labels), (torch.arange(len(pixels)), labels),
         pipeline=Pipeline((), (0.5,), (0.29,)), seed=0, device=torch.device("cpu"),
     )  # fmt: skip
+
+
+def test_the_loss_by_hand() -> None:
+    """Old logits (2,0), teacher (1,1), τ = 2: 0.81326; new logits (1,0), first class: 0.31326; with λ = 10, 8.44588."""
+    logits = torch.tensor([[2.0, 0.0, 1.0, 0.0]], dtype=torch.float64)
+    distilled = softened_cross_entropy(logits[:, :2], torch.ones(1, 2, dtype=torch.float64), LDCConfig().temperature)
+    learnt = local_cross_entropy(logits, torch.tensor([2]), 2)
+    assert distilled.item() == pytest.approx(0.81326, abs=1e-5)
+    assert learnt.item() == pytest.approx(0.31326, abs=1e-5)
+    assert (learnt + LDCConfig().distill * distilled).item() == pytest.approx(8.44588, abs=1e-5)
 
 
 class TestMethod:

@@ -8,6 +8,7 @@ import pytest
 
 from gatf.config import RunConfig
 from gatf.experiment import start
+from gatf.report import diagnostic_plots as plots
 from gatf.report.diagnostic_plots import curve, in_tasks
 from gatf.report.diagnostic_sections import at_the_end, diagnostic_figures, diagnostics_table
 from gatf.report.html import write_report
@@ -32,6 +33,21 @@ def test_every_diagnostic_has_its_figure(runs: list[Run], tmp_path: Path) -> Non
     assert "Why it forgets" in text
     assert "What is stored of old classes against what is true" in text
     assert text.count("<figure") == text.count('<svg role="img"') == 2 + 2 * 3 + 9
+
+
+def test_old_classes_are_named_in_the_plane(runs: list[Run]) -> None:
+    run = next(run for run in runs if run.row == "gatf")
+    (axes,) = plots.transport_plane(run).axes
+    old = len(run.summary["accuracy_by_class"][-2])
+    named = {text.get_text() for text in axes.texts} - {""}
+    assert named == set(run.summary["class_names"][:old])
+
+
+def test_lines_have_room_below_the_top(runs: list[Run]) -> None:
+    (axes,) = plots.error_over_tasks([run for run in runs if run.row == "gatf"], "mean_l2", "distance").axes
+    low, high = axes.get_ylim()
+    highest = max(float(value) for line in axes.get_lines() for value in line.get_ydata())
+    assert highest <= high - 0.04 * (high - low)
 
 
 def test_one_run_alone(runs: list[Run], tmp_path: Path) -> None:

@@ -125,12 +125,12 @@ def comparison(table: Sequence[dict[str, Any]]) -> str:
 
 
 def to_latex(table: Sequence[dict[str, Any]]) -> str:
-    """A booktabs table: methods down, settings across, A_last and A_inc each, published numbers in brackets."""
+    """A booktabs table: methods down, settings across, A_last and A_inc each; in brackets published and difference."""
     settings = list(dict.fromkeys(row["setting"] for row in table))
     rows = list(dict.fromkeys(row["row"] for row in table))
     cells = {(row["setting"], row["row"]): row for row in table}
     lines = [
-        r"% needs \usepackage{booktabs}; brackets: published",
+        r"% needs \usepackage{booktabs}; in brackets: published, difference; \neq: over two standard deviations",
         r"\begin{tabular}{l" + "cc" * len(settings) + "}",
         r"\toprule",
         " & ".join(["", *(rf"\multicolumn{{2}}{{c}}{{{_tex(setting)}}}" for setting in settings)]) + r" \\",
@@ -150,7 +150,12 @@ def _tex_number(row: dict[str, Any], column: str) -> str:
     ours = spread(row[column], row[f"{column}_std"], plus_minus=r"{\scriptstyle\,\pm\,").replace(MISSING, "-")
     closing = "}" if row[f"{column}_std"] is not None else ""
     theirs = published(row["setting"], row["row"])
-    return f"${ours}{closing}$" + (f" [{getattr(theirs[0], column):.1f}]" if theirs else "")
+    if not theirs:
+        return f"${ours}{closing}$"
+    gap = difference(row, theirs[0], column)
+    mark = r"^{\neq}" if is_outside(row, theirs[0], column) else ""
+    beside = "" if gap is None else f", ${gap:+.1f}{mark}$"
+    return f"${ours}{closing}$ [{getattr(theirs[0], column):.1f}{beside}]"
 
 
 def _tex(text: str) -> str:

@@ -81,7 +81,9 @@ def _header_sizes(images: Encoded, most: int = 64) -> set[tuple[int, int]]:
                 data = images.read(number)
                 with Image.open(io.BytesIO(data), formats=likely_formats(data)) as image:
                     sizes.add(image.size)
-            except (OSError, ValueError, SyntaxError, Image.DecompressionBombWarning, Image.DecompressionBombError):
+            except (BadImage, OSError, ValueError, SyntaxError):
+                continue
+            except (Image.DecompressionBombWarning, Image.DecompressionBombError):
                 continue
     return sizes or {(LARGE_DEFAULT, LARGE_DEFAULT)}
 
@@ -101,9 +103,10 @@ def _decode_all(images: Encoded, size: int, *, skip: bool) -> dict[str, Tensor]:
     pixels = np.empty((len(images), size, size, 3), np.uint8)
     kept: list[int] = []
     with careful_pillow():
-        for number, data in enumerate(images.in_order()):
+        reading = images.in_order()
+        for number in range(len(images)):
             try:
-                pixels[len(kept)] = decode(data, images.name(number), size, centre_box)
+                pixels[len(kept)] = decode(next(reading), images.name(number), size, centre_box)
             except BadImage:
                 if not skip:
                     raise

@@ -29,6 +29,7 @@ TEST_RESIZE = 256 / 224
 ORIENTATION = 0x0112
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF")
 """Pixel formats only: Pillow would also run Ghostscript on an EPS file."""
+LEAVE_OUT = "data.on_bad_image=skip (gatf learn, predict: --skip-bad)"
 SIGNATURES = {b"\xff\xd8": "JPEG", b"\x89P": "PNG", b"RI": "WEBP", b"GI": "GIF", b"BM": "BMP"}
 
 
@@ -58,13 +59,12 @@ def decode(data: bytes, name: str, size: int, choose: ChooseBox) -> np.ndarray:
         limit = Image.MAX_IMAGE_PIXELS or 0
         raise BadImage(
             f"image {name} has more than {limit / 1e6:.0f} million pixels and is refused as a decompression bomb; "
-            "make it smaller, or leave it out with data.on_bad_image=skip"
+            f"make it smaller, or leave it out: {LEAVE_OUT}"
         ) from None
     except Exception as error:  # Pillow's readers raise nearly anything on damaged files
         reason = " ".join(str(error).split()).split(" <_io")[0]  # Pillow prints the buffer's address
         raise BadImage(
-            f"image {name} cannot be decoded ({reason}); repair or delete it, or leave it out with "
-            "data.on_bad_image=skip"
+            f"image {name} cannot be decoded ({reason}); repair or delete it, or leave it out: {LEAVE_OUT}"
         ) from None
 
 

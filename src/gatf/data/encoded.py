@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from gatf.data import cache
+from gatf.data.decode import BadImage
 from gatf.errors import UserError
 
 
@@ -25,7 +26,7 @@ class Encoded(Protocol):
         ...
 
     def in_order(self) -> Iterator[bytes]:
-        """All of them, by the fastest way to read them once."""
+        """All of them, by the fastest way to read them once; after a `BadImage` it goes on with the next."""
         ...
 
     def take(self, numbers: Sequence[int]) -> "Encoded": ...
@@ -56,13 +57,16 @@ class Files:
         try:
             return Path(self.paths[number]).read_bytes()
         except OSError as error:
-            raise UserError(f"image {self.paths[number]} cannot be read ({error.strerror})") from None
+            raise BadImage(
+                f"image {self.paths[number]} cannot be read ({error.strerror}); put it back, or leave it out with "
+                "data.on_bad_image=skip"
+            ) from None
 
     def name(self, number: int) -> str:
         return self.paths[number]
 
     def in_order(self) -> Iterator[bytes]:
-        return (self.read(number) for number in range(len(self)))
+        return map(self.read, range(len(self)))  # unlike a generator, goes on after a file that cannot be read
 
     def take(self, numbers: Sequence[int]) -> "Files":
         return Files(tuple(self.paths[number] for number in numbers))
@@ -72,12 +76,16 @@ class Files:
 
     def content(self) -> str:
         total = hashlib.blake2b(digest_size=16)
-        for path, data in zip(self.paths, self.in_order(), strict=True):
+        for number, path in enumerate(self.paths):
+            try:
+                data = self.read(number)
+            except BadImage:  # met again when it is decoded
+                data = b""
             total.update(hashlib.blake2b(data, key=Path(path).name.encode()[:64]).digest())
         return total.hexdigest()
 
     def stamp(self) -> str:
-        return cache.digest(*(_stamp(Path(path)) for path in self.paths))
+        return cache.digest(*(_stamp(Path(path)) if Path(path).exists() else path for path in self.paths))
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ def limit_training(source: Source, config: DataConfig) -> Source:
 
 def long_tail(largest: int, classes: int, ratio: float) -> Tensor:
     """[classes]: n·ratio^(−c/(C−1)) images for class c, rounded down, at least one; the first class has n, the last
-    n/ratio (Cui et al., CVPR 2019, Sec. 5.1, as in long-tailed class-incremental learning, Liu et al., ECCV 2022)."""
+    n/ratio (Cui et al., CVPR 2019, as in long-tailed class-incremental learning, Liu et al., ECCV 2022)."""
     position = torch.arange(classes, dtype=torch.float64) / max(classes - 1, 1)
     return (largest * ratio**-position + 1e-9).floor().clamp(min=1).long()
 

@@ -89,6 +89,23 @@ def old_to_new(predicted: Tensor, labels: Tensor, task_of_class: Tensor) -> Tabl
     return rows
 
 
+def accuracy_by_task(predicted: Tensor, labels: Tensor, task_of_class: Tensor) -> Table:
+    """A row of the accuracy matrix: share of each task's test images [N] that is right, among all classes seen."""
+    right, tasks = (predicted == labels).double(), task_of_class[labels]
+    return [
+        {"past_task": task, "accuracy": float(right[tasks == task].mean())} for task in task_of_class.unique().tolist()
+    ]
+
+
+def accuracy_by_class(predicted: Tensor, labels: Tensor, task_of_class: Tensor) -> Table:
+    """Share of each class's test images [N] that is right."""
+    right = (predicted == labels).double()
+    return [
+        {"class": number, "past_task": task, "accuracy": float(right[labels == number].mean())}
+        for number, task in enumerate(task_of_class.tolist())
+    ]
+
+
 def transport_plane(old: Tensor, new: Tensor, carried: Tensor | None, labels: Tensor) -> Table:
     """Class means of z_old, z_new and, where there is a map, A(z_old), in the plane of the two principal axes fitted
     once on both spaces together: arrows old → new are the drift, carried should end where new does."""

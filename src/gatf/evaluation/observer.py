@@ -182,8 +182,12 @@ class DiagnosticsObserver:
         scores, _ = self.data.test(self.method.scores, task)
         tasks = self.data.task_of_class(task)
         old = tasks[labels] < task
-        confusion = diagnostics.old_to_new(scores.argmax(1), labels, tasks)
-        self._add("confusion", [{"after_task": task, **row} for row in confusion])
+        for name, measure in (
+            ("accuracy", diagnostics.accuracy_by_task),
+            ("class_accuracy", diagnostics.accuracy_by_class),
+            ("confusion", diagnostics.old_to_new),
+        ):
+            self._add(name, [{"after_task": task, **row} for row in measure(scores.argmax(1), labels, tasks)])
         forms = {"score": diagnostics.score_margins(scores, labels)}
         forms |= self._against_truth(task, features, labels)
         for form, margins in forms.items():

@@ -23,7 +23,7 @@ KdGroups = Literal["all", "per_task"]
 def softened_cross_entropy(
     student: Tensor, teacher: Tensor, temperature: float, *, groups: Sequence[int] | None = None
 ) -> Tensor:
-    """LwF's distillation (Li & Hoiem, ECCV 2016, Eq. 2): −(1/B)·Σ_n Σ_c softmax(teacher/T)·log softmax(student/T).
+    """LwF's distillation (Li & Hoiem, ECCV 2016): −(1/B)·Σ_n Σ_c softmax(teacher/T)·log softmax(student/T).
 
     Logits [B, C] of the old classes; a sum over classes, a mean over samples, no factor T². One softmax over all old
     classes, or one for each of the column `groups` (the paper's, by task), whose cross-entropies add up.

@@ -160,18 +160,15 @@ class EFC(Method):
 
     def phases(self, task: TaskInfo) -> list[Phase]:
         stage = self.optimisation.stage(task.index)
-        modules = {"backbone": self.backbone, "heads": self.heads}
-        modules |= {} if self.rotated is None else {"rotated": self.rotated}
-        groups = self.train_groups(stage, *list(modules.values())[1:])
+        rotated = {} if self.rotated is None else {"rotated": self.rotated}
+        modules = {"backbone": self.backbone, "heads": self.heads, **rotated}
+        groups = self.train_groups(stage, self.heads, *rotated.values())
         for group in groups:
             group["params"] = [parameter for parameter in group["params"] if parameter.requires_grad]
         loss = self._first_loss if task.index == 0 else self._next_loss
-        phase = Phase("train", modules, lambda batch: loss(batch, task), stage, groups=groups)
-        if task.index > 0:
-            phase.set_mode = self._set_mode
-        elif self.rotated is not None:
-            phase.batch_size = stage.batch_size // 4
-        return [phase]
+        size = None if self.rotated is None else stage.batch_size // 4
+        mode = None if task.index == 0 else self._set_mode
+        return [Phase("train", modules, lambda batch: loss(batch, task), stage, groups, size, set_mode=mode)]
 
     def _set_mode(self) -> None:
         """After task 0 batch-norm is frozen: statistics by eval mode, weights by taking no gradient."""
@@ -198,16 +195,15 @@ class EFC(Method):
         draws = generator(self.seed, "rehearsal", task.index, batch.epoch, batch.step)
         prototypes, real = config.prototype_batch, 0
         if len(self.last.labels) > 0:
-            counts = rehearsal_counts(task.old, task.new, prototypes, draws, fill=config.fill_batch)
-            prototypes, real = counts[0], min(counts[1], len(self.last.labels))
+            prototypes, real = rehearsal_counts(task.old, task.new, prototypes, draws, fill=config.fill_batch)
+            real = min(real, len(self.last.labels))
             images = torch.cat([images, self.last.images(real)])  # one pass: batch-norm is frozen
         labels = prototype_labels(task.old, config.prototype_batch, prototypes, draws).to(self.device)
         sampled = self._sample(labels, batch.generator)
         features = self._features(images, batch.epoch, task.index)
         with torch.no_grad():
             old = self.teacher(batch.images)
-        new, again = features[:size], features[size:]
-        rehearsed = torch.cat([labels, self.last.labels[:real]])
+        new, again, rehearsed = features[:size], features[size:], torch.cat([labels, self.last.labels[:real]])
         self.last.keep(batch)
         return {
             "ce": cross_entropy(self.heads.layers[-1](new), batch.labels - task.old),
@@ -234,10 +230,9 @@ class EFC(Method):
         new, labels, *before = (torch.cat(part) for part in zip(*passed, strict=True))
         stored = self.memory.get()
         if task.index > 0 and config.drift_width is not None:
-            efm, width = self.efm.double(), config.drift_width
-            weights = drift_weights(before[0].double(), stored.means, efm, width=width, minmax=config.minmax)
-            moves = weights @ (new.double() - before[0].double())
-            stored = gaussians.Gaussians(stored.means + moves, stored.covs)
+            was, efm = before[0].double(), self.efm.double()
+            weights = drift_weights(was, stored.means, efm, width=config.drift_width, minmax=config.minmax)
+            stored = gaussians.Gaussians(stored.means + weights @ (new.double() - was), stored.covs)
         full = len(new) // size * size or len(new)  # full batches only
         weight = torch.cat([layer.weight for layer in self.heads.layers])  # type: ignore[misc]
         self.efm = feature_matrix(new[:full], weight).float()

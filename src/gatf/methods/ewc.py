@@ -138,7 +138,7 @@ class Springs(nn.Module):
         self.register_buffer(f"anchor/{key}", anchor)
 
     def penalty(self, parameters: dict[str, nn.Parameter]) -> Tensor:
-        """½·Σ_p F_p (θ_p − θ*_p)² (Kirkpatrick et al., Eq. 3, before λ)."""
+        """½·Σ_p F_p (θ_p − θ*_p)² (Kirkpatrick et al., before λ)."""
         terms = [(importance * (parameters[name] - anchor).square()).sum() for name, importance, anchor in self.items()]
         return 0.5 * torch.stack(terms).sum()
 

@@ -72,7 +72,7 @@ def projector_stage(config: LDCConfig, images: int) -> StageConfig:
 
 
 def projector_phase(projector: nn.Module, old: nn.Module, new: nn.Module, stage: StageConfig) -> Phase:
-    """Fit W·f_{t−1}(x) ≈ f_t(x) on current images, both networks frozen, no label read (LDC, Eq. 4)."""
+    """Fit W·f_{t−1}(x) ≈ f_t(x) on current images, both networks frozen, no label read."""
 
     def loss(batch: Batch) -> dict[str, Tensor]:
         with torch.no_grad():

@@ -69,7 +69,7 @@ class Prototypes(Growing):
     def learn(self, features: Tensor, labels: Tensor, *, new: int, rule: str) -> None:
         """Append the means of `new` classes (labels 0..new−1) and set the radius by its rule.
 
-        r² = (1/C₀)·Σ_c trace(Σ_c)/D of task 0 (release), or its running mean over all classes (paper, Sec. 3.2).
+        r² = (1/C₀)·Σ_c trace(Σ_c)/D of task 0 (release), or its running mean over all classes (paper).
         """
         old = len(self.means)
         means = class_means(features, labels, classes=new)

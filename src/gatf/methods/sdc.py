@@ -29,7 +29,7 @@ class SDCConfig(PrototypeConfig):
 
 
 def sdc_shift(old: Tensor, new: Tensor, prototypes: Tensor, *, sigma: float, floor: float) -> tuple[Tensor, Tensor]:
-    """Semantic drift at each prototype (Yu et al., CVPR 2020, Eqs. 6–8): Δ_c = Σ_i w_ci δ_i / Σ_i w_ci, δ = new − old,
+    """Semantic drift at each prototype (Yu et al., CVPR 2020): Δ_c = Σ_i w_ci δ_i / Σ_i w_ci, δ = new − old,
     w_ci = exp(−‖old_i − μ_c‖²/2σ²) + floor.
 
     Features [N, D] of the same images in the same order, prototypes [C, D] → Δ [C, D] and the effective sample size

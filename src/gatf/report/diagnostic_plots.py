@@ -10,12 +10,14 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from gatf.report.load import Rows, Run, by_row
-from gatf.report.plots import label_ends, new_figure, over_seeds, styled, whole_ticks
+from gatf.report.plots import label_ends, new_figure, over_seeds, short, styled, whole_ticks
 from gatf.report.style import INK, MUTED, PAPER, SERIES, LineStyle, line_styles
 
 KERNEL = np.exp(-0.5 * np.linspace(-3, 3, 25) ** 2)
 KERNEL /= KERNEL.sum()
 """Smooths a histogram over a fifth of a unit."""
+MOST_NAMED = 25
+"""Classes whose names still fit into the plane."""
 Curve = tuple[np.ndarray, np.ndarray, np.ndarray | None]
 """Places, means over seeds, standard deviations."""
 
@@ -61,7 +63,8 @@ def draw_curves(axes: Axes, found: Mapping[str, Curve], styles: Mapping[str, Lin
             low = np.maximum(mean - std, mean / 10) if log else mean - std
             axes.fill_between(places, low, mean + std, color=styles[row].color, alpha=0.14, linewidth=0)
     if not log:
-        axes.set_ylim(bottom=min(0.0, *(float(mean.min()) for _, mean, _ in found.values())))
+        low, high = min(0.0, *(float(mean.min()) for _, mean, _ in found.values())), axes.get_ylim()[1]
+        axes.set_ylim(low, high + 0.05 * (high - low))
     axes.xaxis.grid(False)
     label_ends(axes, {row: float(mean[-1]) for row, (_, mean, _) in found.items()}, styles)
 
@@ -204,6 +207,11 @@ def transport_plane(run: Run) -> Figure:
         old, new = place[number, "old"], place[number, "new"]
         arrow = {"arrowstyle": "-|>", "color": MUTED, "linewidth": 1.0, "shrinkA": 3, "shrinkB": 3}
         axes.annotate("", new, old, arrowprops=arrow)
+        if len(place) <= 3 * MOST_NAMED:
+            axes.annotate(
+                short(run.summary["class_names"][number]), new, xytext=(5, 4), textcoords="offset points", fontsize=8.5,
+                color=MUTED,
+            )  # fmt: skip
         carried = place.get((number, "carried"))
         if carried is not None:
             axes.plot(*zip(carried, new, strict=True), color=SERIES[1], linewidth=1, linestyle=":")

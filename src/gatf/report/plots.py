@@ -164,14 +164,15 @@ def accuracy_by_class(runs: Sequence[Run]) -> Figure:
     axes.set_xticks(ticks, [str(task + 1) for task in ticks])
     names = runs[0].summary["class_names"]
     step = -(-classes // 25)
-    axes.set_yticks(range(0, classes, step), [_short(names[number]) for number in range(0, classes, step)])
+    axes.set_yticks(range(0, classes, step), [short(names[number]) for number in range(0, classes, step)])
     axes.set_xlabel("after task")
     for size in [len(row) for row in runs[0].summary["accuracy_by_class"]][:-1]:
         axes.axhline(size - 0.5, color=PAPER, linewidth=2.5 if classes <= 30 else 1.2)
     return figure
 
 
-def _short(name: str, length: int = 14) -> str:
+def short(name: str, length: int = 14) -> str:
+    """A name that a figure has room for."""
     return name if len(name) <= length else name[: length - 1] + "…"
 
 

@@ -1,27 +1,30 @@
-"""Results as tables on the terminal."""
+"""Results as tables on the terminal, as detailed as its width allows."""
 
+from collections.abc import Callable
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
+from gatf.terminal import fits
+
 
 def print_summary(summary: dict[str, Any], console: Console) -> None:
-    """The accuracy matrix of a run and its headline numbers."""
-    matrix = summary["accuracy_matrix"]
-    title = (
-        f"{summary['method']} on {summary['dataset']}, seed {summary['seed']}: accuracy in % on each task's test images"
-    )
-    table = Table(title=title, title_justify="left", header_style="bold")
-    table.add_column("after task", justify="right")
-    for task in range(len(matrix)):
-        table.add_column(f"task {task}", justify="right")
-    table.add_column("all seen", justify="right", style="bold")
-    table.add_column("seconds", justify="right")
-    for task, row in enumerate(matrix):
-        cells = [f"{value:.1f}" for value in row] + [""] * (len(matrix) - len(row))
-        table.add_row(str(task), *cells, f"{summary['accuracy_seen'][task]:.1f}", f"{summary['seconds'][task]:.1f}")
-    console.print(table)
+    """The accuracy matrix of a run and its headline numbers.
+
+    Where the matrix does not fit it loses its decimals and long headings; where that does not help it is left out.
+    """
+    run = f"{summary['method']} on {summary['dataset']}, seed {summary['seed']}"
+    console.print(f"{run}: accuracy in % on each task's test images", highlight=False)
+    matrix = [
+        matrix_table(summary, heading=lambda task: f"task {task}", decimals=1),
+        matrix_table(summary, heading=lambda task: f"t{task}", decimals=1),
+        matrix_table(summary, heading=str, decimals=0),
+    ]
+    fitting = [table for table in matrix if fits(table, console)]
+    console.print(fitting[0] if fitting else seen_table(summary))
+    if not fitting:
+        console.print("accuracy on every task: accuracy_matrix in summary.json, or report.html", highlight=False)
     forgetting = summary["forgetting"]
     console.print(
         f"A_last [bold]{summary['a_last']:.1f} %[/]   A_inc [bold]{summary['a_inc']:.1f} %[/]   "
@@ -29,3 +32,34 @@ def print_summary(summary: dict[str, Any], console: Console) -> None:
         f"{summary['total_seconds']:.1f} s",
         highlight=False,
     )
+
+
+def matrix_table(summary: dict[str, Any], *, heading: Callable[[int], str], decimals: int) -> Table:
+    """A line after each task, a column for each task's test images; tasks count from 1."""
+    matrix = summary["accuracy_matrix"]
+    names = [heading(task + 1) for task in range(len(matrix))]
+    table = _table("after task" if decimals else "after", *names, "all seen" if decimals else "all", "seconds")
+    for task, row in enumerate(matrix):
+        cells = [f"{value:.{decimals}f}" for value in row] + [""] * (len(matrix) - len(row))
+        table.add_row(str(task + 1), *cells, *_ends(summary, task))
+    return table
+
+
+def seen_table(summary: dict[str, Any]) -> Table:
+    """The same without the matrix: the accuracy on all classes seen, on the first task, and on the newest."""
+    table = _table("after task", "task 1", "newest", "all seen", "seconds")
+    for task, row in enumerate(summary["accuracy_matrix"]):
+        table.add_row(str(task + 1), f"{row[0]:.1f}", f"{row[-1]:.1f}", *_ends(summary, task))
+    return table
+
+
+def _table(*names: str) -> Table:
+    table = Table(header_style="bold")
+    for name in names:
+        table.add_column(name, justify="right", no_wrap=True, style="bold" if name.startswith("all") else None)
+    return table
+
+
+def _ends(summary: dict[str, Any], task: int) -> tuple[str, str]:
+    seconds = summary["seconds"][task]
+    return f"{summary['accuracy_seen'][task]:.1f}", f"{seconds:.1f}" if seconds < 1000 else f"{seconds:.0f}"

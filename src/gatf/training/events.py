@@ -69,8 +69,8 @@ class LiveDisplay:
             self._losses = "  ".join(f"{name} {value:.3f}" for name, value in fields["losses"].items())
         elif kind == "task":
             self._training_seconds += time.monotonic() - self._started
-            row = "  ".join(f"{accuracy:5.1f}" for accuracy in fields["accuracies"])
-            self._print(f"task {fields['task'] + 1}/{self._tasks}  seen {fields['seen']:5.1f} %   by task: {row}")
+            start = f"task {fields['task'] + 1}/{self._tasks}  seen {fields['seen']:5.1f} %   "
+            self._print(start + by_task(fields["accuracies"], self.console.width - len(start)))
         elif kind == "warning":
             self._print(f"note: {fields['text']}")
         elif kind == "notice" and (fields.get("jittered") or fields.get("clipped")):
@@ -104,3 +104,11 @@ class LiveDisplay:
             return ""
         steps = self._steps_of_task - self._steps_done + (self._tasks - self._task - 1) * self._steps_of_task
         return f"≈ {max(steps, 0) * spent / self._all_steps:.0f} s left"
+
+
+def by_task(accuracies: list[float], width: int) -> str:
+    """The accuracy on every task as far as there is room: without decimals, or the first and the newest alone."""
+    forms = [f"by task: {'  '.join(f'{accuracy:5.1f}' for accuracy in accuracies)}"]
+    forms.append(f"by task: {' '.join(f'{accuracy:3.0f}' for accuracy in accuracies)}")
+    first, newest = accuracies[0], accuracies[-1]
+    return next((form for form in forms if len(form) <= width), f"task 1: {first:5.1f}   newest: {newest:5.1f}")

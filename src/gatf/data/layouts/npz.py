@@ -36,8 +36,8 @@ def read_npz(place: Path, config: DataConfig) -> Listing:
     try:
         with np.load(file, allow_pickle=False) as archive:
             arrays = {name: archive[name] for name in archive.files}
-    except (OSError, ValueError, zipfile.BadZipFile) as error:
-        raise UserError(f"{file} cannot be read as an archive of plain arrays ({error})") from None
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile):  # NumPy's text would advise to unpickle it
+        raise UserError(f"{file} is damaged or no archive of plain arrays; write it with np.savez") from None
     parts = [_part(arrays, part, file) for part in ("train", "test")]
     if parts[0] is None:
         wanted = ", ".join("/".join(pair) for pair in NAMES["train"])

@@ -1,0 +1,63 @@
+"""The tables on a terminal: nothing cut, nothing wrapped, whatever the width."""
+
+import io
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from gatf.report.tables import print_summary
+from gatf.training.events import LiveDisplay
+
+
+def summary(tasks: int) -> dict[str, Any]:
+    """Distinct numbers: 50 + k.t on task k after task t."""
+    return {
+        "method": "gatf", "dataset": "tinyimagenet", "seed": 0,
+        "accuracy_matrix": [[50 + k + t / 100 for k in range(t + 1)] for t in range(tasks)],
+        "accuracy_seen": [99.9 - t for t in range(tasks)], "seconds": [12345.6] * tasks,
+        "a_last": 80.9, "a_inc": 90.4, "forgetting": 7.25, "total_seconds": 123456.7,
+    }  # fmt: skip
+
+
+def printed(tasks: int, width: int) -> list[str]:
+    file = io.StringIO()
+    print_summary(summary(tasks), Console(file=file, width=width))
+    return file.getvalue().splitlines()
+
+
+@pytest.mark.parametrize("width", [60, 80, 120, 200])
+@pytest.mark.parametrize("tasks", [1, 2, 5, 10, 11, 20, 100])
+def test_every_line_fits_and_no_cell_is_cut(tasks: int, width: int) -> None:
+    lines = printed(tasks, width)
+    assert all(len(line) <= width for line in lines)
+    assert not any("…" in line for line in lines)
+    rows = [line for line in lines if line.startswith("│")]
+    assert len(rows) == tasks  # nothing wraps
+    assert [row.split("│")[1].strip() for row in rows] == [str(task) for task in range(1, tasks + 1)]
+    assert all(f"{99.9 - task:.1f}" in row for task, row in enumerate(rows))
+
+
+def test_the_matrix_loses_decimals_before_it_is_left_out() -> None:
+    wide, narrow, narrowest = ("\n".join(printed(10, width)) for width in (140, 80, 60))
+    assert "59.1" in wide
+    assert "59.1" not in narrow
+    assert " 59 " in narrow
+    assert " 59 " not in narrowest
+    for text, told in ((wide, False), (narrow, False), (narrowest, True)):
+        assert ("summary.json" in text) == told
+
+
+@pytest.mark.parametrize("tasks", [3, 10, 20, 100])
+def test_what_is_told_after_a_task_stays_on_one_line(tasks: int) -> None:
+    file = io.StringIO()
+    display = LiveDisplay(Console(file=file, width=80))
+    display("run_start", tasks=tasks, method="gatf", resumed_at=None)
+    display("task_start", task=tasks - 1, steps=1)
+    display("task", task=tasks - 1, seen=66.6, accuracies=[12.3] * (tasks - 1) + [98.7])
+    display.close()
+    (line,) = file.getvalue().splitlines()
+    assert len(line) <= 80
+    assert "66.6" in line
+    assert "12" in line
+    assert "9" in line
