@@ -13,6 +13,7 @@ from gatf.report.diagnostic_plots import curve, in_tasks
 from gatf.report.diagnostic_sections import at_the_end, diagnostic_figures, diagnostics_table
 from gatf.report.html import write_report
 from gatf.report.load import Run, load_runs
+from gatf.report.style import line_styles
 
 
 @pytest.fixture(scope="module")
@@ -48,6 +49,14 @@ def test_lines_have_room_below_the_top(runs: list[Run]) -> None:
     low, high = axes.get_ylim()
     highest = max(float(value) for line in axes.get_lines() for value in line.get_ydata())
     assert highest <= high - 0.04 * (high - low)
+
+
+def test_a_row_has_its_colour_also_where_others_have_no_table(runs: list[Run]) -> None:
+    kept = [Run(run.folder, run.setting, row, run.summary, run.config, run.diagnostics)
+            for run in runs if run.row == "gatf" for row in ("b", "c")]  # fmt: skip
+    (axes,) = plots.drift_over_tasks(kept, ("a", "b", "c")).axes
+    styles = line_styles(("a", "b", "c"))
+    assert [line.get_color() for line in axes.get_lines()] == [styles["b"].color, styles["c"].color]
 
 
 def test_one_run_alone(runs: list[Run], tmp_path: Path) -> None:

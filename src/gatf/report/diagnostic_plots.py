@@ -1,4 +1,7 @@
-"""The pictures of diagnostics: drift, tails, margins, spectra, transport, each from the tables of runs."""
+"""The pictures of diagnostics: drift, tails, margins, spectra, transport, each from the tables of runs.
+
+`among` are all rows of the comparison, also those without the table: a row looks alike in every figure.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -70,7 +73,7 @@ def draw_curves(axes: Axes, found: Mapping[str, Curve], styles: Mapping[str, Lin
 
 
 @styled
-def drift_over_tasks(runs: Sequence[Run]) -> Figure:
+def drift_over_tasks(runs: Sequence[Run], among: Sequence[str] = ()) -> Figure:
     """Prototype drift within every task, mean over past tasks; a line a past task where one row is shown.
 
     Time is counted in tasks, because methods differ in their epochs a task.
@@ -78,7 +81,7 @@ def drift_over_tasks(runs: Sequence[Run]) -> Figure:
     figure, axes = new_figure(3.0)
     rows = by_row(runs)
     if len(rows) > 1:
-        styles = line_styles(rows)
+        styles = line_styles(among or rows)
         found = {
             row: one
             for row, group in rows.items()
@@ -119,11 +122,11 @@ def _is_of(task: int, row: dict[str, Any]) -> bool:
 
 
 @styled
-def tail_curve(runs: Sequence[Run]) -> Figure:
+def tail_curve(runs: Sequence[Run], among: Sequence[str] = ()) -> Figure:
     """T(k) after the last task with the method's map, or without one where it has none."""
     figure, axes = new_figure(3.0)
     last = last_task(runs[0].diagnostics["tail"])
-    styles = line_styles(by_row(runs))
+    styles = line_styles(among or by_row(runs))
     without = curves(runs, "tail", "k", "tail", lambda row: row["after_task"] == last and row["map"] == "none")
     found = curves(runs, "tail", "k", "tail", lambda row: row["after_task"] == last and row["map"] == "carried")
     if len(by_row(runs)) == 1:
@@ -136,10 +139,10 @@ def tail_curve(runs: Sequence[Run]) -> Figure:
 
 
 @styled
-def margin_densities(runs: Sequence[Run]) -> Figure:
+def margin_densities(runs: Sequence[Run], among: Sequence[str] = ()) -> Figure:
     """Density of old-class margins after the last task, in units of each method's median margin."""
     figure, axes = new_figure(3.0)
-    styles = line_styles(by_row(runs))
+    styles = line_styles(among or by_row(runs))
     axes.axvline(0, color=INK, linewidth=0.9)
     for row, group in by_row(runs).items():
         last = last_task(group[0].diagnostics["margins"])
@@ -158,20 +161,22 @@ def margin_densities(runs: Sequence[Run]) -> Figure:
     axes.set_xlim(-4, 4)
     axes.set_xlabel("margin, in medians (left of 0: wrong)")
     axes.set_title("density of the margin of old images", loc="left", color=MUTED)
-    if len(styles) > 1:
+    if len(by_row(runs)) > 1:
         axes.legend(frameon=False, loc="upper left", fontsize=8.5, labelcolor=MUTED, handlelength=1.6)
     return figure
 
 
 @styled
-def error_over_tasks(runs: Sequence[Run], column: str, label: str) -> Figure:
+def error_over_tasks(runs: Sequence[Run], column: str, label: str, among: Sequence[str] = ()) -> Figure:
     """An error of the stored Gaussians of old classes, mean over classes, after every task; logarithmic where methods
     differ by more than a factor of thirty."""
     figure, axes = new_figure(3.0)
     found = curves(runs, "errors", "after_task", column, lambda row: row["past_task"] < row["after_task"])
     shifted = {row: (places + 1, mean, std) for row, (places, mean, std) in found.items()}
     means = np.concatenate([mean for _, mean, _ in shifted.values()])
-    draw_curves(axes, shifted, line_styles(by_row(runs)), log=bool(means.min() > 0 and means.max() > 30 * means.min()))
+    draw_curves(
+        axes, shifted, line_styles(among or by_row(runs)), log=bool(means.min() > 0 and means.max() > 30 * means.min())
+    )
     axes.set_xticks(whole_ticks(2, int(max(places[-1] for places, _, _ in shifted.values()))))
     axes.set_xlabel("tasks learnt")
     axes.set_title(label, loc="left", color=MUTED)
@@ -179,10 +184,10 @@ def error_over_tasks(runs: Sequence[Run], column: str, label: str) -> Figure:
 
 
 @styled
-def spectrum(runs: Sequence[Run]) -> Figure:
+def spectrum(runs: Sequence[Run], among: Sequence[str] = ()) -> Figure:
     """Eigenvalues of the covariances of the first task's classes at the end: stored (line) and true (dashes)."""
     figure, axes = new_figure(3.0)
-    styles = line_styles(by_row(runs))
+    styles = line_styles(among or by_row(runs))
 
     def kept(of: str) -> Callable[[dict[str, Any]], bool]:
         last = last_task(runs[0].diagnostics["spectra"])

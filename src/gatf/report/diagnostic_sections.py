@@ -20,24 +20,25 @@ DIAGNOSTIC_GROUPS = {
 def diagnostic_figures(runs: Sequence[Run], prefix: str = "") -> list[FigureSpec]:
     """The figures that the runs have tables for; runs without any are left out."""
     specs = []
+    among = list(by_row(runs))
     drift, tail, margins = (with_table(runs, name) for name in ("drift", "tail", "margins"))
     errors, spectra = with_table(runs, "errors"), with_table(runs, "spectra")
     errors = [run for run in errors if any(row["past_task"] < row["after_task"] for row in run.diagnostics["errors"])]
     with_covs = [run for run in errors if "symmetric_kl" in run.diagnostics["errors"][0]]
     if drift:
-        specs.append(_drift(drift, prefix))
+        specs.append(_drift(drift, prefix, among))
     if errors:
-        specs.append(_errors(errors, prefix, "mean_l2", "mean-error", "Means after transport",
+        specs.append(_errors(errors, prefix, among, "mean_l2", "mean-error", "Means after transport",
                              "distance of stored from true mean, old classes"))  # fmt: skip
     if with_covs:
-        specs.append(_errors(with_covs, prefix, "symmetric_kl", "kl", "Gaussians after transport",
+        specs.append(_errors(with_covs, prefix, among, "symmetric_kl", "kl", "Gaussians after transport",
                              "symmetric KL of stored and true Gaussian"))  # fmt: skip
     if tail:
-        specs.append(_tail(tail, prefix))
+        specs.append(_tail(tail, prefix, among))
     if margins:
-        specs.append(_margins(margins, prefix))
+        specs.append(_margins(margins, prefix, among))
     if spectra:
-        specs.append(_spectrum(spectra, prefix))
+        specs.append(_spectrum(spectra, prefix, among))
     for row, group in by_row(with_table(runs, "plane")).items():
         specs.append(_plane(row, group[0], prefix))
     return specs
@@ -97,7 +98,7 @@ def told(values: dict[str, float], unit: str = "", digits: str = ".3g") -> str:
     return ", ".join(f"{row} {value:{digits}}{unit}" for row, value in values.items())
 
 
-def _drift(runs: Sequence[Run], prefix: str) -> FigureSpec:
+def _drift(runs: Sequence[Run], prefix: str, among: Sequence[str]) -> FigureSpec:
     ends = {}
     for row, group in by_row(runs).items():
         tables = [run.diagnostics["drift"] for run in group]
@@ -117,11 +118,13 @@ def _drift(runs: Sequence[Run], prefix: str) -> FigureSpec:
     return FigureSpec(
         f"{prefix}drift", "Prototype drift", sentence,
         f"Line chart of the distance between stored and true class means over epochs. At the end: {told(ends)}.",
-        lambda: plots.drift_over_tasks(runs), group=WHY,
+        lambda: plots.drift_over_tasks(runs, among), group=WHY,
     )  # fmt: skip
 
 
-def _errors(runs: Sequence[Run], prefix: str, column: str, name: str, title: str, label: str) -> FigureSpec:
+def _errors(
+    runs: Sequence[Run], prefix: str, among: Sequence[str], column: str, name: str, title: str, label: str
+) -> FigureSpec:
     ends = at_the_end(runs, "errors", column)
     best, worst = best_and_worst(ends)
     compared = "" if len(ends) == 1 else f", against {ends[worst]:.3g} of {worst}"
@@ -129,22 +132,22 @@ def _errors(runs: Sequence[Run], prefix: str, column: str, name: str, title: str
         f"{prefix}{name}", title,
         f"Low is good: after the last task {best} is at {ends[best]:.3g}{compared}.",
         f"Line chart of the {label}, after each task. At the end: {told(ends)}.",
-        lambda: plots.error_over_tasks(runs, column, label), group=WHY,
+        lambda: plots.error_over_tasks(runs, column, label, among), group=WHY,
     )  # fmt: skip
 
 
-def _tail(runs: Sequence[Run], prefix: str) -> FigureSpec:
+def _tail(runs: Sequence[Run], prefix: str, among: Sequence[str]) -> FigureSpec:
     return FigureSpec(
         f"{prefix}tail", "Mahalanobis tail",
         "A curve that climbs at its right end makes its errors where classes are thin, which is where a Mahalanobis "
         "distance punishes them most.",
         "Line chart, logarithmic: cumulated error of carried old features in units of variance, over directions from "
         "large to small variance.",
-        lambda: plots.tail_curve(runs), group=WHY,
+        lambda: plots.tail_curve(runs, among), group=WHY,
     )  # fmt: skip
 
 
-def _margins(runs: Sequence[Run], prefix: str) -> FigureSpec:
+def _margins(runs: Sequence[Run], prefix: str, among: Sequence[str]) -> FigureSpec:
     wrong = at_the_end(runs, "margins", "wrong", form="score")
     shares = {row: 100 * value for row, value in wrong.items()}
     best, worst = best_and_worst(shares)
@@ -153,17 +156,17 @@ def _margins(runs: Sequence[Run], prefix: str) -> FigureSpec:
         f"{prefix}margins", "Margins of old classes",
         f"What lies left of zero is misclassified: of {best} {shares[best]:.0f} % of the old images{compared}.",
         f"Density curves of the margin of old images after the last task. Not above zero: {told(shares, ' %', '.0f')}.",
-        lambda: plots.margin_densities(runs), group=WHY,
+        lambda: plots.margin_densities(runs, among), group=WHY,
     )  # fmt: skip
 
 
-def _spectrum(runs: Sequence[Run], prefix: str) -> FigureSpec:
+def _spectrum(runs: Sequence[Run], prefix: str, among: Sequence[str]) -> FigureSpec:
     return FigureSpec(
         f"{prefix}spectrum", "Spectrum of the oldest classes",
         "Where the line leaves the dots, the stored covariance is wider (above) or narrower (below) than the class is.",
         "Line chart, logarithmic: eigenvalues of the stored (line) and true (dotted) covariances of the first task's "
         "classes after the last task.",
-        lambda: plots.spectrum(runs), group=WHY,
+        lambda: plots.spectrum(runs, among), group=WHY,
     )  # fmt: skip
 
 
@@ -178,7 +181,7 @@ def _plane(row: str, run: Run, prefix: str) -> FigureSpec:
         left = fmean(abs(place[number, "new"] - place[number, "carried"]) for number in classes)
         sentence += f"; the map misses where they go by {left:.2g}."
     else:
-        sentence += ", and nothing follows them."
+        sentence += "; this method has no map of features to compare with."
     return FigureSpec(
         f"{prefix}plane-{slug(row)}", f"{row}, seed {run.summary['seed']}", sentence,
         f"Scatter plot of the class means of {row} before and after the last task, with arrows. {sentence}",
