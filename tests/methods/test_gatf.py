@@ -11,7 +11,9 @@ from gatf.config import RunConfig
 from gatf.data.loader import Batch, TaskInfo
 from gatf.experiment import Experiment, start
 from gatf.geometry.anchor import Affine
-from gatf.methods.gatf import GATF, RunningAnchor, perturbation_terms
+from gatf.methods.anchoring import RunningAnchor
+from gatf.methods.components import perturbation_terms
+from gatf.methods.gatf import GATF
 from gatf.nets.mlp import feature_mlp, zero_residual
 
 Tiny = Callable[..., RunConfig]

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
 
 from gatf.geometry import anchor, gaussians, moments, spd
+from gatf.methods.anchoring import RunningAnchor
 from gatf.methods.base import Batch, Method, Phase, TaskData, TaskInfo
 from gatf.methods.components import (
     GaussianMemory,
@@ -94,46 +95,6 @@ class GATFConfig(MethodConfig):
         return self
 
 
-class RunningAnchor(nn.Module):
-    """The exponential moving average of the anchor (Sec. 3.3): buffers, never parameters."""
-
-    weight: Tensor
-    bias: Tensor
-    steps: Tensor
-
-    def __init__(self, dim: int, momentum: float, bias_correct: bool) -> None:
-        super().__init__()
-        self.momentum, self.bias_correct = momentum, bias_correct
-        self.replace(anchor.AnchorEMA.empty(dim, momentum, bias_correct=bias_correct))
-
-    def replace(self, ema: anchor.AnchorEMA) -> None:
-        self.register_buffer("weight", ema.weight)
-        self.register_buffer("bias", ema.bias)
-        self.register_buffer("steps", torch.tensor(ema.steps))
-        self._value: anchor.Affine | None = None
-
-    def update(self, estimate: anchor.Affine, restart: bool = False) -> None:
-        """P̄ ← m P̄ + (1 − m) P̂, b̄ likewise; with `restart` the estimate stands alone."""
-        ema = self._ema()
-        if restart:
-            ema = anchor.AnchorEMA.empty(len(self.bias), self.momentum, bias_correct=self.bias_correct)
-        self.replace(ema.update(estimate))
-
-    def forward(self, old: Tensor) -> Tensor:
-        """Ā_lin(z) = P̄ z + b̄."""
-        if self._value is None:
-            exact = self._ema().value()
-            self._value = anchor.Affine(exact.weight.to(old.dtype), exact.bias.to(old.dtype))
-        return self._value(old)
-
-    def _ema(self) -> anchor.AnchorEMA:
-        return anchor.AnchorEMA(self.weight, self.bias, int(self.steps), self.momentum, self.bias_correct)
-
-    def _load_from_state_dict(self, *args: Any) -> None:
-        self._value = None
-        super()._load_from_state_dict(*args)
-
-
 class GATF(Method):
     """The map A_t = anchor + residual is trained together with the backbone; a distiller maps back."""
 
@@ -184,14 +145,9 @@ class GATF(Method):
             group |= {"weight_decay": config.map_weight_decay} if config.map_weight_decay is not None else {}
             groups.append(group)
         training = Phase(
-            "backbone",
-            modules,
-            lambda batch: self._loss(batch, task),
-            stage,
-            groups=groups,
-            batch_size=stage.batch_size // 4 if self._rotates(task) else None,
-            on_epoch_start=self._refresh,
-        )
+            "backbone", modules, lambda batch: self._loss(batch, task), stage, groups=groups,
+            batch_size=stage.batch_size // 4 if self._rotates(task) else None, on_epoch_start=self._refresh,
+        )  # fmt: skip
         if task.index == 0 or not config.refine:
             return [training]
         refining = adapter_phase(
