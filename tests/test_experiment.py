@@ -22,6 +22,7 @@ from gatf.training import checkpoint
 from gatf.training.loop import Interrupted
 
 Tiny = Callable[..., RunConfig]
+LONGER = {"optimisation.next.epochs": 12}
 RESULTS = ("a_last", "a_inc", "forgetting", "accuracy_matrix", "accuracy_seen", "accuracy_by_class", "task_aware")
 
 
@@ -46,19 +47,19 @@ def assert_same(first: Path, second: Path) -> None:
 
 @pytest.fixture(scope="module", params=["gatf", "adagauss"])
 def whole(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, tiny_config: Tiny) -> Path:
-    """A run that nothing disturbed."""
+    """A run that nothing disturbed, long enough for another process to be killed in the middle of it."""
     folder = tmp_path_factory.mktemp("whole") / request.param
-    start(tiny_config(request.param), folder)
+    start(tiny_config(request.param, **LONGER), folder)
     return folder
 
 
 def test_one_seed_gives_identical_runs(whole: Path, tmp_path: Path, tiny_config: Tiny) -> None:
-    start(tiny_config(whole.name), tmp_path / "again")
+    start(tiny_config(whole.name, **LONGER), tmp_path / "again")
     assert_same(whole, tmp_path / "again")
 
 
 def test_two_seeds_differ(whole: Path, tmp_path: Path, tiny_config: Tiny) -> None:
-    start(tiny_config(whole.name, seed=1), tmp_path / "other")
+    start(tiny_config(whole.name, seed=1, **LONGER), tmp_path / "other")
     name = "memory.means"
     assert not torch.equal(outcome(whole)[0][name], outcome(tmp_path / "other")[0][name])
 
@@ -152,7 +153,7 @@ def test_what_a_run_folder_holds(whole: Path) -> None:
 def test_a_damaged_checkpoint_is_named(whole: Path, tmp_path: Path, tiny_config: Tiny) -> None:
     folder = tmp_path / "damaged"
     with pytest.raises(Interrupted):
-        start(tiny_config(whole.name), folder, (lambda kind, /, **fields: signal.raise_signal(signal.SIGINT)
+        start(tiny_config(whole.name, **LONGER), folder, (lambda kind, /, **fields: signal.raise_signal(signal.SIGINT)
                                                  if kind == "task" else None,))  # fmt: skip
     newest = max((folder / "checkpoints").iterdir())
     newest.write_bytes(newest.read_bytes()[:-100])

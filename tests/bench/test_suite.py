@@ -126,12 +126,26 @@ def test_the_plan_is_printed_with_an_estimate(plan: Plan, tmp_path: Path) -> Non
     assert not (tmp_path / "runs").exists()
 
 
-def test_an_estimate_is_of_the_right_size(plan: Plan, tmp_path: Path) -> None:
-    """Against the run itself, within a factor that a busy machine keeps."""
-    config = load_plan(str(tmp_path / "bench.yaml"), overrides={"optimisation.first.epochs": 60}).runs[0].config
-    guess = seconds_of(config)
-    truth = experiment.start(config, tmp_path / "run")["total_seconds"]
-    assert truth / 4 < guess < truth * 4
+def test_an_estimate_scales_with_the_epochs_of_the_run(
+    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With every probed epoch made to last one second, ten times the epochs take about ten times as long."""
+    run = experiment.Experiment.run
+
+    def one_second_epochs(self: experiment.Experiment, folder: Path, listeners: Any) -> dict[str, Any]:
+        summary = run(self, folder, listeners)
+        events = [json.loads(line) for line in (folder / experiment.EVENTS).read_text(encoding="utf-8").splitlines()]
+        told = [{**event, "seconds": 1.0} if event["event"] == "epoch" else event for event in events]
+        (folder / experiment.EVENTS).write_text("\n".join(map(json.dumps, told)), encoding="utf-8")
+        per_task = [sum(e["event"] == "epoch" and e["task"] == task for e in told) for task in range(summary["tasks"])]
+        return {**summary, "seconds": [float(epochs) for epochs in per_task]}
+
+    monkeypatch.setattr(experiment.Experiment, "run", one_second_epochs)
+    guesses = [
+        seconds_of(load_plan(str(tmp_path / "bench.yaml"), overrides=overrides).runs[0].config)
+        for overrides in ({f"optimisation.{stage}.epochs": n for stage in ("first", "next")} for n in (4, 40))
+    ]
+    assert 8 < guesses[1] / guesses[0] < 12
 
 
 def test_data_that_is_not_there_gives_no_estimate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
