@@ -21,6 +21,7 @@ import torch
 from PIL import Image
 
 from gatf.data.augment import Pipeline, parse_augmentation
+from gatf.files import write_text
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
@@ -105,9 +106,7 @@ def main() -> None:
         },
     }
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = arguments.out.with_suffix(".part")
-    unfinished.write_text(json.dumps(report, indent=2) + "\n")
-    unfinished.replace(arguments.out)
+    write_text(arguments.out, json.dumps(report, indent=2) + "\n")
     print(f"written to {arguments.out}")
 
 

@@ -27,6 +27,7 @@ from torch import Tensor
 from gatf.data.decode import RandomWindows
 from gatf.data.encoded import Files
 from gatf.data.lazy import DecodePiece
+from gatf.files import write_text
 
 HERE = Path(__file__).resolve().parent
 SIZE = 224
@@ -134,9 +135,7 @@ def main() -> None:
         },
     }
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = arguments.out.with_suffix(".part")
-    unfinished.write_text(json.dumps(report, indent=2) + "\n")
-    unfinished.replace(arguments.out)
+    write_text(arguments.out, json.dumps(report, indent=2) + "\n")
     print(f"written to {arguments.out}")
 
 

@@ -100,22 +100,26 @@ class Experiment:
         self.scenario: Scenario = build_scenario(source, config.scenario, config.class_order_seed)
         self.pipeline = Pipeline(parse_augmentation(config.data.augment), source.mean, source.std)
         split_pipeline(source.train, self.pipeline)  # raises if these images cannot be augmented that way
-        accelerator = {"auto": "auto", "cpu": "cpu", "cuda": "cuda", "mps": "mps"}[config.device]
-        self.fabric = Fabric(accelerator=accelerator, devices=1, precision=config.precision)
+        self.fabric = Fabric(accelerator=config.device, devices=1, precision=config.precision)
         self.warnings = list(source.warnings)
         self.method: Method = build_method(config, source.image_shape, backbone, self.warnings).to(self.fabric.device)
 
     def task_info(self, task: int) -> TaskInfo:
+        return self._info(task, len(self._members(task)[0]))
+
+    def _info(self, task: int, images: int) -> TaskInfo:
+        return TaskInfo(task, self.scenario.offsets[task], self.scenario.task_sizes[task], images)
+
+    def _members(self, task: int) -> tuple[Tensor, Tensor]:
+        """Numbers and labels of a task's training images; of all tasks so far for a method that may keep them."""
         first = task if self.method.exemplar_free else 0
-        members, _ = self.scenario.members(self.scenario.source.train, first, task)
-        return TaskInfo(task, self.scenario.offsets[task], self.scenario.task_sizes[task], len(members))
+        return self.scenario.members(self.scenario.source.train, first, task)
 
     def task_data(self, task: int) -> TaskData:
         """The task's training images; of all tasks so far for a method that is not exemplar-free."""
-        first = task if self.method.exemplar_free else 0
-        members = self.scenario.members(self.scenario.source.train, first, task)
+        members = self._members(task)
         return TaskData(
-            self.task_info(task), self.scenario.source.train, members,
+            self._info(task, len(members[0])), self.scenario.source.train, members,
             pipeline=self.pipeline, seed=self.config.seed, device=self.fabric.device,
         )  # fmt: skip
 
