@@ -12,7 +12,7 @@ from gatf.data.base import ImageSet
 from gatf.data.decode import RandomWindows
 from gatf.data.encoded import Files, ParquetRows
 from gatf.data.lazy import LazyImages
-from gatf.data.loader import TaskData, TaskInfo
+from gatf.data.loader import TaskData, TaskInfo, shuffled
 from gatf.data.workers import in_order
 from gatf.errors import UserError
 
@@ -36,7 +36,7 @@ def task_data(images: Tensor | LazyImages, augment: list[str], *, seed: int = 0,
 
 
 def epoch(data: TaskData, view: str = "train", **options: object) -> list[Tensor]:
-    return [batch.images for batch in data.batches(view, batch_size=20, shuffle=True, purpose="p", **options)]  # type: ignore[arg-type]
+    return [batch.images for batch in data.batches(view, batch_size=20, order=shuffled, purpose="p", **options)]  # type: ignore[arg-type]
 
 
 def test_the_number_of_workers_changes_nothing(files: Files) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from gatf.config import RunConfig
-from gatf.data.loader import Batch, TaskInfo
+from gatf.data.loader import Batch, TaskInfo, shuffled
 from gatf.experiment import Experiment, resume, start
 from gatf.methods.efc import (
     EFC,
@@ -152,7 +152,7 @@ def after_task_0(config: RunConfig) -> tuple[Experiment, EFC, TaskInfo]:
 
 
 def batches(experiment: Experiment, count: int) -> list[Batch]:
-    data = experiment.task_data(1).batches("train", batch_size=16, shuffle=True)
+    data = experiment.task_data(1).batches("train", batch_size=16, order=shuffled)
     return [
         Batch(batch.images, batch.labels, 0, step, torch.Generator().manual_seed(step))
         for step, batch in zip(range(count), data, strict=False)

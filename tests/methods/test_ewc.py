@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from gatf.config import RunConfig
-from gatf.data.loader import Batch
+from gatf.data.loader import Batch, shuffled
 from gatf.experiment import Experiment
 from gatf.methods.ewc import (
     EWC,
@@ -185,7 +185,7 @@ def test_importance_is_a_mean_over_full_batches(tiny_config: Tiny, learn: Learn)
     method, data = experiment.method, experiment.task_data(0)
     assert isinstance(method, EWC)
     network = nn.Sequential(OrderedDict(backbone=method.backbone, heads=method.heads)).train()
-    batches = list(data.batches("train", batch_size=30, purpose="fisher", shuffle=True))
+    batches = list(data.batches("train", batch_size=30, purpose="fisher", order=shuffled))
     assert [len(batch.labels) for batch in batches] == [30, 30, 20]
     name = "backbone.blocks.1.0.weight"
     with kept_buffers(network):

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from gatf.config import RunConfig
-from gatf.data.loader import Batch, TaskInfo
+from gatf.data.loader import Batch, TaskInfo, shuffled
 from gatf.experiment import Experiment, start
 from gatf.geometry.anchor import Affine
 from gatf.methods.anchoring import RunningAnchor
@@ -202,7 +202,7 @@ def test_final_refresh_leaves_nothing_linear_behind(tiny_config: Tiny) -> None:
     method._refresh(0, data)
     nn.init.normal_(method.residual[-1].bias)  # a residual that is off by a constant
     method.anchor.update(method._estimate(data, 0, "check", method.residual), restart=True)
-    batch = next(iter(data.batches("train", batch_size=10_000, purpose="check", shuffle=True)))
+    batch = next(iter(data.batches("train", batch_size=10_000, purpose="check", order=shuffled)))
     with torch.no_grad():
         error = method.map(method.teacher(batch.images)) - method.backbone.eval()(batch.images)
     assert error.mean(0).abs().max() < 1e-4

@@ -1,6 +1,6 @@
 """Batches of one task, augmented on the device. A task's data closes when the task ends."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -14,6 +14,15 @@ from gatf.errors import UserError
 from gatf.seeding import generator, key
 
 EVALUATION_BATCH = 512
+
+Order = Callable[[Tensor, torch.Generator], Tensor]
+"""Labels [N] of a task and a generator → numbers of the images an epoch visits, in order. The labels alone decide how
+many they are."""
+
+
+def shuffled(labels: Tensor, draws: torch.Generator) -> Tensor:
+    """Every image once, in random order."""
+    return torch.randperm(len(labels), generator=draws)
 
 
 class Batch:
@@ -65,29 +74,27 @@ class TaskData:
     def __len__(self) -> int:
         return self.info.images
 
-    def steps(self, batch_size: int, drop_last: bool) -> int:
+    def steps(self, batch_size: int, drop_last: bool, order: Order | None = None) -> int:
         """Batches an epoch."""
-        size = self.batch_size(batch_size)
-        return len(self) // size if drop_last else -(-len(self) // size)
+        images = len(self) if order is None else len(self._visited(order, torch.Generator()))
+        return _steps(images, batch_size, drop_last)
 
-    def batch_size(self, asked: int) -> int:
-        """A task smaller than a batch is one batch: dropping it would leave nothing to learn from."""
-        return min(asked, len(self))
+    def _visited(self, order: Order, draws: torch.Generator) -> Tensor:
+        return order(self._open().labels.cpu(), draws)
 
     def batches(
         self, view: Literal["train", "test"], *, batch_size: int = EVALUATION_BATCH, purpose: str = "", epoch: int = 0,
-        start: int = 0, shuffle: bool = False, drop_last: bool = False,
+        start: int = 0, order: Order | None = None, drop_last: bool = False,
     ) -> Iterator[Batch]:  # fmt: skip
-        """Batches of the task. `train` augments, `test` only normalises. Order and augmentation depend on nothing but
-        (seed, purpose, task, epoch, step), so `start` can enter an epoch anywhere."""
-        size = self.batch_size(batch_size)
-        order = torch.arange(len(self))
-        if shuffle:
-            shuffler = generator(self._seed, "shuffle", purpose, self.info.index, epoch)
-            order = torch.randperm(len(self), generator=shuffler)
-        order = order.to(self._device)
-        steps = range(start, self.steps(size, drop_last))
-        chosen = [order[step * size : (step + 1) * size] for step in steps]
+        """Batches of the task, as stored or in a random `order`. `train` augments, `test` only normalises. Order and
+        augmentation depend on nothing but (seed, purpose, task, epoch, step), so `start` can enter an epoch anywhere.
+        """
+        visited = torch.arange(len(self))
+        if order is not None:
+            visited = self._visited(order, generator(self._seed, "shuffle", purpose, self.info.index, epoch))
+        visited = visited.to(self._device)
+        steps = range(start, _steps(len(visited), batch_size, drop_last))
+        chosen = [visited[step * batch_size : (step + 1) * batch_size] for step in steps]
         windows = None
         if view == "train" and self._window is not None:
             windows = RandomWindows(self._window.scale, (self._seed, "decode", purpose, self.info.index, epoch))
@@ -109,6 +116,11 @@ class TaskData:
                 "(exemplar-free methods must keep what they need, not look back)"
             )
         return self._images
+
+
+def _steps(images: int, batch_size: int, drop_last: bool) -> int:
+    """Batches of so many images; fewer than a batch are one batch: dropping it would leave nothing to learn from."""
+    return max(1, images // batch_size) if drop_last else -(-images // batch_size)
 
 
 def split_pipeline(images: ImageSet, pipeline: Pipeline) -> tuple[ResizedCrop | None, Pipeline]:

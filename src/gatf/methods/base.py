@@ -10,13 +10,13 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from gatf.data.loader import Batch, TaskData, TaskInfo
+from gatf.data.loader import Batch, TaskData, TaskInfo, shuffled
 from gatf.geometry.gaussians import Gaussians
 from gatf.seeding import keyed_init
 from gatf.settings import MethodConfig, OptimisationConfig, StageConfig
 from gatf.training.phase import Phase
 
-__all__ = ["Batch", "Method", "Notice", "Phase", "TaskData", "TaskInfo"]
+__all__ = ["Batch", "Method", "Notice", "Phase", "TaskData", "TaskInfo", "shuffled"]
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from gatf.data.augment import four_rotations, rotation_labels
 from gatf.errors import UserError
 from gatf.geometry import gaussians, moments, readout, spd
-from gatf.methods.base import Batch, Phase, TaskData, TaskInfo
+from gatf.methods.base import Batch, Phase, TaskData, TaskInfo, shuffled
 from gatf.seeding import generator, key
 from gatf.settings import OptimisationConfig, StageConfig
 
@@ -175,7 +175,7 @@ def feature_pairs(
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """(old, new) features of the same augmented images, both networks in eval mode; one epoch."""
     student.eval()
-    for batch in data.batches("train", batch_size=batch_size, purpose=purpose, epoch=epoch, shuffle=True):
+    for batch in data.batches("train", batch_size=batch_size, purpose=purpose, epoch=epoch, order=shuffled):
         yield teacher(batch.images), student(batch.images)
 
 

@@ -10,7 +10,7 @@ from torch.nn.functional import normalize, one_hot
 
 from gatf.geometry import gaussians, spd
 from gatf.geometry.moments import class_moments
-from gatf.methods.base import Method, Phase, TaskData, TaskInfo
+from gatf.methods.base import Method, Phase, TaskData, TaskInfo, shuffled
 from gatf.methods.compensation import LWF_OPTIMISATION
 from gatf.methods.components import Growing
 from gatf.methods.distillation import LwfBase
@@ -204,7 +204,7 @@ class DPCR(Method):
         grams = {name: zero.clone() for name in names}
         targets = zero.new_zeros(self.feature_dim, data.info.seen)
         view: Literal["train", "test"] = "test" if self.config.stats_transform == "test" else "train"
-        for batch in data.batches(view, purpose="shift", shuffle=True):
+        for batch in data.batches(view, purpose="shift", order=shuffled):
             new = self.backbone(batch.images).double()
             grams["new"] += new.T @ new
             targets += new.T @ one_hot(batch.labels, data.info.seen).double()

@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy, softmax
 
 from gatf.data.augment import four_rotations
 from gatf.geometry import gaussians, moments, spd
-from gatf.methods.base import Batch, Method, Phase, TaskData, TaskInfo
+from gatf.methods.base import Batch, Method, Phase, TaskData, TaskInfo, shuffled
 from gatf.methods.components import GaussianMemory, Growing, warmup_epochs
 from gatf.nets.heads import Heads
 from gatf.seeding import generator
@@ -224,7 +224,7 @@ class EFC(Method):
         self.backbone.eval()
         config, task, size = self.config, data.info, self.optimisation.stage(data.info.index).batch_size
         passed: list[tuple[Tensor, ...]] = []  # new features, labels, and after task 0 old features of one epoch
-        for batch in data.batches(config.stats_transform, batch_size=size, purpose="statistics", shuffle=True):
+        for batch in data.batches(config.stats_transform, batch_size=size, purpose="statistics", order=shuffled):
             old = () if self.teacher is None else (self.teacher(batch.images),)
             passed.append((self.backbone(batch.images), batch.labels, *old))
         new, labels, *before = (torch.cat(part) for part in zip(*passed, strict=True))

@@ -14,7 +14,7 @@ from torch.func import functional_call, grad, vmap
 from torch.nn.functional import cross_entropy
 
 from gatf.errors import UserError
-from gatf.methods.base import Batch, Method, Phase, TaskData, TaskInfo
+from gatf.methods.base import Batch, Method, Phase, TaskData, TaskInfo, shuffled
 from gatf.methods.components import warmup_epochs
 from gatf.methods.distillation import facil_stage, training_mode
 from gatf.nets.heads import Heads
@@ -220,7 +220,7 @@ class EWC(Method):
         config, task, by_sample = self.config, data.info.index, self.config.granularity == "sample"
         squares = sample_squares if by_sample else batch_squares
         size = config.fisher_batch or self.optimisation.stage(task).batch_size
-        batches = data.batches("train", batch_size=size, purpose="fisher", shuffle=True, drop_last=True)
+        batches = data.batches("train", batch_size=size, purpose="fisher", order=shuffled, drop_last=True)
         total: dict[str, Tensor] = {}
         with kept_buffers(network):
             training_mode(network, fix_bn=by_sample or (config.fix_bn and task > 0))()

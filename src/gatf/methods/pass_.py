@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from gatf.data.augment import four_rotations, prototype_noise, rotation_labels_class_major
 from gatf.errors import UserError
-from gatf.methods.base import Batch, Method, Phase, TaskData, TaskInfo
+from gatf.methods.base import Batch, Method, Phase, TaskData, TaskInfo, shuffled
 from gatf.methods.components import Growing, class_means, extract, warmup_epochs
 from gatf.nets.heads import Heads
 from gatf.settings import MethodConfig, NotNegative, Positive
@@ -172,7 +172,7 @@ class PASS(Method):
         """Features and labels of one epoch of augmented images, the incomplete last batch left out (release)."""
         self.backbone.eval()
         size = self._loaded(data.info.index)
-        batches = data.batches("train", batch_size=size, purpose="prototypes", shuffle=True, drop_last=True)
+        batches = data.batches("train", batch_size=size, purpose="prototypes", order=shuffled, drop_last=True)
         pairs = [(self.backbone(batch.images), batch.labels) for batch in batches]
         features, labels = (torch.cat(parts) for parts in zip(*pairs, strict=True))
         if len(labels.unique()) < data.info.new:

@@ -9,7 +9,7 @@ import torch
 from lightning_fabric import Fabric
 from torch import Tensor, nn
 
-from gatf.data.loader import Batch, TaskData
+from gatf.data.loader import Batch, TaskData, shuffled
 from gatf.training.events import Listener
 from gatf.training.optim import build_optimiser, set_rates
 from gatf.training.phase import Phase
@@ -55,8 +55,8 @@ def train_phase(
     module, optimiser = fabric.setup(_LossModule(phase), build_optimiser(phase))
     if restore is not None:
         restore(optimiser)
-    stage, batch_size = phase.stage, data.batch_size(phase.loaded)
-    steps = data.steps(batch_size, stage.drop_last)
+    stage, order = phase.stage, phase.order or shuffled
+    steps = data.steps(phase.loaded, stage.drop_last, order)
     while position.epoch < stage.epochs:
         started = time.monotonic()
         if position.step == 0 and phase.on_epoch_start is not None:
@@ -64,8 +64,8 @@ def train_phase(
         _enter_training(phase)
         set_rates(optimiser, stage, position.epoch)
         batches = data.batches(
-            "train", batch_size=batch_size, purpose=phase.name, epoch=position.epoch, start=position.step,
-            shuffle=True, drop_last=stage.drop_last,
+            "train", batch_size=phase.loaded, purpose=phase.name, epoch=position.epoch, start=position.step,
+            order=order, drop_last=stage.drop_last,
         )  # fmt: skip
         for batch in batches:
             terms = module(batch)

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from gatf.data.loader import Batch, TaskData
+from gatf.data.loader import Batch, Order, TaskData
 from gatf.settings import StageConfig
 
 
@@ -25,6 +25,8 @@ class Phase:
     """Parameter groups with their own `lr` or `weight_decay`; empty: all parameters of `modules` alike."""
     batch_size: int | None = None
     """Images loaded a step, where it differs from what the network sees (rotations)."""
+    order: Order | None = None
+    """Which images an epoch visits and in which order (class-balanced batches); default: all, shuffled."""
     on_epoch_start: Callable[[int, TaskData], None] | None = None
     set_mode: Callable[[], None] | None = None
     """Puts networks into train or eval mode; default: all of `modules` into train mode."""

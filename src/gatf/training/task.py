@@ -45,7 +45,7 @@ def train_task(
     if resumed is None:
         learner.begin_task(data.info)
     phases = learner.phases(data.info)
-    steps = sum(phase.stage.epochs * data.steps(phase.loaded, phase.stage.drop_last) for phase in phases)
+    steps = sum(phase.stage.epochs * data.steps(phase.loaded, phase.stage.drop_last, phase.order) for phase in phases)
     listener("task_start", classes=data.info.new, images=len(data), steps=steps)
     for number, phase in enumerate(phases):
         if resumed is not None and number < resumed.phase:
