@@ -19,7 +19,7 @@ LAYERS = [
     {"learner"},
     {"cli_bench"},
     {"cli_report"},
-    {"doctor", "catalogue"},
+    {"doctor", "catalogue", "launch"},
     {"report"},
     {"bench"},
     {"experiment"},
@@ -30,7 +30,7 @@ LAYERS = [
     {"data"},
     {"nets"},
     {"geometry"},
-    {"settings", "seeding", "errors", "files", "recipes", "terminal"},
+    {"settings", "seeding", "errors", "files", "recipes", "terminal", "ranks"},
 ]
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 

@@ -1,5 +1,6 @@
 """The command line: parse, call, print. Everything heavy is imported inside the command that needs it."""
 
+import os
 import sys
 from datetime import datetime
 from pathlib import Path
@@ -8,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gatf import __version__, cli_bench, cli_models, cli_report
-from gatf.errors import UserError
+from gatf.errors import LostProcess, UserError
+from gatf.launch import LAUNCHER, LOST, launch
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -72,6 +74,8 @@ def run(
         list[str] | None, typer.Option(help="Also log to tensorboard or wandb (extras of these names).")
     ] = None,
     no_report: Annotated[bool, typer.Option("--no-report", help="Write no report.html into the run folder.")] = False,
+    devices: Annotated[int, typer.Option(min=1, help="Processes on this machine that share each batch.")] = 1,
+    nodes: Annotated[int, typer.Option(min=1, help="Machines; run the same command on each.")] = 1,
 ) -> None:
     """Learn the classes of a data set task by task, and measure what is remembered."""
     from gatf import experiment
@@ -101,6 +105,11 @@ def run(
         }
         chosen = choose_config(dataset, method, recipe, options, settings or [])
         folder = out or _new_folder(chosen)
+    if devices * nodes > 1:
+        raise typer.Exit(_launch(folder, devices, nodes, given_out=out is not None or resume is not None))
+    if not _tells():
+        experiment.start(chosen, folder) if chosen else experiment.resume(folder)
+        return
     display = LiveDisplay(console)
     trackers = cli_report.trackers(track or [], folder, chosen)
     listeners = (*(() if quiet else (display,)), *trackers)
@@ -108,7 +117,7 @@ def run(
         summary = experiment.start(chosen, folder, listeners) if chosen else experiment.resume(folder, listeners)
     except Interrupted:
         display.close()
-        console.print(f"stopped and saved; go on with: gatf run --resume {folder}", highlight=False)
+        console.print(f"stopped and saved; go on with: gatf run --resume {folder}", highlight=False, soft_wrap=True)
         raise typer.Exit(EXIT_INTERRUPTED) from None
     finally:
         display.close()
@@ -117,7 +126,7 @@ def run(
     from gatf.report.tables import print_summary
 
     print_summary(summary, console)
-    console.print(f"run folder: {folder}", highlight=False)
+    console.print(f"run folder: {folder}", highlight=False, soft_wrap=True)
     if not no_report:
         cli_report.report_of_run(folder, console)
 
@@ -242,6 +251,24 @@ def _refuse_with_resume(**options: object) -> None:
         raise UserError(f"--resume goes on with the run's own config; leave out {', '.join(given)}")
 
 
+def _tells() -> bool:
+    """Whether this process is alone or the first of several: the others neither print nor write."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def _launch(folder: Path, devices: int, nodes: int, *, given_out: bool) -> int:
+    """The same command line in several processes, with the run folder in it and the number of processes not."""
+    arguments, words = [], iter(sys.argv[1:])
+    for word in words:
+        if word in ("--devices", "--nodes"):
+            next(words)
+        elif not word.startswith(("--devices=", "--nodes=")):
+            arguments.append(word)
+    if not given_out:
+        arguments += ["--out", str(folder)]
+    return launch(arguments, devices=devices, nodes=nodes, folder=str(folder))
+
+
 def _new_folder(config: Any) -> Path:
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
     return Path("runs") / f"{config.data.name}-{config.method.name}-seed{config.seed}-{stamp}"
@@ -263,7 +290,10 @@ def main() -> None:
     except UserError as error:
         if debug:
             raise
-        typer.echo(f"gatf: {error}", err=True)
+        if isinstance(error, LostProcess) and LAUNCHER in os.environ:
+            sys.exit(LOST)
+        if _tells():
+            typer.echo(f"gatf: {error}", err=True)
         sys.exit(EXIT_USER_ERROR)
 
 

@@ -8,6 +8,10 @@ class UserError(ValueError):
     """A mistake of the user's: one sentence that says what was wrong, where, and what to do. Exit code 2."""
 
 
+class LostProcess(UserError):
+    """Another process of this run is gone."""
+
+
 def near_misses(word: str, known: Iterable[str]) -> str:
     """`"; did you mean 'gatf'?"`, or what there is to choose from when nothing is close."""
     names = sorted(known)

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lightning_fabric import Fabric
 from torch import Tensor, nn
 
+from gatf import ranks
 from gatf.config import RunConfig, read_recipe, validated
 from gatf.data.augment import Pipeline, parse_augmentation
 from gatf.data.loader import EVALUATION_BATCH, TaskData, TaskInfo, split_pipeline
@@ -29,10 +29,12 @@ from gatf.evaluation.observer import DiagnosticsData, DiagnosticsObserver
 from gatf.files import write_text
 from gatf.methods import Method, method_class
 from gatf.nets import build_backbone, wrap_backbone
+from gatf.nets.shared_norm import share_batch_norm
 from gatf.seeding import keyed_init
 from gatf.training import checkpoint
 from gatf.training.events import JsonLines, Listener
 from gatf.training.loop import Interrupted, Position
+from gatf.training.processes import AgreedStop, losing_a_process, open_fabric
 from gatf.training.task import Resumed, train_task
 
 CONFIG, SUMMARY, EVENTS, MODEL, CHECKPOINTS, DIAGNOSTICS = (
@@ -70,11 +72,12 @@ def start(
 ) -> dict[str, Any]:
     """Begin a run in a new folder; returns its summary. `backbone` takes the place of the one the config names."""
     experiment = Experiment(config, backbone)  # what can be wrong with the config is found before the folder is made
-    if (folder / CONFIG).exists():
+    if ranks.is_first() and (folder / CONFIG).exists():
         raise UserError(f"{folder} already holds a run; go on with --resume {folder} or choose another --out")
     try:
-        (folder / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
-        write_text(folder / CONFIG, config.to_yaml())
+        if ranks.is_first():
+            (folder / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
+            write_text(folder / CONFIG, config.to_yaml())
     except OSError as error:
         raise UserError(f"cannot write to {folder} ({error.strerror}); choose another --out") from None
     return experiment.run(folder, listeners)
@@ -98,11 +101,14 @@ class Experiment:
         self.config = config
         source = open_source(config.data)
         self.scenario: Scenario = build_scenario(source, config.scenario, config.class_order_seed)
-        self.pipeline = Pipeline(parse_augmentation(config.data.augment), source.mean, source.std)
+        steps, crop = parse_augmentation(config.data.augment), config.data.test_crop
+        self.pipeline = Pipeline(steps, source.mean, source.std, crop).check(source.image_shape)
         split_pipeline(source.train, self.pipeline)  # raises if these images cannot be augmented that way
-        self.fabric = Fabric(accelerator=config.device, devices=1, precision=config.precision)
+        self.fabric = open_fabric(config.device, config.precision)
         self.warnings = list(source.warnings)
         self.method: Method = build_method(config, source.image_shape, backbone, self.warnings).to(self.fabric.device)
+        if ranks.world() > 1:
+            self.method.backbone = share_batch_norm(self.method.backbone, self.fabric.device)
 
     def task_info(self, task: int) -> TaskInfo:
         return self._info(task, len(self._members(task)[0]))
@@ -124,15 +130,18 @@ class Experiment:
         )  # fmt: skip
 
     def run(self, folder: Path, listeners: tuple[Listener, ...]) -> dict[str, Any]:
-        events = JsonLines(folder / EVENTS)
-        if self.config.diagnostics:
+        """Train all tasks; of several processes the first one writes and tells."""
+        events = JsonLines(folder / EVENTS if ranks.is_first() else None)
+        listeners = listeners if ranks.is_first() else ()
+        if self.config.diagnostics and ranks.is_first():
             private = DiagnosticsData(self.scenario, self.pipeline, self.fabric.device)
             listeners = (*listeners, DiagnosticsObserver(self.method, private, folder / DIAGNOSTICS, folder / EVENTS))
         session = _Session(self, folder, events, listeners)
         with stop_signals() as stopping:
-            session.stop = stopping
+            session.stop = stopping if ranks.world() == 1 else AgreedStop(stopping, self.fabric.device)
             try:
-                return session.run()
+                with losing_a_process(folder):
+                    return session.run()
             finally:
                 events.close()
 
@@ -143,10 +152,10 @@ class Experiment:
         images = self.scenario.source.test
         members, labels = self.scenario.members(images, 0, task)
         scores = [
-            self.method.scores(self.pipeline(pixels.to(self.fabric.device), None)).cpu()
-            for pixels in images.stream(members.split(EVALUATION_BATCH))
+            self.method.scores(self.pipeline(pixels.to(self.fabric.device), None))
+            for pixels in images.stream(members[ranks.part(len(members))].split(EVALUATION_BATCH))
         ]
-        return torch.cat(scores), labels
+        return ranks.gather_rows(torch.cat(scores)).cpu(), labels
 
 
 class _Session:
@@ -178,8 +187,10 @@ class _Session:
             if self.stop() and task + 1 < tasks:
                 raise Interrupted
         summary = self.summary()
-        checkpoint.save(self.folder / MODEL, self.method.state_dict(), {"config": self.config.model_dump(mode="json")})
-        write_text(self.folder / SUMMARY, json.dumps(summary, indent=2))
+        if ranks.is_first():
+            meta = {"config": self.config.model_dump(mode="json")}
+            checkpoint.save(self.folder / MODEL, self.method.state_dict(), meta)
+            write_text(self.folder / SUMMARY, json.dumps(summary, indent=2))
         self.tell("run", **{name: summary[name] for name in ("a_last", "a_inc", "forgetting", "total_seconds")})
         return summary
 
@@ -198,6 +209,7 @@ class _Session:
         self.tell("trained", task=task)
         method.eval()
         method.end_task(data)
+        ranks.take_from_first(method.state_dict().values())
         data.close()
         self._drain_notices(task)
         scores, labels = self.experiment.test_scores(task)
@@ -224,6 +236,8 @@ class _Session:
 
     def _save(self, task: int, phase: int, position: Position, optimiser: torch.optim.Optimizer | None) -> None:
         """Write a checkpoint named by where the run stands, then drop all but the newest two."""
+        if not ranks.is_first():
+            return
         tensors = {f"method.{name}": value for name, value in self.method.state_dict().items()}
         tensors |= {f"sums.{name}": value for name, value in position.sums.items()}
         if optimiser is not None:
@@ -241,8 +255,8 @@ class _Session:
             old.unlink()
 
     def _latest(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        found = sorted((self.folder / CHECKPOINTS).glob("*.safetensors"))
-        return checkpoint.load(found[-1]) if found else ({}, {})
+        newest = ranks.from_first(max((self.folder / CHECKPOINTS).glob("*.safetensors"), default=None))
+        return checkpoint.load(newest) if newest is not None else ({}, {})
 
     def _restore(self, tensors: dict[str, Tensor], meta: dict[str, Any]) -> tuple[int, int, Position | None]:
         """Put the method where the checkpoint was: the task, the phase and the position in it."""

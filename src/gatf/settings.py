@@ -62,6 +62,9 @@ class DataConfig(Strict):
     """Processes that decode large images ahead of training; 0: none. Default: one less than the cores, 1 to 8."""
     augment: tuple[str, ...] = ()
     """Steps applied to training images, in order, e.g. ["crop:4", "flip"]."""
+    test_crop: PositiveInt | None = None
+    """Cut a square of so many pixels from the centre of test images, and of training images seen without augmentation;
+    null: whole images. For networks that take any size (ADC and FeCAM release their TinyImageNet with 56 of 64)."""
     max_per_class: PositiveInt | None = None
     """Use only the first so many training images of each class, in file order."""
     imbalance: Annotated[float, Field(ge=1.0)] | None = None
@@ -104,8 +107,9 @@ class BackboneConfig(Strict):
     """`resnet18`, `small` for images of 8 to 16 pixels, or `timm:<model>` with the extra `timm`."""
     width: PositiveInt = 64
     """Channels of the first stage; the later ones double it."""
-    stem: Literal["3x3", "7x7"] = "3x3"
-    """First layer: 3×3 without pooling for 32 and 64 pixels, 7×7 with pooling for 224."""
+    stem: Literal["3x3", "3x3pool", "7x7"] = "3x3"
+    """First layer: 3×3 without pooling for 32 and 64 pixels, 7×7 of stride 2 with pooling for 224; 3×3 with pooling is
+    how the FeCAM, ADC, LDC and DPCR releases take 224, at four times the cost."""
     bottleneck: PositiveInt | None = 64
     """Dimension S of a linear layer after the pooled features; null keeps the pooled, non-negative features."""
     pretrained: str | None = None
@@ -129,12 +133,16 @@ class StageConfig(Strict):
     """Momentum of SGD."""
     weight_decay: NotNegative = 5e-4
     """L2 penalty on every trained parameter."""
-    schedule: Literal["steps", "cosine", "constant"] = "steps"
-    """Learning rate over epochs."""
+    schedule: Literal["steps", "dips", "cosine", "constant"] = "steps"
+    """Learning rate over epochs; `dips` multiplies it by `decay` during the epoch at each milestone only."""
     milestones: tuple[Fraction, ...] = (0.3, 0.6, 0.9)
-    """For `steps`: fractions of the epochs after which the rate is multiplied by `decay`."""
+    """For `steps` and `dips`: fractions of the epochs after which the rate is multiplied by `decay`."""
     decay: Positive = 0.1
-    """For `steps`: the factor at each milestone."""
+    """For `steps` and `dips`: the factor at each milestone."""
+    lookahead: PositiveInt | None = None
+    """Every so many steps the weights go back towards where they were so many steps ago (Lookahead); null: never."""
+    lookahead_rate: Fraction = 0.8
+    """Share of the way that Lookahead keeps; 1 is the optimiser alone."""
     clip: Positive | None = 1.0
     """Largest norm of the gradient over all trained parameters; null does not clip."""
     warmup: Fraction = 0.01

@@ -3,6 +3,8 @@
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,11 +12,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch import Tensor
 
 from gatf.config import RunConfig, load_config
 from gatf.data.loader import TaskData
-from gatf.experiment import Experiment
+from gatf.experiment import MODEL, Experiment
 from gatf.methods import METHODS
+from gatf.training import checkpoint
+
+MEASURED = ("seconds", "total_seconds", "peak_memory_mb")
+"""What a summary says of the machine rather than of the run."""
+BRIEF = {"scenario.stop_after": 2, "optimisation.first.epochs": 3, "optimisation.next.epochs": 3}
 
 
 def write_images(
@@ -69,6 +78,8 @@ def small_config(method: str, data: Path, **overrides: Any) -> RunConfig:
         settings |= {"backbone.bottleneck": 12, "method.samples": 300, "method.adapter_lr": 0.1}
     own = {  # made for hundreds of epochs; a task here has some 120 steps
         "gatf": {"method.refresh": 2},
+        # a softmax this sure has Fisher values near 1e-10: a penalty to match, capped where SGD would not be stable
+        "ewc": {"method.preset": "facil", "method.penalty": 5e8, "method.fisher_cap": 1e-8},
         "ldc": {"method.projector_updates": 200, "method.projector_lr": 0.005},
         "efc": {"optimisation.next.lr": 1e-3},
     }
@@ -89,6 +100,10 @@ class Finished:
     """Size of the method's state after each task."""
     handed: list[TaskData]
     """The data of every task, as the method got it."""
+
+    def backbone_matrices(self) -> list[Tensor]:
+        """Every weight of the network that is drawn at random."""
+        return [weight for weight in self.experiment.method.backbone.parameters() if weight.ndim > 1]
 
 
 def run(config: RunConfig, folder: Path) -> Finished:
@@ -131,6 +146,47 @@ def finished(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable
     return get
 
 
+@pytest.fixture(scope="session")
+def brief(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Finished]:
+    """`brief(method, seed=1)`: two tasks of three epochs, made once a process; `again` makes the same run anew."""
+    runs: dict[tuple[str, int, bool], Finished] = {}
+
+    def get(method: str, *, seed: int = 0, again: bool = False) -> Finished:
+        if (method, seed, again) not in runs:
+            config = small_config(method, images, seed=seed, **BRIEF)
+            runs[method, seed, again] = run(config, tmp_path_factory.mktemp(method))
+        return runs[method, seed, again]
+
+    return get
+
+
+def assert_same_run(summary: dict[str, Any], folder: Path, expected: Finished) -> None:
+    """The same results, in every entry that is not the machine's, and the same model to the last bit."""
+    ours, theirs = (
+        {name: value for name, value in one.items() if name not in MEASURED} for one in (summary, expected.summary)
+    )
+    assert ours == theirs
+    tensors, _ = checkpoint.load(folder / MODEL)
+    kept, _ = checkpoint.load(expected.folder / MODEL)
+    assert tensors.keys() == kept.keys()
+    for name in tensors:
+        assert torch.equal(tensors[name], kept[name]), name
+
+
+def run_elsewhere(configs: dict[Path, RunConfig]) -> None:
+    """Run each config in its folder, all in one new interpreter that orders its sets differently."""
+    for folder, config in configs.items():
+        (folder / "checkpoints").mkdir(parents=True)
+        (folder / "config.yaml").write_text(config.to_yaml(), encoding="utf-8")
+    script = (
+        "import sys, pathlib, torch, gatf.experiment as e; torch.set_num_threads(1); "
+        "[e.resume(pathlib.Path(folder)) for folder in sys.argv[1:]]"
+    )
+    subprocess.run(
+        [sys.executable, "-c", script, *map(str, configs)], env=os.environ | {"PYTHONHASHSEED": "1"}, check=True
+    )
+
+
 def run_and_die(config: RunConfig, folder: Path, *, task: int, epoch: int) -> int | None:
     """Run in a process of its own that SIGKILLs itself while it trains; returns the exit code."""
 
@@ -163,6 +219,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """All tests of a method one after the other, so that parallel workers, which take stretches, share few runs."""
     ours = [number for number, item in enumerate(items) if item.path.parent == Path(__file__).parent]
     order = list(METHODS)
-    by_method = sorted((items[number] for number in ours), key=lambda item: order.index(item.callspec.params["method"]))
+
+    def place(item: Any) -> int:
+        return order.index(item.callspec.params["method"]) if hasattr(item, "callspec") else len(order)
+
+    by_method = sorted((items[number] for number in ours), key=place)
     for number, item in zip(ours, by_method, strict=True):
         items[number] = item

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from gatf.data.augment import (
     STEPS,
+    AugMix,
     AutoAugment,
     ColorJitter,
     Cutout,
@@ -14,8 +15,10 @@ from gatf.data.augment import (
     Pipeline,
     RandomCrop,
     RandomFlip,
+    RandomWindow,
     ResizedCrop,
     TrivialAugment,
+    centre,
     four_rotations,
     parse_augmentation,
     prototype_noise,
@@ -23,10 +26,11 @@ from gatf.data.augment import (
     rotation_labels,
     rotation_labels_class_major,
 )
+from gatf.errors import UserError
 
 EVERY_STEP = [
     "crop:4", "flip", "pad:2", "resized_crop:24", "jitter:0.247", "jitter:brightness=0.4,contrast=0.4,saturation=0.4",
-    "trivial", "autoaugment", "autoaugment:128", "cutout:16",
+    "trivial", "autoaugment", "autoaugment:128", "cutout:16", "window:12", "augmix:5,7",
 ]  # fmt: skip
 
 
@@ -112,6 +116,32 @@ def test_pad_adds_black_borders() -> None:
     assert padded.long().sum() == images.long().sum()
 
 
+def test_window_cuts_every_place_equally_often() -> None:
+    places = torch.arange(9 * 7).view(1, 1, 9, 7).to(torch.uint8)  # each pixel is its place
+    windows = RandomWindow(5)(places.expand(15 * 200, -1, -1, -1), generator())
+    first = windows[:, 0, 0, 0].long()
+    top, left = first // 7, first % 7
+    assert chisquare(torch.bincount(top * 3 + left, minlength=15).numpy()).pvalue > 1e-3
+    for i in range(0, len(windows), 100):
+        assert torch.equal(windows[i, 0], places[0, 0, top[i] : top[i] + 5, left[i] : left[i] + 5])
+
+
+def test_window_larger_than_the_image_is_refused() -> None:
+    with pytest.raises(UserError, match="window:9 does not fit images of 8 × 12 pixels"):
+        RandomWindow(9)(noise(2, 3, 8, 12), generator())
+
+
+def test_the_released_tinyimagenet_crop() -> None:
+    """Padding 4 and a window of 32 from 64 pixels: 41 places a side, of which 4 … 36 show no border."""
+    images = torch.full((4000, 1, 64, 64), 9, dtype=torch.uint8)
+    steps = parse_augmentation(["pad:4", "window:32"])
+    draws = generator()
+    windows = steps[1](steps[0](images, draws), draws)
+    assert windows.shape == (4000, 1, 32, 32)
+    whole = (windows == 9).all(dim=(1, 2, 3)).double().mean().item()
+    assert whole == pytest.approx((33 / 41) ** 2, abs=0.03)
+
+
 def test_resized_crop_of_the_whole_image_at_its_size_is_the_identity() -> None:
     images = noise(20, 3, 16, 16)
     assert torch.equal(ResizedCrop(16, (1.0, 1.0))(images, generator()), images)
@@ -187,6 +217,18 @@ def test_without_generator_the_pipeline_only_normalises(memory_format: torch.mem
     torch.testing.assert_close(result, expected.float(), rtol=1e-6, atol=1e-6)
 
 
+def test_the_test_transform_may_cut_the_centre() -> None:
+    """56 of 64 pixels begin at 4; an odd rest is cut at the bottom right."""
+    images = noise(3, 3, 64, 64)
+    assert torch.equal(centre(images, 56), images[:, :, 4:60, 4:60])
+    assert torch.equal(centre(images[..., :7, :9], 4), images[..., 1:5, 2:6])
+    pipeline = Pipeline((RandomFlip(),), (0.0,), (1.0,), test_crop=56).check((3, 64, 64))
+    torch.testing.assert_close(pipeline(images) * 255, images[:, :, 4:60, 4:60].float())
+    assert pipeline(images, generator()).shape == images.shape  # training images are not cut
+    with pytest.raises(UserError, match=r"data.test_crop is 56, but the images have 64 × 48 pixels"):
+        pipeline.check((3, 64, 48))
+
+
 def test_the_pipeline_runs_its_steps_in_order() -> None:
     images = noise(5, 3, 8, 8)
     pipeline = Pipeline((Pad(4), ResizedCrop(6)), (0.0,), (1.0,))
@@ -229,6 +271,7 @@ def test_names_become_steps() -> None:
     assert parse_augmentation(["trivial", "autoaugment"]) == (TrivialAugment(bilinear=True, fill=0), AutoAugment())
     assert parse_augmentation(["autoaugment:128", "cutout:16"]) == (AutoAugment(fill=128), Cutout(16))
     assert parse_augmentation(["cutout:8,128"]) == (Cutout(8, fill=128),)
+    assert parse_augmentation(["window:32", "augmix:5,7"]) == (RandomWindow(32), AugMix(severity=5, depth=7))
     assert parse_augmentation([]) == ()
 
 
@@ -236,7 +279,7 @@ def test_names_become_steps() -> None:
     ("name", "message"),
     [
         ("crops:4", "unknown augmentation 'crops:4'; did you mean 'crop'"),
-        ("mixup", "unknown augmentation 'mixup'; choose from autoaugment, crop"),
+        ("mixup", "unknown augmentation 'mixup'; choose from augmix, autoaugment, crop"),
         ("crop", "bad augmentation 'crop': the padding is missing; write crop:4."),
         ("crop:four", "the padding must be a number, not 'four'"),
         ("crop:1.5", "the padding must be a whole number, not 1.5"),
@@ -253,6 +296,8 @@ def test_names_become_steps() -> None:
         ("jitter:-1", "brightness must be at least 0, not -1"),
         ("autoaugment:300", "the fill must be between 0 and 255, not 300"),
         ("cutout:16,grey", "the fill must be a number, not 'grey'"),
+        ("augmix:11,7", "the severity must be between 1 and 10, not 11; write augmix:5,7."),
+        ("augmix:5", "the depth is missing"),
     ],
 )
 def test_a_bad_name_is_explained_in_one_sentence(name: str, message: str) -> None:

@@ -1,8 +1,10 @@
 """AdaGauss, by the checks of its specification."""
 
 import math
+import signal
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,10 +13,12 @@ from torch import nn
 from gatf.config import RunConfig
 from gatf.data.augment import Pipeline
 from gatf.data.loader import Batch
-from gatf.experiment import Experiment, start
+from gatf.experiment import Experiment, resume, start
 from gatf.geometry.gaussians import Gaussians
-from gatf.methods.components import GaussianMemory, adapter_stage, anti_collapse, warmup_epochs
+from gatf.methods.components import adapter_stage, anti_collapse, warmup_epochs
+from gatf.methods.memory import GaussianMemory
 from gatf.settings import StageConfig
+from gatf.training import checkpoint
 from gatf.training.loop import Interrupted, Position, train_phase
 
 Tiny = Callable[..., RunConfig]
@@ -136,6 +140,63 @@ def test_the_distillation_is_a_mean_over_batch_and_coordinates(tiny_config: Tiny
     assert method._loss(batch, task)["distill"].item() == pytest.approx(7.0, rel=1e-5)
 
 
+def test_as_sums_the_squared_distances_are_larger_by_batch_and_coordinates(tiny_config: Tiny) -> None:
+    terms = {}
+    for reduction in ("mean", "sum"):
+        experiment = Experiment(tiny_config("adagauss", **{"method.reduction": reduction}))
+        method, task = experiment.method, experiment.task_info(1)
+        method.begin_task(task)
+        backbone, adapter = method.phases(task)
+        batch = next(iter(experiment.task_data(1).batches("test", batch_size=24)))
+        terms[reduction] = {**backbone.loss(batch), **adapter.loss(batch)}
+    for name in terms["mean"]:
+        factor = 24 * 8 if name in ("distill", "adapter") else 1
+        torch.testing.assert_close(terms["sum"][name], factor * terms["mean"][name])
+
+
+class TestLogitDistillation:
+    def test_is_lwf_over_the_heads_of_all_past_tasks(self, tiny_config: Tiny, learn: Callable[..., Experiment]) -> None:
+        """By hand: one softmax over all old logits, rotated ones included, at temperature 2."""
+        experiment = learn(tiny_config("adagauss", **{"method.distillation": "logit", "method.distill": 3.0}), tasks=2)
+        method, task = experiment.method, experiment.task_info(2)
+        assert [head.out_features for head in method.heads.layers] == [8, 2]  # four rotations at task 0
+        method.begin_task(task)
+        method.eval()
+        with torch.no_grad():
+            method.heads.layers[0].weight += 0.5  # the student's heads move, the teacher's stay
+        batch = next(iter(experiment.task_data(2).batches("test", batch_size=24)))
+        old, new = method.teacher(batch.images), method.backbone(batch.images)
+        before = (method.teacher_heads(old) / 2).softmax(1)
+        after = (torch.cat([head(new) for head in method.heads.layers], 1) / 2).log_softmax(1)
+        expected = -3.0 * (before * after).sum(1).mean()
+        torch.testing.assert_close(method._loss(batch, task)["distill"], expected)
+        assert not torch.equal(method.teacher_heads.layers[0].weight, method.heads.layers[0].weight)
+
+    def test_kept_heads_are_trained_on(self, tiny_config: Tiny, learn: Callable[..., Experiment]) -> None:
+        config = tiny_config("adagauss", **{"method.distillation": "logit"})
+        one, two = learn(config, tasks=1).method, learn(config, tasks=2).method
+        assert not torch.equal(one.heads.layers[0].weight, two.heads.layers[0].weight)
+        assert two.bytes_per_class() == 4 * (8 + 36) + 4 * (8 + 1)
+
+    def test_resumes_with_its_heads(self, tiny_config: Tiny, tmp_path: Path) -> None:
+        config = tiny_config("adagauss", **{"method.distillation": "logit", "scenario.stop_after": 2})
+        start(config, tmp_path / "whole")
+
+        def stop_later(kind: str, /, **fields: Any) -> None:
+            if kind == "step" and fields["task"] == 1:
+                signal.raise_signal(signal.SIGTERM)
+
+        with pytest.raises(Interrupted):
+            start(config, tmp_path / "stopped", (stop_later,))
+        resume(tmp_path / "stopped")
+        ours, _ = checkpoint.load(tmp_path / "stopped" / "model.safetensors")
+        theirs, _ = checkpoint.load(tmp_path / "whole" / "model.safetensors")
+        assert ours.keys() == theirs.keys()
+        assert "heads.layers.1.weight" in ours
+        for name in ours:
+            assert torch.equal(ours[name], theirs[name]), name
+
+
 class Shifted(nn.Module):
     def __init__(self, net: nn.Module, amount: float) -> None:
         super().__init__()
@@ -192,6 +253,14 @@ class TestMemory:
         memory.transport(nn.Identity(), samples=10_000, matched=False, task=1)
         assert 0.645 / 3 < (memory.get().covs - before.covs).norm().item() < 3 * 0.645
         assert 0.08 / 3 < (memory.get().means - before.means).norm().item() < 3 * 0.08
+
+    def test_the_readout_may_shrink_otherwise(self) -> None:
+        """Variances 1 and 3 at the distance (2, 3): 4 + 3 as they are; shrunk by half their mean of 2, 2 + 9/4."""
+        stored = Gaussians(torch.zeros(1, 2), torch.diag(torch.tensor([1.0, 3.0]))[None])
+        for shrink, distance in ((0.0, 7.0), (0.5, 4.25)):
+            memory = GaussianMemory(2, rule="mahalanobis", seed=0, readout_shrink=shrink)
+            memory.set(stored)
+            assert memory.scores(torch.tensor([[2.0, 3.0]])).item() == pytest.approx(-distance)
 
     @pytest.mark.parametrize("rule", ["bayes", "mahalanobis", "nmc", "linear"])
     def test_every_rule_tells_far_classes_apart(self, rule: str) -> None:

@@ -14,7 +14,7 @@ from gatf.data.loader import TaskInfo
 from gatf.experiment import Experiment, start
 from gatf.geometry import gaussians
 from gatf.methods.distillation import local_cross_entropy
-from gatf.methods.dpcr import DPCR, GramMemory, ridge_classifier, row_space, shift_projection
+from gatf.methods.dpcr import DPCR, DPCRConfig, GramMemory, ridge_classifier, row_space, shift_projection
 from gatf.nets.heads import CosineHeads
 
 Tiny = Callable[..., RunConfig]
@@ -114,7 +114,7 @@ class TestRowSpace:
         return memory
 
     def test_by_hand(self) -> None:
-        assert torch.equal(row_space(self.GRAM), tensor([1, 0], [0, 0]))
+        assert torch.equal(row_space(self.GRAM, torch.tensor(3)), tensor([1, 0], [0, 0]))
         memory = self.stored()
         memory.move(self.MAP, cip=True, tolerance=None)
         assert grams_of(memory)[0].tolist() == [[4, 0], [0, 0]]
@@ -126,19 +126,38 @@ class TestRowSpace:
         assert grams_of(memory)[0].tolist() == [[4, 4], [4, 4]]
         assert memory.means.tolist() == [[2, 2]]
 
-    def test_finds_the_rank_in_float32_storage(self) -> None:
-        """Rank 30 of 64; the release's strict comparison sees 64."""
-        features = relu_features(30, 64)
-        stored = gaussians.unpack(gaussians.pack((features.T @ features)[None]).float(), 64)
-        assert row_space(stored)[0].diagonal().sum().item() == pytest.approx(30)
-        torch.testing.assert_close(row_space(stored, 0.0)[0], torch.eye(64, dtype=torch.float64), atol=1e-9, rtol=0)
+    @pytest.mark.parametrize("images", [10, 40])
+    @pytest.mark.parametrize("decades", [0, 3.6])
+    def test_the_rank_is_that_of_the_images(self, images: int, decades: float) -> None:
+        """Stored in float32, features of 10 or 40 images in 16 dimensions; a trained network's are steep, with
+        eigenvalues down to 1e-7 of the largest. The release's strict comparison sees 16 in any case."""
+        features = relu_features(images, 16) * 10.0 ** -torch.linspace(0, decades, 16, dtype=torch.float64)
+        stored = gaussians.unpack(gaussians.pack((features.T @ features)[None]).float().double(), 16)
+        found = row_space(stored, torch.tensor([images]))[0].diagonal().sum()
+        assert found == pytest.approx(min(images, 16))
+        everything = row_space(stored, torch.tensor([images]), 0.0)[0]
+        torch.testing.assert_close(everything, torch.eye(16, dtype=torch.float64), atol=1e-9, rtol=0)
+
+    def test_a_tolerance_takes_real_directions_for_none(self) -> None:
+        """diag(1, 1e-3, 1e-6) at a tolerance of 1e-5: the last is gone."""
+        gram = torch.diag(tensor([1, 1e-3, 1e-6])[0])
+        assert torch.equal(row_space(gram, torch.tensor(9), 1e-5).diagonal(), tensor([1, 1, 0])[0])
+        assert torch.equal(row_space(gram, torch.tensor(9)).diagonal(), tensor([1, 1, 1])[0])
+
+    def test_by_default_a_class_may_leave_its_old_row_space(self) -> None:
+        """30 images in 64 dimensions, x_n = x_o·B: as published, Φ ← BᵀΦB whatever the rank of Φ."""
+        old, drift = relu_features(30, 64), torch.eye(64, dtype=torch.float64) + 0.1 * rand(64, 64, seed=9)
+        memory, expected = (memory_of(rows, torch.zeros(30, dtype=torch.int64)) for rows in (old, old @ drift))
+        memory.move(drift, cip=DPCRConfig().cip, tolerance=DPCRConfig().rank_tolerance)
+        torch.testing.assert_close(grams_of(memory), grams_of(expected), atol=1e-3, rtol=1e-4)
+        torch.testing.assert_close(memory.means.double(), expected.means, atol=1e-5, rtol=1e-5)
 
     def test_rank_never_grows_and_spaces_are_nested(self) -> None:
         memory = memory_of(relu_features(12, 8), torch.arange(12) % 2)
-        before = row_space(grams_of(memory))
+        before = row_space(grams_of(memory), memory.counts)
         for seed in range(4):
             memory.move(torch.eye(8, dtype=torch.float64) + 0.2 * rand(8, 8, seed=seed), cip=True, tolerance=None)
-            after = row_space(grams_of(memory))
+            after = row_space(grams_of(memory), memory.counts)
             ranks = [spaces.diagonal(dim1=-2, dim2=-1).sum(-1) for spaces in (before, after)]
             assert (ranks[1] <= ranks[0] + 1e-6).all()
             torch.testing.assert_close(before @ after, after, atol=1e-4, rtol=0)

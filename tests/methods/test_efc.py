@@ -292,3 +292,16 @@ def test_runs_and_learns(tiny_config: Tiny, tmp_path: Path, settings: dict[str, 
     longer = {f"optimisation.{stage}.epochs": 15 for stage in ("first", "next")} | {"optimisation.next.lr": 0.001}
     summary = start(tiny_config("efc", **longer, **settings), tmp_path / "run")
     assert summary["a_last"] > 45
+
+
+def test_the_feature_matrix_is_of_full_batches_as_loaded(tiny_config: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Task 0 has 80 images, loaded 12 at a time for their rotations to make 48: six full batches, then one of 48."""
+    rows = []
+    monkeypatch.setattr(
+        "gatf.methods.efc.feature_matrix", lambda features, weight: rows.append(len(features)) or torch.eye(32)
+    )
+    experiment = Experiment(tiny_config("efc"))
+    for task in range(2):
+        experiment.method.begin_task(experiment.task_info(task))
+        experiment.method.end_task(experiment.task_data(task))
+    assert rows == [72, 48]

@@ -227,6 +227,19 @@ def test_it_tells_importance_and_stability(tiny_config: Tiny, learn: Learn) -> N
     assert notice.values["step"] == pytest.approx(0.01 * 5000 * notice.values["max"] / 2, rel=1e-5)
 
 
+def test_multi_softmax_compares_probabilities_within_heads(tiny_config: Tiny, learn: Learn) -> None:
+    """Each head's scores are log-probabilities; a constant added to a head's logits changes nothing."""
+    experiment = learn(tiny_config("ewc", **{"method.multi_softmax": True}), tasks=2)
+    method = experiment.method.eval()
+    images = next(iter(experiment.task_data(1).batches("test"))).images
+    with torch.no_grad():
+        before = method.scores(images)
+        torch.testing.assert_close(before.exp()[:, :2].sum(1), torch.ones(len(images)))
+        torch.testing.assert_close(before.exp()[:, 2:].sum(1), torch.ones(len(images)))
+        method.heads.layers[1].bias += 5
+        torch.testing.assert_close(method.scores(images), before)
+
+
 def test_what_is_kept_per_class(tiny_config: Tiny) -> None:
     assert Experiment(tiny_config("ewc")).method.bytes_per_class() == 4 * 33
 

@@ -22,6 +22,8 @@ BASES: dict[str, dict[str, Any]] = {
     "lwf": {"method.base": "lwf"},
     "lwf with linear heads": {"method.base": "lwf", "method.cosine_head": False},
     "feature distillation": {"method.base": "feature"},
+    "triplet": {"method.base": "triplet", "method.embedding": 16},
+    "triplet without layer": {"method.base": "triplet", "method.embedding": None, "method.regulariser": "ewc"},
 }
 
 
@@ -44,3 +46,7 @@ def test_a_compensator_moves_the_prototypes_of_any_base(
     assert scores.shape == (5, 4)
     assert scores.isfinite().all()
     assert not any("teacher" in key or "projector" in key for key in on.state_dict())
+    dim = on.prototypes.means.shape[1]
+    assert dim == (16 if base == "triplet" else 32)
+    assert on.bytes_per_class() == 4 * dim
+    assert (on.centres() is None) == base.startswith("triplet")  # prototypes are not in the backbone's space

@@ -46,11 +46,33 @@ def published(width: int = 4, seed: int = 0) -> dict[str, Tensor]:
     return {name: torch.rand(shape, generator=draws) for name, shape in tensors.items()}
 
 
-@pytest.mark.parametrize(("stem", "size"), [("3x3", 32), ("3x3", 64), ("7x7", 224)])
+@pytest.mark.parametrize(("stem", "size"), [("3x3", 32), ("3x3", 64), ("3x3pool", 64), ("7x7", 224)])
 def test_resnet18_has_four_stages_behind_its_stem(stem: Any, size: int) -> None:
     net = build_backbone(BackboneConfig(width=4, stem=stem, bottleneck=6), 3).eval()
     assert net(torch.zeros(2, 3, size, size)).shape == (2, 6)
     assert build_backbone(BackboneConfig(width=4, stem=stem, bottleneck=None), 3).feature_dim == 32
+
+
+@pytest.mark.parametrize(("stem", "kernel", "side"), [("3x3", 3, 64), ("3x3pool", 3, 32), ("7x7", 7, 16)])
+def test_stems(stem: Any, kernel: int, side: int) -> None:
+    """64 pixels: all of them, every second after pooling, every fourth after stride and pooling."""
+    net = ResNet18(width=4, stem=stem, bottleneck=None)
+    assert net.conv1.weight.shape == (4, 3, kernel, kernel)
+    assert net.maxpool(net.conv1(torch.zeros(1, 3, 64, 64))).shape == (1, 4, side, side)
+
+
+def test_the_last_relu_can_be_left_out() -> None:
+    net = ResNet18(width=4, bottleneck=None).eval()
+    maps: list[torch.Tensor] = []
+    net.layer4.register_forward_hook(lambda module, inputs, output: maps.append(output))
+    images = torch.randn(5, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    rectified = net(images)
+    net.rectify_output(False)
+    signed = net(images)
+    assert (signed < 0).any()
+    assert torch.equal(maps[1].relu(), maps[0])
+    net.rectify_output(True)
+    assert torch.equal(net(images), rectified)
 
 
 def test_the_published_names_are_ours() -> None:

@@ -19,6 +19,7 @@ from gatf.learner.model import Model, Preprocessing
 from gatf.learner.pixels import CHANNELS
 from gatf.learner.record import UpdateRecord
 from gatf.methods import Method
+from gatf.methods.memory import GaussianMemory
 from gatf.settings import Strict
 
 METHOD = "method."
@@ -152,9 +153,8 @@ def _check_classes(
     path: Path, method: Method, state: dict[str, Tensor], shape: tuple[int, int, int], classes: int
 ) -> None:
     if method.keeps_gaussians_only:  # by shape: unpacking all triangles would take several times the file's size
-        dim = method.feature_dim
-        sizes = {"memory.means": (classes, dim), "memory.triangles": (classes, dim * (dim + 1) // 2)}
-        fits = all(state[name].shape == size for name, size in sizes.items())
+        assert isinstance(method.memory, GaussianMemory)
+        fits = all(state[f"memory.{name}"].shape == size for name, size in method.memory.shapes(classes).items())
     else:
         with torch.no_grad():
             fits = method.eval().scores(torch.zeros(1, *shape)).shape == (1, classes)

@@ -18,10 +18,11 @@ from torch import Tensor, nn
 from gatf.artifact.container import replace_file
 from gatf.data.base import ImageSet
 from gatf.errors import UserError
+from gatf.geometry.compact import LowRankReadout, SharedReadout
 from gatf.geometry.readout import NORM_GUARD, QuadraticReadout
 from gatf.learner.judge import softmax_with_temperature
 from gatf.learner.model import Model
-from gatf.methods.components import GaussianMemory
+from gatf.methods.memory import GaussianMemory
 
 TOLERANCE = 1e-3
 """Largest difference of scores between PyTorch and onnxruntime."""
@@ -42,11 +43,60 @@ class QuadraticScores(nn.Module):
         self.register_buffer("offset", whitened)
 
     def forward(self, features: Tensor) -> Tensor:
-        vectors = features.double()
-        if self.normalise:
-            vectors = nn.functional.normalize(vectors, dim=-1, eps=NORM_GUARD)
+        vectors = _seen(features, self.normalise)
         offsets = vectors @ self.weight.T - self.offset
         return -offsets.square().reshape(-1, self.classes, self.dim).sum(-1)
+
+
+class LowRankScores(nn.Module):
+    """`LowRankReadout` without its chunks, in float64."""
+
+    origin: Tensor
+    weights: Tensor
+    slopes: Tensor
+    constants: Tensor
+    directions: Tensor
+    offsets: Tensor
+
+    def __init__(self, readout: LowRankReadout) -> None:
+        super().__init__()
+        self.classes, self.rank, dim = readout.directions.shape
+        self.normalise = readout.normalise
+        for name in ("origin", "weights", "slopes", "constants"):
+            self.register_buffer(name, getattr(readout, name))
+        self.register_buffer("directions", readout.directions.reshape(-1, dim))
+        self.register_buffer("offsets", readout.offsets.flatten())
+
+    def forward(self, features: Tensor) -> Tensor:
+        vectors = _seen(features, self.normalise) - self.origin
+        distances = vectors.square() @ self.weights.T - vectors @ self.slopes.T + self.constants
+        if self.rank:
+            along = vectors @ self.directions.T - self.offsets
+            distances = distances - along.square().reshape(-1, self.classes, self.rank).sum(-1)
+        return -distances
+
+
+class SharedScores(nn.Module):
+    """`SharedReadout` in float64: whiten, then nearest mean."""
+
+    origin: Tensor
+    whitener: Tensor
+
+    def __init__(self, readout: SharedReadout) -> None:
+        super().__init__()
+        self.normalise = readout.normalise
+        self.register_buffer("origin", readout.origin)
+        self.register_buffer("whitener", readout.whitener)
+        self.nearest = LinearScores(2 * readout.centres, -readout.centres.square().sum(-1), minus_square=True)
+
+    def forward(self, features: Tensor) -> Tensor:
+        scores: Tensor = self.nearest((_seen(features, self.normalise) - self.origin) @ self.whitener.T)
+        return scores
+
+
+def _seen(features: Tensor, normalise: bool) -> Tensor:
+    vectors = features.double()
+    return nn.functional.normalize(vectors, dim=-1, eps=NORM_GUARD) if normalise else vectors
 
 
 class LinearScores(nn.Module):
@@ -103,6 +153,10 @@ def _readout(model: Model) -> nn.Module | None:
     memory.scores(torch.zeros(1, memory.dim, device=memory.means.device))  # builds the readout
     if memory.rule == "linear":
         return LinearScores(*memory._readout)
+    if isinstance(memory._readout, LowRankReadout):
+        return LowRankScores(memory._readout)
+    if isinstance(memory._readout, SharedReadout):
+        return SharedScores(memory._readout)
     return QuadraticScores(memory._readout)
 
 

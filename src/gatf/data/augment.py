@@ -1,22 +1,24 @@
 """Batched augmentation on the device: steps on uint8 images, then normalisation to float32.
 
 A step is a callable `step(images, generator) -> images` on uint8 `[B, C, H, W]` (C is 1 or 3) that draws every
-random number from the given generator, which lives on the images' device. A `Pipeline` runs steps in order and
-normalises. There is no loop over images: what differs between images is an index, a matrix or a table.
+random number from the given generator. That one lives on the CPU, wherever the images are: what is drawn is then the
+same on every device, and how many images get which operation is known without waiting for it. A `Pipeline` runs steps
+in order and normalises. There is no loop over images: what differs between images is an index, a matrix or a table.
 """
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gatf.data.image_ops import Op, apply_operations, resize_windows
-from gatf.data.policies import AutoAugment, TrivialAugment
+from gatf.data import draws
+from gatf.data.image_ops import Op, apply_operations, cut_windows, resize_windows
+from gatf.data.policies import AugMix, AutoAugment, TrivialAugment
 from gatf.errors import UserError, near_misses
 
 
@@ -37,7 +39,7 @@ class RandomCrop:
 
     def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
         count, channels, height, width = images.shape
-        offsets = torch.randint(2 * self.padding + 1, (2, count), generator=generator, device=images.device)
+        offsets = draws.randint(2 * self.padding + 1, (2, count), generator, dim=1).to(images.device)
         padded = F.pad(images, (self.padding,) * 4)
         # Every memory offset of `padded` starts a window (a view, nothing is copied); image i picks its own.
         per_image, *strides = padded.stride()
@@ -53,7 +55,7 @@ class RandomFlip:
 
     def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
         count = len(images)
-        mirrored = torch.randint(2, (count,), generator=generator, device=images.device)
+        mirrored = draws.randint(2, (count,), generator).to(images.device)
         both = torch.cat([images, images.flip(-1)])
         return both.index_select(0, torch.arange(count, device=images.device) + count * mirrored)
 
@@ -69,6 +71,20 @@ class Pad:
 
 
 @dataclass(frozen=True)
+class RandomWindow:
+    """Cut a size × size window at a random place, smaller than the image (TinyImageNet in FeCAM's release)."""
+
+    size: int
+
+    def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
+        count, _, *sides = images.shape
+        if min(sides) < self.size:
+            raise UserError(f"augmentation window:{self.size} does not fit images of {sides[0]} × {sides[1]} pixels")
+        top, left = (draws.randint(side - self.size + 1, (count,), generator).to(images.device) for side in sides)
+        return cut_windows(images, top, left, size=self.size)
+
+
+@dataclass(frozen=True)
 class ResizedCrop:
     """Cut a window of random area (a fraction in `scale`) and aspect ratio (3/4 … 4/3), resize it to size × size.
 
@@ -81,13 +97,13 @@ class ResizedCrop:
 
     def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
         count, _, rows, columns = images.shape
-        top, left, height, width = self.draw(count, rows, columns, generator)
+        top, left, height, width = (side.to(images.device) for side in self.draw(count, rows, columns, generator))
         return resize_windows(images, top, left, height, width, size=self.size)
 
     def draw(self, count: int, rows: int, columns: int, generator: torch.Generator) -> tuple[Tensor, ...]:
         """Top, left, height and width of each image's window, whole pixels, each `[count]`."""
         attempts, smallest, largest = 10, 3 / 4, 4 / 3
-        uniform = torch.rand((4, attempts, count), generator=generator, device=generator.device)
+        uniform = draws.rand((4, attempts, count), generator, dim=2)
         area = rows * columns * (self.scale[0] + (self.scale[1] - self.scale[0]) * uniform[0])
         ratio = (math.log(smallest) + (math.log(largest) - math.log(smallest)) * uniform[1]).exp()
         width, height = (area * ratio).sqrt().round().long(), (area / ratio).sqrt().round().long()
@@ -123,13 +139,13 @@ class ColorJitter:
         used = {op: strength for op, strength in strengths.items() if strength > 0}
         if not used:
             return images
-        shape, device = (len(images), len(used)), images.device
-        order = torch.rand(shape, generator=generator, device=device).argsort(1)
-        uniform = torch.rand(shape, generator=generator, device=device)
-        low = torch.tensor([max(0.0, 1 - strength) for strength in used.values()], device=device)
-        high = torch.tensor([1 + strength for strength in used.values()], device=device)
+        shape = (len(images), len(used))
+        order = draws.rand(shape, generator).argsort(1)
+        uniform = draws.rand(shape, generator)
+        low = torch.tensor([max(0.0, 1 - strength) for strength in used.values()])
+        high = torch.tensor([1 + strength for strength in used.values()])
         factors = (low + (high - low) * uniform).gather(1, order)
-        operations = torch.tensor(list(used), device=device)[order]
+        operations = torch.tensor(list(used))[order]
         for position in range(len(used)):
             images = apply_operations(images, operations[:, position], factors[:, position])
         return images
@@ -147,7 +163,7 @@ class Cutout:
         device = images.device
 
         def covered(length: int) -> Tensor:  # [B, length]
-            start = torch.randint(length, (count, 1), generator=generator, device=device) - self.size // 2
+            start = draws.randint(length, (count, 1), generator).to(device) - self.size // 2
             pixels = torch.arange(length, device=device)
             return (pixels >= start) & (pixels < start + self.size)
 
@@ -175,16 +191,23 @@ class Pipeline:
     """Steps on uint8, then `(pixel / 255 - mean) / std` as float32 in channels_last memory format.
 
     `mean` and `std` are in the [0, 1] pixel scale, one number or one a channel. Without a generator the steps
-    are skipped: that is the test transform.
+    are skipped, and `test_crop` pixels around the centre are cut out if it is given: that is the test transform.
     """
 
     steps: tuple[Step, ...]
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    test_crop: int | None = None
 
     def __post_init__(self) -> None:
         if min(self.std, default=0.0) <= 0:
             raise ValueError(f"std must be positive numbers, one or one a channel, not {self.std}.")
+
+    def check(self, shape: tuple[int, int, int]) -> Self:
+        """Itself, or an error if the test transform cannot be done to images of this shape [C, H, W]."""
+        if self.test_crop is not None and self.test_crop > min(shape[1:]):
+            raise UserError(f"data.test_crop is {self.test_crop}, but the images have {shape[1]} × {shape[2]} pixels")
+        return self
 
     def __call__(self, images: Tensor, generator: torch.Generator | None = None) -> Tensor:
         if images.dtype != torch.uint8 or images.ndim != 4:
@@ -198,6 +221,8 @@ class Pipeline:
         if generator is not None and len(images) > 0:
             for step in self.steps:
                 images = step(images, generator)
+        elif generator is None and self.test_crop is not None:
+            images = centre(images, self.test_crop)
         count, channels, height, width = images.shape
         scale, shift = _scale_and_shift(self.mean, self.std, channels, width, images.device)
         pixels = torch.empty((count, height, width, channels), device=images.device)
@@ -205,6 +230,13 @@ class Pipeline:
             pixels[..., channel].copy_(images[:, channel])
         pixels.view(count, height, width * channels).mul_(scale).add_(shift)
         return pixels.permute(0, 3, 1, 2)
+
+
+def centre(images: Tensor, size: int) -> Tensor:
+    """The size × size square in the middle of `[..., H, W]`; where it cannot be, half a pixel to the top left."""
+    height, width = images.shape[-2:]
+    top, left = (height - size) // 2, (width - size) // 2
+    return images[..., top : top + size, left : left + size]
 
 
 # --- names ------------------------------------------------------------------------------------------------------------
@@ -273,11 +305,16 @@ STEPS: dict[str, _Entry] = {
     "crop": _Entry("crop:4", lambda given: RandomCrop(given.integer("the padding", 1))),
     "flip": _Entry("flip", lambda given: RandomFlip()),
     "pad": _Entry("pad:4", lambda given: Pad(given.integer("the padding", 1))),
+    "window": _Entry("window:32", lambda given: RandomWindow(given.integer("the size", 1))),
     "resized_crop": _Entry("resized_crop:32 or resized_crop:32,0.08,1.0", _resized_crop),
     "jitter": _Entry("jitter:0.247 or jitter:brightness=0.247,contrast=0.2,saturation=0.2", _jitter),
     "trivial": _Entry("trivial", lambda given: TrivialAugment()),
     "autoaugment": _Entry(
         "autoaugment or autoaugment:128", lambda given: AutoAugment(given.integer("the fill", 0, 255, default=0))
+    ),
+    "augmix": _Entry(
+        "augmix:5,7",
+        lambda given: AugMix(given.integer("the severity", 1, 10), given.integer("the depth", 1)),
     ),
     "cutout": _Entry(
         "cutout:16 or cutout:16,128",

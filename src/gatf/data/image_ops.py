@@ -47,15 +47,17 @@ def apply_operations(
     """Apply `operations[i]` (an `Op`) at strength `values[i]` to image i.
 
     Geometric operations sample bilinearly or take the nearest pixel, and paint what comes from outside with `fill`.
+    With operations and values on the CPU nothing waits for the images' device.
     """
     order = operations.argsort()
-    counts = operations.bincount(minlength=len(Op)).tolist()  # the one place that waits for the device
+    counts = operations.bincount(minlength=len(Op)).tolist()
     bounds = [0]
     for count in counts:
         bounds.append(bounds[-1] + count)
+    sorted_values = values.index_select(0, order).to(images.device)
+    sorted_operations = operations.index_select(0, order).to(images.device)
+    order, back = order.to(images.device), order.argsort().to(images.device)
     sorted_images = images.index_select(0, order)
-    sorted_values = values.index_select(0, order)
-    sorted_operations = operations.index_select(0, order)
 
     def family(ops: slice) -> slice:
         return slice(bounds[ops.start], bounds[ops.stop])
@@ -71,7 +73,7 @@ def apply_operations(
         parts.append(apply_curves(sorted_images[curves], sorted_values[curves], counts[CURVES]))
     if blends.start < blends.stop:
         parts.append(apply_blends(sorted_images[blends], sorted_values[blends], counts[BLENDS]))
-    return torch.cat(parts).index_select(0, order.argsort())
+    return torch.cat(parts).index_select(0, back)
 
 
 # --- geometry ---------------------------------------------------------------------------------------------------------
@@ -215,6 +217,25 @@ def smooth(images: Tensor) -> Tensor:
     smoothed = images.float()
     smoothed[..., 1:-1, 1:-1] = (total.float() + 6.5).div_(13).floor_()
     return smoothed
+
+
+# --- windows and mixtures ---------------------------------------------------------------------------------------------
+
+
+def cut_windows(images: Tensor, top: Tensor, left: Tensor, *, size: int) -> Tensor:
+    """The size × size window of image i whose first pixel is (top[i], left[i]); it must lie inside the image."""
+    pixels = torch.arange(size, device=images.device)
+    rows, columns = (top[:, None] + pixels)[:, :, None], (left[:, None] + pixels)[:, None, :]
+    numbers = torch.arange(len(images), device=images.device)[:, None, None]
+    return images[numbers, :, rows, columns].permute(0, 3, 1, 2)  # [B, size, size, C] → [B, C, size, size]
+
+
+def mix(versions: Tensor, weights: Tensor) -> Tensor:
+    """Weighted means of several versions of every image, truncated to levels: `[V, B, C, H, W]` and `[V, B]`."""
+    total = torch.zeros(versions.shape[1:], device=versions.device)
+    for version, weight in zip(versions, weights.to(versions.device), strict=True):
+        total += weight[:, None, None, None] * version
+    return total.add_(TRUNCATION_SLACK).clamp_(max=255).to(torch.uint8)
 
 
 # --- resizing ---------------------------------------------------------------------------------------------------------

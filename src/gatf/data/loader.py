@@ -7,9 +7,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from gatf.data.augment import Pipeline, ResizedCrop
+from gatf import ranks
+from gatf.data.augment import Pipeline, ResizedCrop, Step
 from gatf.data.base import ImageSet
 from gatf.data.decode import RandomWindows
+from gatf.data.draws import BatchGenerator
 from gatf.errors import UserError
 from gatf.seeding import generator, key
 
@@ -26,16 +28,28 @@ def shuffled(labels: Tensor, draws: torch.Generator) -> Tensor:
 
 
 class Batch:
-    """One step's images and labels, with where it stands and a generator for draws inside the loss."""
+    """One step's images and labels, with where it stands and a generator for draws inside the loss.
 
-    __slots__ = ("epoch", "generator", "images", "labels", "step")
+    Where processes share a batch, `images` is this one's part and `whole` the number of images of all.
+    """
 
-    def __init__(self, images: Tensor, labels: Tensor, epoch: int, step: int, generator: torch.Generator) -> None:
+    __slots__ = ("epoch", "generator", "images", "labels", "step", "whole")
+
+    def __init__(
+        self, images: Tensor, labels: Tensor, epoch: int, step: int, generator: torch.Generator,
+        whole: int | None = None,
+    ) -> None:  # fmt: skip
         self.images = images  # float32 [B, C, H, W], normalised
         self.labels = labels  # int64 [B], scenario class numbers
         self.epoch = epoch
         self.step = step
         self.generator = generator
+        self.whole = len(images) if whole is None else whole
+
+    @property
+    def weight(self) -> float:
+        """What this process's mean loss is multiplied by, so that the mean over processes is that over all images."""
+        return ranks.world() * len(self.images) / self.whole if self.whole >= ranks.world() else 1.0
 
 
 @dataclass(frozen=True)
@@ -84,10 +98,14 @@ class TaskData:
 
     def batches(
         self, view: Literal["train", "test"], *, batch_size: int = EVALUATION_BATCH, purpose: str = "", epoch: int = 0,
-        start: int = 0, order: Order | None = None, drop_last: bool = False,
+        start: int = 0, order: Order | None = None, drop_last: bool = False, shared: bool = False,
+        also: tuple[Step, ...] = (),
     ) -> Iterator[Batch]:  # fmt: skip
         """Batches of the task, as stored or in a random `order`. `train` augments, `test` only normalises. Order and
         augmentation depend on nothing but (seed, purpose, task, epoch, step), so `start` can enter an epoch anywhere.
+
+        With `shared` the processes of a run divide each batch between them; else each of them sees all of it. Steps in
+        `also` follow the augmentation of the data.
         """
         visited = torch.arange(len(self))
         if order is not None:
@@ -95,15 +113,30 @@ class TaskData:
         visited = visited.to(self._device)
         steps = range(start, _steps(len(visited), batch_size, drop_last))
         chosen = [visited[step * batch_size : (step + 1) * batch_size] for step in steps]
+        parts = [ranks.part(len(numbers)) if shared else slice(0, len(numbers)) for numbers in chosen]
+        own = [numbers[part] for numbers, part in zip(chosen, parts, strict=True)]
         windows = None
         if view == "train" and self._window is not None:
             windows = RandomWindows(self._window.scale, (self._seed, "decode", purpose, self.info.index, epoch))
-        draws = torch.Generator(self._device)
-        for step, numbers, pixels in zip(steps, chosen, self._open().stream(chosen, windows), strict=True):
-            labels = self._open().labels[numbers]  # closing ends iterators that are under way, too
-            draws.manual_seed(key(self._seed, "batch", purpose, self.info.index, epoch, step))
-            images = self._pipeline(pixels.to(self._device), draws if view == "train" else None)
-            yield Batch(images, labels, epoch, step, draws)
+        pixels = self._open().stream(own, windows)
+        pipeline = replace(self._pipeline, steps=self._pipeline.steps + also) if also else self._pipeline
+        for step, numbers, part, loaded in zip(steps, chosen, parts, pixels, strict=True):
+            labels = self._open().labels[numbers[part]]  # closing ends iterators that are under way, too
+            seed = key(self._seed, "batch", purpose, self.info.index, epoch, step)
+            draws = BatchGenerator()
+            draws.manual_seed(seed)
+            draws.first, draws.whole = part.start, len(numbers)
+            images = pipeline(loaded.to(self._device), draws if view == "train" else None)
+            draws.whole = None
+            yield Batch(
+                images, labels, epoch, step, self._for_loss(draws, seed, len(labels) < len(numbers)), len(numbers)
+            )
+
+    def _for_loss(self, draws: torch.Generator, seed: int, partly: bool) -> torch.Generator:
+        """The generator a loss draws from, on its device; each process that holds a part of a batch has its own."""
+        if partly:
+            return generator(seed, "rank", ranks.rank(), device=self._device)
+        return draws if self._device.type == "cpu" else generator(seed, "loss", device=self._device)
 
     def close(self) -> None:
         """Forget the images, and where they lie."""

@@ -1,7 +1,7 @@
 """Augmentation policies: which operation, how strong, for every image of a batch.
 
-TrivialAugment (Müller and Hutter, ICCV 2021) with its wide ranges, and the CIFAR-10 policy of AutoAugment (Cubuk et
-al., CVPR 2019, appendix), both with torchvision's magnitudes.
+TrivialAugment (Müller and Hutter, ICCV 2021) with its wide ranges, the CIFAR-10 policy of AutoAugment (Cubuk et al.,
+CVPR 2019, appendix), and AugMix (Hendrycks et al., ICLR 2020), all with torchvision's magnitudes.
 """
 
 from dataclasses import dataclass
@@ -11,7 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from gatf.data.image_ops import Op, apply_operations
+from gatf.data import draws
+from gatf.data.image_ops import Op, apply_operations, mix
 
 SIGNED = {  # the sign of these magnitudes is a coin toss
     Op.SHEAR_X, Op.SHEAR_Y, Op.TRANSLATE_X, Op.TRANSLATE_Y, Op.ROTATE,
@@ -25,6 +26,11 @@ TRIVIAL_OPERATIONS = (
 )  # fmt: skip
 TRIVIAL_BINS = 31
 AUTOAUGMENT_BINS = 10
+AUGMIX_OPERATIONS = (
+    Op.SHEAR_X, Op.SHEAR_Y, Op.TRANSLATE_X, Op.TRANSLATE_Y, Op.ROTATE, Op.POSTERIZE, Op.SOLARIZE, Op.AUTOCONTRAST,
+    Op.EQUALIZE, Op.BRIGHTNESS, Op.COLOR, Op.CONTRAST, Op.SHARPNESS,
+)  # fmt: skip
+AUGMIX_BINS = 10
 
 # (operation, probability, magnitude bin) twice; the bin of an operation without magnitude is 0
 AUTOAUGMENT_CIFAR10 = (
@@ -113,9 +119,9 @@ def draw_trivial(count: int, generator: torch.Generator) -> TrivialDraw:
     """Draw for each image one operation and one magnitude, both uniformly (TrivialAugment, algorithm 1)."""
     device = generator.device
     operations, sizes = _trivial_tables(device)
-    choice = torch.randint(len(TRIVIAL_OPERATIONS), (count,), generator=generator, device=device)
-    bins = torch.randint(TRIVIAL_BINS, (count,), generator=generator, device=device)
-    negative = torch.randint(2, (count,), generator=generator, device=device) == 1
+    choice = draws.randint(len(TRIVIAL_OPERATIONS), (count,), generator)
+    bins = draws.randint(TRIVIAL_BINS, (count,), generator)
+    negative = draws.randint(2, (count,), generator) == 1
     chosen = operations[choice]
     return TrivialDraw(chosen, bins, _signed_values(chosen, sizes[choice, bins], negative))
 
@@ -159,9 +165,9 @@ def draw_autoaugment(count: int, height: int, width: int, generator: torch.Gener
     """Draw a sub-policy for each image and toss its two probabilities; translations scale with the image's size."""
     device = generator.device
     operations, probabilities, sizes = _autoaugment_tables(height, width, device)
-    policies = torch.randint(len(AUTOAUGMENT_CIFAR10), (count,), generator=generator, device=device)
-    applied = torch.rand((count, 2), generator=generator, device=device) < probabilities[policies]
-    negative = torch.randint(2, (count, 2), generator=generator, device=device) == 1
+    policies = draws.randint(len(AUTOAUGMENT_CIFAR10), (count,), generator)
+    applied = draws.rand((count, 2), generator) < probabilities[policies]
+    negative = draws.randint(2, (count, 2), generator) == 1
     chosen = torch.where(applied, operations[policies], int(Op.IDENTITY))
     return AutoAugmentDraw(policies, chosen, _signed_values(chosen, sizes[policies], negative))
 
@@ -179,3 +185,76 @@ class AutoAugment:
         for operations, values in zip(draw.operations.unbind(1), draw.values.unbind(1), strict=True):
             images = apply_operations(images, operations, values, bilinear=self.bilinear, fill=self.fill)
         return images
+
+
+# --- AugMix -----------------------------------------------------------------------------------------------------------
+
+
+class AugMixDraw(NamedTuple):
+    """What AugMix does to each image: the operations of its chains, and what their results weigh."""
+
+    operations: Tensor  # [depth, chains, n] Op
+    values: Tensor  # [depth, chains, n] in the operation's unit, signed
+    weights: Tensor  # [1 + chains, n]: of the image itself, then of each chain's result; they sum to one
+
+
+def augmix_magnitudes(op: Op, *, height: int, width: int) -> list[float]:
+    """AutoAugment's, but for translations by up to a third of the image and posterising to 4 … 0 bits."""
+    fractions = [index / (AUGMIX_BINS - 1) for index in range(AUGMIX_BINS)]
+    if op in (Op.TRANSLATE_X, Op.TRANSLATE_Y):
+        side = width if op is Op.TRANSLATE_X else height
+        return [float(int(side / 3 * fraction)) for fraction in fractions]
+    if op is Op.POSTERIZE:
+        return [4.0 - round(4 * fraction) for fraction in fractions]
+    return magnitudes(op, AUGMIX_BINS, wide=False, height=height, width=width)
+
+
+@lru_cache(maxsize=32)
+def _augmix_tables(height: int, width: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """The operations `[13]` and their magnitudes `[13, 10]`."""
+    sizes = [augmix_magnitudes(op, height=height, width=width) for op in AUGMIX_OPERATIONS]
+    return torch.tensor(AUGMIX_OPERATIONS, device=device), torch.tensor(sizes, device=device)
+
+
+def draw_augmix(
+    count: int, height: int, width: int, generator: torch.Generator, *, severity: int, depth: int, chains: int = 3
+) -> AugMixDraw:
+    """Draw operations uniformly, magnitudes among the first `severity` of ten, and the weights: Beta(1, 1) between the
+    image and its chains, Dirichlet(1, …, 1) between the chains (AugMix with α = 1)."""
+    device, shape = generator.device, (depth, chains, count)
+    operations, sizes = _augmix_tables(height, width, device)
+    choice = draws.randint(len(AUGMIX_OPERATIONS), shape, generator, dim=2)
+    bins = draws.randint(severity, shape, generator, dim=2)
+    negative = draws.randint(2, shape, generator, dim=2) == 1
+    uniform = draws.rand((1 + chains, count), generator, dim=1)
+    kept, shares = uniform[:1], -torch.log1p(-uniform[1:])  # exponentials over their sum are Dirichlet
+    weights = torch.cat([kept, (1 - kept) * shares / shares.sum(0).clamp_min(1e-12)])
+    chosen = operations[choice]
+    return AugMixDraw(chosen, _signed_values(chosen, sizes[choice, bins], negative), weights)
+
+
+@dataclass(frozen=True)
+class AugMix:
+    """Mix each image with three copies of it, each put through a chain of random operations.
+
+    As torchvision's with a fixed depth. Its operations on tensors differ from Pillow's, which are used here, by a grey
+    level or so.
+    """
+
+    severity: int = 3
+    depth: int = 3
+    chains: int = 3
+    bilinear: bool = True
+    fill: int = 0
+
+    def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
+        count, _, height, width = images.shape
+        draw = draw_augmix(
+            count, height, width, generator, severity=self.severity, depth=self.depth, chains=self.chains
+        )
+        chained = images.repeat(self.chains, 1, 1, 1)  # all chains at once
+        for operations, values in zip(draw.operations, draw.values, strict=True):
+            chained = apply_operations(
+                chained, operations.flatten(), values.flatten(), bilinear=self.bilinear, fill=self.fill
+            )
+        return mix(torch.cat([images, chained]).unflatten(0, (1 + self.chains, count)), draw.weights)

@@ -12,15 +12,20 @@ import torch
 from torch import Tensor
 
 from gatf.geometry.moments import PairedMoments
-from gatf.geometry.spd import cholesky, symmetrise
+from gatf.geometry.spd import cholesky
 
 AnchorKind = Literal["sylvester", "ridge"]
+TINY = torch.finfo(torch.float64).tiny
+"""Smallest eigenvalue of Σ_o divided by."""
 
 
-def _clipped_spectrum(cov: Tensor, clip: float) -> tuple[Tensor, Tensor]:
-    """Eigenvalues raised to `clip` times the largest, [S], and eigenvectors, [S, S]."""
-    values, vectors = torch.linalg.eigh(symmetrise(cov))
-    return torch.maximum(values, clip * values[-1]).clamp_min(0), vectors
+def _clipped_spectrum(cov: Tensor, clip: float, lowest: float = 0.0) -> tuple[Tensor, Tensor]:
+    """Eigenvalues raised to `clip` times the largest and to `lowest`, [S], and eigenvectors, [S, S].
+
+    Of Σ only the lower triangle is read.
+    """
+    values, vectors = torch.linalg.eigh(cov.to(torch.float64))
+    return values.clamp(min=(clip * values[-1]).clamp_min(lowest)), vectors
 
 
 def _check_ridge(ridge: float) -> None:
@@ -36,11 +41,11 @@ def solve_sylvester(cov_old: Tensor, cov_new: Tensor, cross: Tensor, ridge: floa
     a direction without any variance on either side is mapped to zero.
     """
     _check_ridge(ridge)
-    values_old, basis_old = _clipped_spectrum(cov_old, clip)
+    values_old, basis_old = _clipped_spectrum(cov_old, clip, TINY)
     values_new, basis_new = _clipped_spectrum(cov_new, clip)
-    denominator = values_old[None, :] + ridge * values_new[:, None]  # [S_new, S_old]
+    denominator = torch.add(values_old, values_new[:, None], alpha=ridge)  # [S_new, S_old]
     rotated = basis_new.mT @ cross.to(torch.float64) @ basis_old
-    return basis_new @ (rotated / denominator.clamp_min(torch.finfo(torch.float64).tiny)) @ basis_old.mT
+    return basis_new @ (rotated / denominator) @ basis_old.mT
 
 
 def solve_ridge(cov_old: Tensor, cross: Tensor, *, ridge: float, clip: float = 1e-10) -> Tensor:
@@ -50,9 +55,8 @@ def solve_ridge(cov_old: Tensor, cross: Tensor, *, ridge: float, clip: float = 1
     coincide for isotropic Σ_n = σ²I, with this ridge equal to ρσ².
     """
     _check_ridge(ridge)
-    values, basis = _clipped_spectrum(cov_old, clip)
-    denominator = (values + ridge).clamp_min(torch.finfo(torch.float64).tiny)  # [S_old]
-    return (cross.to(torch.float64) @ basis / denominator) @ basis.mT
+    values, basis = _clipped_spectrum(cov_old, clip, TINY)
+    return (cross.to(torch.float64) @ basis / (values + ridge)) @ basis.mT
 
 
 def anchor_objective(weight: Tensor, cov_old: Tensor, *, cov_new: Tensor, cross: Tensor, ridge: float) -> Tensor:

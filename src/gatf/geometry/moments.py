@@ -6,6 +6,7 @@ LeVeque, "Updating formulae and a pairwise algorithm for computing sample varian
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -53,6 +54,15 @@ class Moments:
         delta = other.mean - self.mean  # [..., S]
         between = delta[..., :, None] * delta[..., None, :] * (self.count * weight)[..., None, None]
         return Moments(total, self.mean + delta * weight[..., None], self.scatter + other.scatter + between)
+
+    def over(self, total: Callable[[Tensor], Tensor]) -> Moments:
+        """Moments of the vectors of several holders together, each of whom calls this with its own moments; `total`
+        sums a tensor over them. The merge of all at once: Σ scatter + Σ n·δδᵀ, δ from the common mean."""
+        count = total(self.count)
+        mean = total(self.count[..., None] * self.mean) / count.clamp_min(1)[..., None]
+        delta = self.mean - mean
+        between = delta[..., :, None] * delta[..., None, :] * self.count[..., None, None]
+        return Moments(count, mean, total(self.scatter + between))
 
     def covariance(self, unbiased: bool = True) -> Tensor:
         """Scatter over count − 1 (or count), [..., S, S], symmetric; zeros where there are fewer than two vectors."""
@@ -138,6 +148,10 @@ class PairedMoments:
         if self.dim_old != other.dim_old:
             raise ValueError(f"pairs of {self.dim_old} and of {other.dim_old} old dimensions do not merge")
         return PairedMoments(self.joint.merge(other.joint), self.dim_old)
+
+    def over(self, total: Callable[[Tensor], Tensor]) -> PairedMoments:
+        """Moments of the pairs of several holders together, see `Moments.over`."""
+        return PairedMoments(self.joint.over(total), self.dim_old)
 
     @property
     def count(self) -> Tensor:

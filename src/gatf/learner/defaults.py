@@ -15,6 +15,8 @@ TINY_SIDE, MEMORY_SIDE = 16, 64
 """Up to the first, the small network; up to the second, a 3×3 stem."""
 ANCHORS_PER_UPDATE = 30
 """How often GATF estimates its anchor during an update."""
+FIXED = ("method.name", "method.readout", "method.covariance", "method.covariance_rank")
+"""What a model is made of, beside backbone and scenario."""
 
 
 def first_config(
@@ -51,7 +53,7 @@ def next_config(config: RunConfig, *, images: int, overrides: Mapping[str, Any])
     """
     base = config.model_dump(mode="json")
     for path, value in overrides.items():
-        fixed = path.split(".")[0] in ("backbone", "scenario") or path in ("method.name", "method.readout")
+        fixed = path.split(".")[0] in ("backbone", "scenario") or path in FIXED
         if fixed and value != _at(base, path):
             raise UserError(f"'{path}' was fixed when the model was first fitted and cannot change in an update")
     kept = base["optimisation"]["next"]

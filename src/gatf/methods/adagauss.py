@@ -1,5 +1,6 @@
 """AdaGauss (Rypeść, Cygert, Trzciński, Twardowski: "Task-recency bias strikes back", NeurIPS 2024)."""
 
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -9,25 +10,34 @@ from torch import Tensor, nn
 from gatf.geometry import gaussians
 from gatf.methods.base import Batch, Method, Phase, TaskData, TaskInfo
 from gatf.methods.components import (
-    GaussianMemory,
-    Rule,
     adapter_phase,
     adapter_stage,
     anti_collapse,
     check_batches,
+    frozen_features,
+    has_covariance,
     task_batch,
     warmup_epochs,
 )
+from gatf.methods.distillation import softened_cross_entropy
+from gatf.methods.memory import CovarianceConfig, GaussianMemory, Rule
+from gatf.nets.heads import Heads
 from gatf.nets.mlp import feature_mlp
-from gatf.settings import MethodConfig, NotNegative, Positive
+from gatf.settings import NotNegative, Positive
 
 
-class AdaGaussConfig(MethodConfig):
+class AdaGaussConfig(CovarianceConfig):
     name: Literal["adagauss"] = "adagauss"
-    distillation: Literal["projected", "feature", "none"] = "projected"
-    """Distil through a learned projector new → old, on the features themselves, or not at all."""
+    distillation: Literal["projected", "feature", "logit", "none"] = "projected"
+    """Distil through a learned projector new → old, on the features themselves, on the logits of the heads of all past
+    tasks, which then are kept and trained further (LwF), or not at all."""
     distill: NotNegative = 10.0
-    """Weight λ of the distillation, a mean over batch and coordinates."""
+    """Weight λ of the distillation."""
+    temperature: Positive = 2.0
+    """τ of the logit distillation."""
+    reduction: Literal["mean", "sum"] = "mean"
+    """Squared distances of distillation and adapter as means over batch and coordinates (the release, to which λ
+    belongs), or as sums (the paper's equations)."""
     anti_collapse: NotNegative = 1.0
     """Weight α of the anti-collapse loss."""
     clamp: Positive = 1.0
@@ -45,7 +55,8 @@ class AdaGaussConfig(MethodConfig):
     adapter_milestones: tuple[float, ...] = (0.3, 0.6, 0.9)
     """Fractions of the adapter's E/2 epochs at which its rate is divided by ten; the paper's text has 0.45 and 0.9."""
     transport: Literal["full", "diag", "mean", "none"] = "full"
-    """What the adapter moves: mean and covariance, mean and variances, the mean alone, or nothing."""
+    """What the adapter moves: mean and covariance, mean and variances, the mean alone, or nothing. With `diag` also new
+    classes keep variances alone, as with `covariance: diag`, which takes less memory."""
     samples: PositiveInt = 10_000
     """Points drawn from each Gaussian to carry it through the adapter."""
     matched_noise: bool = True
@@ -54,6 +65,19 @@ class AdaGaussConfig(MethodConfig):
     """Shrinkage of stored covariances (0.5 in the ablation without anti-collapse)."""
     readout: Rule = "bayes"
     """How classes are told apart."""
+    readout_shrink: NotNegative | None = None
+    """Shrinkage of the covariances in the distances of bayes and mahalanobis. Default: 3 as released, or 0.001; the
+    paper, which speaks against shrinking, is readout mahalanobis with 0."""
+
+
+def summed(phase: Phase, term: str, dim: int) -> Phase:
+    """The phase with one of its terms, a mean over batch and coordinates, as a sum over both."""
+
+    def loss(batch: Batch) -> dict[str, Tensor]:
+        terms = phase.loss(batch)
+        return {**terms, term: batch.whole * dim * terms[term]}
+
+    return replace(phase, loss=loss)
 
 
 class AdaGauss(Method):
@@ -71,9 +95,15 @@ class AdaGauss(Method):
         super().__init__(*args)
         if self.config.anti_collapse:
             check_batches(self.optimisation, self.feature_dim)
-        self.memory = GaussianMemory(self.feature_dim, rule=self.config.readout, seed=self.seed)
+        self.memory = GaussianMemory(
+            self.feature_dim, rule=self.config.readout, seed=self.seed, readout_shrink=self.config.readout_shrink,
+            storage=self.config.storage,
+        )  # fmt: skip
         self.head: Any = None
+        self.heads = Heads(self.feature_dim) if self.config.distillation == "logit" else None
+        """Of the past tasks, where logits are distilled."""
         self.teacher: Any = None
+        self.teacher_heads: Any = None
         self.projector: Any = None
         self.adapter: Any = None
 
@@ -82,6 +112,7 @@ class AdaGauss(Method):
         self.head = self.make(lambda: nn.Linear(self.feature_dim, outputs), "head", task.index)
         if task.index > 0:
             self.teacher = self.frozen_copy(self.backbone)
+            self.teacher_heads = None if self.heads is None else self.frozen_copy(self.heads)
             self.projector = self.make(lambda: self._map(self.config.projector), "new to old", task.index)
             self.adapter = self.make(lambda: self._map(self.config.adapter), "old to new", task.index)
 
@@ -91,6 +122,7 @@ class AdaGauss(Method):
         modules = {"backbone": self.backbone, "head": self.head}
         if task.index > 0:
             modules["projector"] = self.projector
+            modules |= {} if self.heads is None else {"heads": self.heads}
         backbone = Phase(
             "backbone",
             modules,
@@ -110,23 +142,31 @@ class AdaGauss(Method):
             anti_collapse_weight=self.config.anti_collapse,
             clamp=self.config.clamp,
         )
-        return [backbone, adapter]
+        return [backbone, adapter if self.config.reduction == "mean" else summed(adapter, "adapter", self.feature_dim)]
 
     def _loss(self, batch: Batch, task: TaskInfo) -> dict[str, Tensor]:
-        """L = L_CE + λ·L_PKD + α·L_AC, squared norms as means over batch and coordinates."""
+        """L = L_CE + λ·L_PKD + α·L_AC."""
         images, labels = task_batch(batch, task, self._rotates(task))
         features = self.backbone(images)
         if batch.epoch < warmup_epochs(self.optimisation.stage(task.index)):
             features = features.detach()
         terms = {"ce": nn.functional.cross_entropy(self.head(features), labels)}
         if task.index > 0 and self.config.distillation != "none":
-            with torch.no_grad():
-                old = self.teacher(images)
-            seen = self.projector(features) if self.config.distillation == "projected" else features
-            terms["distill"] = self.config.distill * nn.functional.mse_loss(seen, old)
-        if self.config.anti_collapse and len(features) > features.shape[1]:
+            old = frozen_features(self.teacher, images)
+            terms["distill"] = self.config.distill * self._distillation(features, old, batch.whole)
+        if self.config.anti_collapse and has_covariance(features, batch):
             terms["anti_collapse"] = self.config.anti_collapse * anti_collapse(features, self.config.clamp)
         return terms
+
+    def _distillation(self, features: Tensor, old: Tensor, images: int) -> Tensor:
+        """How far features [B, S] are from the teacher's."""
+        if self.heads is not None:
+            with torch.no_grad():
+                logits = self.teacher_heads(old)
+            return softened_cross_entropy(self.heads(features), logits, self.config.temperature)
+        seen = self.projector(features) if self.config.distillation == "projected" else features
+        scale = images * self.feature_dim if self.config.reduction == "sum" else 1
+        return scale * nn.functional.mse_loss(seen, old)
 
     @torch.no_grad()
     def end_task(self, data: TaskData) -> None:
@@ -134,14 +174,14 @@ class AdaGauss(Method):
         if data.info.index > 0 and self.config.transport != "none":
             self._transport(data.info.index)
         self.memory.learn(self.backbone, data, shrink=self.config.shrink, diagonal=self.config.transport == "diag")
-        self.head = self.teacher = self.projector = self.adapter = None
+        if self.heads is not None:
+            self.heads.layers.append(self.head)
+        self.head = self.teacher = self.teacher_heads = self.projector = self.adapter = None
 
     def _transport(self, task: int) -> None:
         """Carry the old Gaussians through the adapter (Alg. 1)."""
-        before = self.memory.get()
         if self.config.transport == "mean":
-            moved = self.adapter(before.means.float()).double()
-            self.memory.set(gaussians.Gaussians(moved, before.covs))
+            self.memory.move_means(self.adapter, dtype=self.dtype)
             return
         repairs = self.memory.transport(
             self.adapter,
@@ -150,6 +190,7 @@ class AdaGauss(Method):
             task=task,
             shrink=self.config.shrink,
             diagonal=self.config.transport == "diag",
+            dtype=self.dtype,
         )
         self.note("transport", **repairs)
 
@@ -169,7 +210,8 @@ class AdaGauss(Method):
         self.memory.set(stored)
 
     def bytes_per_class(self) -> int:
-        return self.memory.bytes_per_class()
+        """The Gaussian, and a row of a head where logits are distilled."""
+        return self.memory.bytes_per_class() + (0 if self.heads is None else 4 * (self.feature_dim + 1))
 
     def _rotates(self, task: TaskInfo) -> bool:
         return bool(self.config.rotation) and task.index == 0

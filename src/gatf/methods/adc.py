@@ -193,8 +193,8 @@ class ADC(Method):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         config = self.config
-        self.base = config.build_base(self.feature_dim)
-        self.prototypes = Prototypes(self.feature_dim, config.metric)
+        self.base = config.build_base(self)
+        self.prototypes = Prototypes(config.dim(self.feature_dim), config.metric)
         self.compensator = AdversarialDrift(
             candidates=config.candidates,
             steps=config.steps,
@@ -225,8 +225,8 @@ class ADC(Method):
     def scores(self, images: Tensor) -> Tensor:
         return self.prototypes.scores(self.base.network(self)(images))
 
-    def centres(self) -> Tensor:
-        return self.prototypes.means
+    def centres(self) -> Tensor | None:
+        return self.prototypes.means if self.config.in_backbone_space else None
 
     def bytes_per_class(self) -> int:
         return self.prototypes.bytes_per_class()

@@ -3,7 +3,6 @@ never knows where it runs."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 
 from gatf.data.loader import Batch, TaskData, TaskInfo, shuffled
 from gatf.geometry.gaussians import Gaussians
+from gatf.nets.folding import folded
 from gatf.seeding import keyed_init
 from gatf.settings import MethodConfig, OptimisationConfig, StageConfig
 from gatf.training.phase import Phase
@@ -65,6 +65,11 @@ class Method(nn.Module, ABC):
     def device(self) -> torch.device:
         return next(self.backbone.parameters()).device
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the backbone: float32, unless someone who compares runs made it float64."""
+        return next(self.backbone.parameters()).dtype
+
     @abstractmethod
     def begin_task(self, task: TaskInfo) -> None:
         """Make what lives for one task: heads, frozen teacher, auxiliary modules. Depends on nothing but `task`, the
@@ -113,14 +118,13 @@ class Method(nn.Module, ABC):
         self.notices.append(Notice(name, values))
 
     def make(self, build: Callable[[], nn.Module], *purpose: str | int) -> Any:
-        """Construct a module on the method's device with weights keyed by (seed, purpose)."""
+        """Construct a module where and as the backbone is, with weights keyed by (seed, purpose)."""
         with keyed_init(self.seed, "init", *purpose):
-            return build().to(self.device)
+            return build().to(self.device, self.dtype)
 
     def frozen_copy(self, module: nn.Module) -> Any:
-        """A teacher: a copy in eval mode whose parameters take no gradient."""
-        teacher = deepcopy(module).eval()
-        return teacher.requires_grad_(False)
+        """A teacher: a copy in eval mode whose parameters take no gradient, its batch-norm folded away."""
+        return folded(module).requires_grad_(False)
 
     def train_groups(self, stage: StageConfig, *others: nn.Module) -> list[dict[str, Any]]:
         """Parameter groups of the backbone, at its own rate where the stage has one, and of other modules."""

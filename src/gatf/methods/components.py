@@ -1,19 +1,16 @@
-"""What several methods are made of: losses, feature passes, the memory of class Gaussians."""
+"""What several methods are made of: losses, feature passes, buffers that grow."""
 
 from collections.abc import Callable, Iterator
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from gatf import ranks
 from gatf.data.augment import four_rotations, rotation_labels
 from gatf.errors import UserError
-from gatf.geometry import gaussians, moments, readout, spd
 from gatf.methods.base import Batch, Phase, TaskData, TaskInfo, shuffled
-from gatf.seeding import generator, key
 from gatf.settings import OptimisationConfig, StageConfig
-
-Rule = Literal["bayes", "mahalanobis", "nmc", "linear"]
 
 
 def anti_collapse(features: Tensor, clamp: float = 1.0, jitter: float = 1e-6) -> Tensor:
@@ -24,14 +21,33 @@ def anti_collapse(features: Tensor, clamp: float = 1.0, jitter: float = 1e-6) ->
     is chosen on the device, so that nothing waits for it.
     """
     with torch.autocast(features.device.type, enabled=False):
-        centred = features.float() - features.float().mean(dim=0)
-        covariance = centred.T @ centred / (len(features) - 1)  # [S, S]
-        identity = torch.eye(len(covariance), device=covariance.device)
+        precise = features if features.dtype == torch.float64 else features.float()
+        covariance = _batch_covariance(precise)  # [S, S]
+        identity = torch.eye(len(covariance)).to(covariance)
         rungs = jitter * torch.tensor([1.0, 10.0, 100.0, 1000.0], device=covariance.device)
         _, failed = torch.linalg.cholesky_ex(covariance.detach() + rungs[:, None, None] * identity)  # [4]
         chosen = rungs.index_select(0, (failed == 0).int().argmax(dim=0, keepdim=True))
         lower, _ = torch.linalg.cholesky_ex(covariance + chosen * identity)
         return -lower.diagonal().clamp(max=clamp).mean()
+
+
+def _batch_covariance(features: Tensor) -> Tensor:
+    """Unbiased covariance of a batch [B, S], of which other processes may hold other rows; differentiable."""
+    count = ranks.total(features.new_full((), len(features)))
+    centred = features - ranks.total(features.sum(dim=0)) / count
+    return ranks.total(centred.T @ centred) / (count - 1)
+
+
+def has_covariance(features: Tensor, batch: Batch) -> bool:
+    """Whether the batch, over all processes, has more rows than features have dimensions."""
+    return len(features) // len(batch.images) * batch.whole > features.shape[1]
+
+
+def frozen_features(net: nn.Module, images: Tensor) -> Tensor:
+    """What a frozen network makes of images, as a constant of the loss."""
+    with torch.inference_mode():
+        features = net(images)
+    return features.clone()  # an ordinary tensor, which autograd may keep
 
 
 def cosines(features: Tensor, rows: int = 128) -> Tensor:
@@ -53,18 +69,22 @@ def perturbation_terms(head: nn.Module, features: Tensor, labels: Tensor, step: 
 
 
 @torch.no_grad()
-def extract(net: nn.Module, data: TaskData, *, mirror: bool = False) -> tuple[Tensor, Tensor]:
-    """Features [N, S] and labels [N] of a task's images under the test transform, `net` in eval mode.
-
-    With `mirror` the horizontally flipped images follow the plain ones.
-    """
+def own_features(net: nn.Module, data: TaskData, *, mirror: bool = False) -> tuple[Tensor, Tensor]:
+    """Features [N, S] and labels [N] of this process's share of a task's images under the test transform, `net` in
+    eval mode. With `mirror` the horizontally flipped images follow the plain ones."""
     net.eval()
     features, labels = [], []
     for flip in (False, True) if mirror else (False,):
-        for batch in data.batches("test"):
+        for batch in data.batches("test", shared=True):
             features.append(net(batch.images.flip(-1) if flip else batch.images))
             labels.append(batch.labels)
     return torch.cat(features), torch.cat(labels)
+
+
+def extract(net: nn.Module, data: TaskData, *, mirror: bool = False) -> tuple[Tensor, Tensor]:
+    """`own_features` of all processes: every image of the task once (and once mirrored)."""
+    features, labels = own_features(net, data, mirror=mirror)
+    return ranks.gather_rows(features), ranks.gather_rows(labels)
 
 
 @torch.no_grad()
@@ -88,94 +108,15 @@ class Growing(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *args)
 
 
-class GaussianMemory(Growing):
-    """One Gaussian a class, kept as float32 mean and packed triangle of the covariance: S + S(S+1)/2 numbers."""
-
-    means: Tensor
-    triangles: Tensor
-
-    def __init__(self, dim: int, *, rule: Rule, seed: int) -> None:
-        super().__init__()
-        self.dim, self.rule, self.seed = dim, rule, seed
-        self.register_buffer("means", torch.zeros(0, dim))
-        self.register_buffer("triangles", torch.zeros(0, dim * (dim + 1) // 2))
-        self._readout: Any = None
-
-    def __len__(self) -> int:
-        return len(self.means)
-
-    def get(self) -> gaussians.Gaussians:
-        """The Gaussians in float64."""
-        return gaussians.Gaussians(self.means.double(), gaussians.unpack(self.triangles.double(), self.dim))
-
-    def set(self, stored: gaussians.Gaussians) -> None:
-        self.means, self.triangles = stored.means.float(), gaussians.pack(stored.covs).float()
-        self._readout = None
-
-    def learn(self, net: nn.Module, data: TaskData, *, shrink: float = 0.0, diagonal: bool = False) -> None:
-        """Append the new classes: moments of the features of every image and of its mirror image (AdaGauss)."""
-        features, labels = extract(net, data, mirror=True)
-        new = moments.class_moments(features, labels - data.info.old, classes=data.info.new)
-        learnt = gaussians.Gaussians(new.mean, _limited(new.covariance(), shrink, diagonal))
-        self.set(self.get().concat(learnt))
-
-    @torch.no_grad()
-    def transport(
-        self, mapping: Callable[[Tensor], Tensor], *, samples: int, matched: bool, task: int, shrink: float = 0.0,
-        diagonal: bool = False,
-    ) -> dict[str, float]:  # fmt: skip
-        """Push every stored Gaussian through a map: draw, map, re-estimate mean and covariance (AdaGauss Alg. 1).
-
-        Returns how many covariances had to be repaired before they could be factorised.
-        """
-        stored = self.get()
-        factor = spd.cholesky(stored.covs)
-        draws = generator(self.seed, "transport", task)
-        noise = gaussians.white_noise(samples, self.dim, generator=draws, matched=matched, device=self.means.device)
-        moved = gaussians.push_forward(stored, mapping, noise=noise, factor=factor)
-        self.set(gaussians.Gaussians(moved.means, _limited(moved.covs, shrink, diagonal)))
-        return {"jittered": float((factor.jitter > 0).sum()), "clipped": float(factor.clipped.sum())}
-
-    def scores(self, features: Tensor) -> Tensor:
-        """[B, classes]: minus the distance of the chosen rule, or the logits of `linear`."""
-        if self.rule == "nmc":
-            return -readout.nearest_mean_distances(features, self.means)
-        if self._readout is None:
-            self._readout = self._build()
-        if self.rule == "linear":
-            weight, bias = self._readout
-            return features.double() @ weight.T + bias
-        return -self._readout.distances(features)
-
-    def _build(self) -> Any:
-        if self.rule == "bayes":
-            return readout.bayes_readout(self.get())
-        if self.rule == "mahalanobis":
-            return readout.mahalanobis_readout(self.get())
-        draws = torch.Generator(self.means.device).manual_seed(key(self.seed, "linear readout", len(self)))
-        return readout.linear_from_samples(self.get(), generator=draws)
-
-    def bytes_per_class(self) -> int:
-        return self.means.element_size() * (self.dim + self.dim * (self.dim + 1) // 2)
-
-    def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *args: Any) -> None:
-        self._readout = None
-        super()._load_from_state_dict(state_dict, prefix, *args)
-
-
-def _limited(covariances: Tensor, shrink: float, diagonal: bool) -> Tensor:
-    """Shrunk, and without off-diagonal entries where only variances are wanted."""
-    covariances = spd.shrink(covariances, shrink) if shrink else covariances
-    return torch.diag_embed(covariances.diagonal(dim1=-2, dim2=-1)) if diagonal else covariances
-
-
 @torch.no_grad()
 def feature_pairs(
     teacher: nn.Module, student: nn.Module, data: TaskData, *, batch_size: int, purpose: str, epoch: int = 0
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """(old, new) features of the same augmented images, both networks in eval mode; one epoch."""
+    """(old, new) features of the same augmented images, both networks in eval mode: this process's share of an epoch."""
     student.eval()
-    for batch in data.batches("train", batch_size=batch_size, purpose=purpose, epoch=epoch, order=shuffled):
+    for batch in data.batches(
+        "train", batch_size=batch_size, purpose=purpose, epoch=epoch, order=shuffled, shared=True
+    ):
         yield teacher(batch.images), student(batch.images)
 
 
@@ -195,11 +136,10 @@ def adapter_phase(
     """AdaGauss's adapter stage: with both networks frozen, fit old → new features and keep the images full rank."""
 
     def loss(batch: Batch) -> dict[str, Tensor]:
-        with torch.no_grad():
-            old, new = teacher(batch.images), student(batch.images)
+        old, new = frozen_features(teacher, batch.images), frozen_features(student, batch.images)
         moved = mapping(old)
         terms = {"adapter": nn.functional.mse_loss(moved, new)}
-        if anti_collapse_weight and len(moved) > moved.shape[1]:
+        if anti_collapse_weight and has_covariance(moved, batch):
             terms["adapter_anti_collapse"] = anti_collapse_weight * anti_collapse(moved, clamp)
         return terms
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, log_softmax, mse_loss, softmax
 
 from gatf.methods.base import Batch, Method, Phase, TaskData, TaskInfo
-from gatf.methods.components import warmup_epochs
+from gatf.methods.components import frozen_features, warmup_epochs
 from gatf.nets.heads import CosineHeads, Heads
 
 KdGroups = Literal["all", "per_task"]
@@ -147,8 +147,7 @@ class LwfBase(BaseLearner):
         return [self._head_phase(method, task), training] if warms_up else [training]
 
     def _distillation(self, student: Tensor, images: Tensor) -> Tensor:
-        with torch.no_grad():
-            teacher = self.teacher_heads(self.teacher(images))
+        teacher = self.teacher_heads(frozen_features(self.teacher, images))
         groups = None
         if isinstance(self.heads, Heads) and self.kd_groups == "per_task":
             groups = [int(layer.out_features) for layer in self.heads.layers[:-1]]  # type: ignore[arg-type]
@@ -218,8 +217,7 @@ class FeatureDistillationBase(BaseLearner):
                 features = features.detach()
             terms = {"ce": cross_entropy(self.head(features), batch.labels - task.old)}
             if task.index > 0 and self.distill:
-                with torch.no_grad():
-                    old = self.teacher(batch.images)
+                old = frozen_features(self.teacher, batch.images)
                 terms["distill"] = self.distill * mse_loss(features, old)
             return terms
 

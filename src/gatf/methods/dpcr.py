@@ -33,9 +33,9 @@ class DPCRConfig(MethodConfig):
     """Weight λ of the logit distillation."""
     temperature: Positive = 2.0
     """τ of the logit distillation."""
-    rank_tolerance: NotNegative | None = None
-    """Eigenvalues of a class's Gram matrix at or below this part of the largest count as zero; null: S·2⁻²³. With 0,
-    the release's strict comparison, hardly any does."""
+    rank_tolerance: NotNegative | None = 0.0
+    """Eigenvalues of a class's Gram matrix at or below this part of the largest count as zero. With 0, the release's
+    comparison, hardly any does; null: the paper's rank, at most the number of the class's images."""
     tssp: bool = True
     """Move old statistics through the regression old → new (task-wise shift projection)."""
     cip: bool = True
@@ -62,13 +62,22 @@ def shift_projection(gram: Tensor, cross: Tensor, ridge: float) -> tuple[Tensor,
     return projection, {"rank": float(rank), "condition": float(values[-1] / smallest) if rank else float("inf")}
 
 
-def row_space(grams: Tensor, tolerance: float | None = None) -> Tensor:
-    """CIP: Π_c = U_c U_cᵀ of the eigenvectors of Φ_c whose eigenvalues are not zero, [..., S, S] → [..., S, S]."""
+def row_space(grams: Tensor, counts: Tensor, tolerance: float | None = None) -> Tensor:
+    """CIP: Π_c = U_c U_cᵀ of the eigenvectors of Φ_c whose eigenvalues are not zero, [..., S, S], [...] → [..., S, S].
+
+    Without a tolerance as many as Φ_c had images, `counts`: stored in float32, zero eigenvalues are no longer zero, and
+    those of a trained network's features fall below what a tolerance for that rounding would have to cut.
+    """
     values, vectors = torch.linalg.eigh(spd.symmetrise(grams))
     sizes = values.abs()  # the singular values
-    tolerance = values.shape[-1] * 2.0**-23 if tolerance is None else tolerance
-    kept = vectors * (sizes > tolerance * sizes.amax(-1, keepdim=True))[..., None, :]
-    return kept @ kept.mT
+    dim, largest = sizes.shape[-1], sizes.amax(-1, keepdim=True)
+    if tolerance is None:
+        place = sizes.argsort(dim=-1, descending=True).argsort(dim=-1)
+        kept = (place < counts[..., None]) & (sizes > dim * torch.finfo(sizes.dtype).eps * largest)
+    else:
+        kept = sizes > tolerance * largest
+    basis = vectors * kept[..., None, :]
+    return basis @ basis.mT
 
 
 def ridge_classifier(gram: Tensor, targets: Tensor, ridge: float, *, normalise: bool = True) -> Tensor:
@@ -109,7 +118,7 @@ class GramMemory(Growing):
         for classes, grams in self.chunks():
             maps = projection.expand_as(grams)
             if cip:
-                spaces = row_space(grams, tolerance)
+                spaces = row_space(grams, self.counts[classes], tolerance)
                 ranks.append(spaces.diagonal(dim1=-2, dim2=-1).sum(-1))
                 maps = projection @ spaces
             triangles.append(gaussians.pack(spd.symmetrise(maps.mT @ grams @ maps)).float())

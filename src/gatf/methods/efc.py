@@ -11,7 +11,8 @@ from torch.nn.functional import cross_entropy, softmax
 from gatf.data.augment import four_rotations
 from gatf.geometry import gaussians, moments, spd
 from gatf.methods.base import Batch, Method, Phase, TaskData, TaskInfo, shuffled
-from gatf.methods.components import GaussianMemory, Growing, warmup_epochs
+from gatf.methods.components import Growing, frozen_features, warmup_epochs
+from gatf.methods.memory import GaussianMemory
 from gatf.nets.heads import Heads
 from gatf.seeding import generator
 from gatf.settings import MethodConfig, NotNegative, Positive
@@ -166,9 +167,14 @@ class EFC(Method):
         for group in groups:
             group["params"] = [parameter for parameter in group["params"] if parameter.requires_grad]
         loss = self._first_loss if task.index == 0 else self._next_loss
-        size = None if self.rotated is None else stage.batch_size // 4
+        size = self._loaded(task.index)
         mode = None if task.index == 0 else self._set_mode
         return [Phase("train", modules, lambda batch: loss(batch, task), stage, groups, size, set_mode=mode)]
+
+    def _loaded(self, task: int) -> int:
+        """Images loaded a step."""
+        batch = self.optimisation.stage(task).batch_size
+        return batch if self.rotated is None else max(1, batch // 4)
 
     def _set_mode(self) -> None:
         """After task 0 batch-norm is frozen: statistics by eval mode, weights by taking no gradient."""
@@ -201,8 +207,7 @@ class EFC(Method):
         labels = prototype_labels(task.old, config.prototype_batch, prototypes, draws).to(self.device)
         sampled = self._sample(labels, batch.generator)
         features = self._features(images, batch.epoch, task.index)
-        with torch.no_grad():
-            old = self.teacher(batch.images)
+        old = frozen_features(self.teacher, batch.images)
         new, again, rehearsed = features[:size], features[size:], torch.cat([labels, self.last.labels[:real]])
         self.last.keep(batch)
         return {
@@ -222,7 +227,7 @@ class EFC(Method):
     def end_task(self, data: TaskData) -> None:
         """Old means move by the old feature matrix; then the new matrix, then Gaussians of the new classes."""
         self.backbone.eval()
-        config, task, size = self.config, data.info, self.optimisation.stage(data.info.index).batch_size
+        config, task, size = self.config, data.info, self._loaded(data.info.index)
         passed: list[tuple[Tensor, ...]] = []  # new features, labels, and after task 0 old features of one epoch
         for batch in data.batches(config.stats_transform, batch_size=size, purpose="statistics", order=shuffled):
             old = () if self.teacher is None else (self.teacher(batch.images),)

@@ -50,6 +50,8 @@ class EWCConfig(MethodConfig):
     """Keep one penalty a task with its own anchor, as in the paper (off: one, merged, at the newest weights)."""
     fix_bn: bool = True
     """Keep batch-norm statistics after task 0: the penalty does not protect them."""
+    multi_softmax: bool = False
+    """Compare log-probabilities within each task's head rather than raw logits (an option of FACIL's)."""
 
     @classmethod
     def presets(cls) -> dict[str, dict[str, Any]]:
@@ -244,7 +246,10 @@ class EWC(Method):
         self.note("fisher", mean=mean, max=largest, step=step, bound=bound, stable=float(step < bound))
 
     def scores(self, images: Tensor) -> Tensor:
-        return self.heads(self.backbone(images))
+        features = self.backbone(images)
+        if self.config.multi_softmax:
+            return torch.cat([head(features).log_softmax(dim=1) for head in self.heads.layers], dim=1)
+        return self.heads(features)
 
     def bytes_per_class(self) -> int:
         return 4 * (self.feature_dim + 1)

@@ -1,8 +1,5 @@
 """FeTrIL (Petit, Popescu, Schindler, Picard, Delezoide: "Feature Translation for Exemplar-Free Class-Incremental
-Learning", WACV 2023).
-
-The authors' two-stage task-0 recipe (AugMix, Lookahead, 224 pixels) is not here; the default is PyCIL's.
-"""
+Learning", WACV 2023). By default task 0 is trained as PyCIL does; `recipe` has the authors' way."""
 
 import math
 from dataclasses import dataclass
@@ -13,11 +10,16 @@ from pydantic import PositiveInt
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, linear, normalize
 
+from gatf.data.augment import RandomFlip
+from gatf.data.policies import AugMix
+from gatf.errors import UserError
 from gatf.geometry.svm import fit_svm
 from gatf.methods.base import Batch, Method, Phase, TaskData, TaskInfo
 from gatf.methods.components import Growing, class_means, extract, task_batch, warmup_epochs
+from gatf.nets.heads import CosineHeads
+from gatf.nets.resnet import ResNet18
 from gatf.seeding import generator
-from gatf.settings import MethodConfig, NotNegative, Positive
+from gatf.settings import MethodConfig, NotNegative, Positive, StageConfig
 
 NORM_GUARD = 1e-12
 
@@ -44,6 +46,29 @@ class FeTrILConfig(MethodConfig):
     """Features a step of the linear layer."""
     task0_rotation: bool = False
     """Learn four rotations of every class at task 0 (the protocol of EFC and AdaGauss)."""
+    recipe: Literal["pycil", "official"] = "pycil"
+    """Task 0 as `optimisation.first` says, or in the authors' two stages with their own optimisers: a cosine head on
+    features without the last ReLU on mirrored images, then a linear head with it under Lookahead and AugMix. The
+    authors also enlarge all images to 224 pixels: see the recipe cifar100-t10."""
+    official_epochs: tuple[PositiveInt, PositiveInt] = (90, 290)
+    """Epochs of the two stages of recipe official."""
+    decay: Literal["release", "step"] = "release"
+    """Second stage of recipe official: a tenth of the rate during epochs 80 and 120 of 290 only, as the release does by
+    accident, or ten times less from each of them on."""
+
+
+def official_stages(config: FeTrILConfig) -> tuple[StageConfig, StageConfig]:
+    """How the authors' release trains task 0: 90 epochs with ×0.1 at 30 and 60, then 290 with Lookahead(5, 0.8)."""
+    epochs, more_epochs = config.official_epochs
+    first = StageConfig(
+        epochs=epochs, batch_size=128, lr=0.1, weight_decay=1e-4, milestones=(1 / 3, 2 / 3), clip=None, warmup=0.0,
+        drop_last=False,
+    )  # fmt: skip
+    second = {
+        "epochs": more_epochs, "batch_size": 64, "lr": 0.01, "milestones": (80 / 290, 120 / 290),
+        "schedule": "dips" if config.decay == "release" else "steps", "lookahead": 5, "lookahead_rate": 0.8,
+    }  # fmt: skip
+    return first, first.model_copy(update=second)
 
 
 @dataclass(frozen=True)
@@ -126,19 +151,35 @@ class FeTrIL(Method):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
+        if self.config.recipe == "official" and not isinstance(self.backbone, ResNet18):
+            raise UserError(
+                "method.recipe=official leaves out ResNet-18's last ReLU at first: set backbone.name=resnet18"
+            )
         self.memory = LinearMemory(self.feature_dim)
         self.head: Any = None
+        self.cosine_head: Any = None
 
     def begin_task(self, task: TaskInfo) -> None:
         if task.index == 0:
             outputs = 4 * task.new if self.config.task0_rotation else task.new
             self.head = self.make(lambda: nn.Linear(self.feature_dim, outputs), "head", 0)
+            if self.config.recipe == "official":
+                self.cosine_head = self.make(lambda: CosineHeads(self.feature_dim).grow(outputs), "cosine head", 0)
 
     def phases(self, task: TaskInfo) -> list[Phase]:
         """Task 0 only. What is fitted later never touches the network and is done in `end_task`."""
         if task.index > 0:
             return []
-        stage = self.optimisation.first
+        if self.config.recipe == "official":
+            first, second = official_stages(self.config)
+            without_relu = self._phase("cosine", self.cosine_head, first, task, rectified=False)
+            without_relu.augment = (RandomFlip(),)
+            training = self._phase("train", self.head, second, task)
+            training.augment = (AugMix(severity=5, depth=7),)
+            return [without_relu, training]
+        return [self._phase("train", self.head, self.optimisation.first, task)]
+
+    def _phase(self, name: str, head: nn.Module, stage: StageConfig, task: TaskInfo, rectified: bool = True) -> Phase:
         rotates = bool(self.config.task0_rotation)
 
         def loss(batch: Batch) -> dict[str, Tensor]:
@@ -146,11 +187,17 @@ class FeTrIL(Method):
             features = self.backbone(images)
             if batch.epoch < warmup_epochs(stage):
                 features = features.detach()
-            return {"ce": cross_entropy(self.head(features), labels)}
+            return {"ce": cross_entropy(head(features), labels)}
 
-        modules = {"backbone": self.backbone, "head": self.head}
-        loaded = stage.batch_size // 4 if rotates else None
-        return [Phase("train", modules, loss, stage, groups=self.train_groups(stage, self.head), batch_size=loaded)]
+        def set_mode() -> None:
+            self.backbone.train()
+            head.train()
+            if isinstance(self.backbone, ResNet18):
+                self.backbone.rectify_output(rectified)
+
+        modules = {"backbone": self.backbone, "head": head}
+        groups, loaded = self.train_groups(stage, head), stage.batch_size // 4 if rotates else None
+        return Phase(name, modules, loss, stage, groups, loaded, set_mode=set_mode)
 
     @torch.no_grad()
     def end_task(self, data: TaskData) -> None:
@@ -167,7 +214,7 @@ class FeTrIL(Method):
             memory.weight, memory.bias = self.head.weight[: task.new].clone(), self.head.bias[: task.new].clone()
         else:
             self._train_fc(pseudo, task)
-        self.head = None
+        self.head = self.cosine_head = None
 
     def _fit_svc(self, pseudo: Imitations, classes: int) -> None:
         """Features are translated first, then normalised: the other way round the means would not match."""

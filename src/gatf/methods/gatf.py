@@ -10,27 +10,29 @@ from pydantic import PositiveInt, model_validator
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
 
+from gatf import ranks
 from gatf.geometry import anchor, gaussians, moments, spd
 from gatf.methods.anchoring import RunningAnchor
 from gatf.methods.base import Batch, Method, Phase, TaskData, TaskInfo
 from gatf.methods.components import (
-    GaussianMemory,
-    Rule,
     adapter_phase,
     adapter_stage,
     anti_collapse,
     check_batches,
     cosines,
     feature_pairs,
+    frozen_features,
+    has_covariance,
     perturbation_terms,
     task_batch,
     warmup_epochs,
 )
+from gatf.methods.memory import CovarianceConfig, GaussianMemory, Rule
 from gatf.nets.mlp import feature_mlp, zero_residual
-from gatf.settings import Fraction, MethodConfig, NotNegative, Positive
+from gatf.settings import Fraction, NotNegative, Positive
 
 
-class GATFConfig(MethodConfig):
+class GATFConfig(CovarianceConfig):
     name: Literal["gatf"] = "gatf"
     preset: Literal["paper", "release"] = "paper"
     """The paper's equations, or what the authors' released code does."""
@@ -110,7 +112,9 @@ class GATF(Method):
         super().__init__(*args)
         if self.config.anti_collapse:
             check_batches(self.optimisation, self.feature_dim)
-        self.memory = GaussianMemory(self.feature_dim, rule=self.config.readout, seed=self.seed)
+        self.memory = GaussianMemory(
+            self.feature_dim, rule=self.config.readout, seed=self.seed, storage=self.config.storage
+        )
         self.head: Any = None
         self.teacher: Any = None
         self.residual: Any = None
@@ -169,8 +173,7 @@ class GATF(Method):
             new = new.detach()
         terms = {"ce": cross_entropy(self.head(new), labels)}
         if task.index > 0:
-            with torch.no_grad():
-                old = self.teacher(images)
+            old = frozen_features(self.teacher, images)
             back = self.distiller(new)
             if config.top_aware:
                 moved = self.map(old)
@@ -181,7 +184,7 @@ class GATF(Method):
                 terms["distill"] = config.distill * mse_loss(back, old)
         elif config.perturb:
             terms |= perturbation_terms(self.head, new, labels, config.perturb)
-        if config.anti_collapse and len(new) > new.shape[1]:
+        if config.anti_collapse and has_covariance(new, batch):
             terms["anti_collapse"] = config.anti_collapse * anti_collapse(new, config.clamp)
         return terms
 
@@ -213,6 +216,7 @@ class GATF(Method):
         size = self.optimisation.stage(data.info.index).batch_size
         for old, new in feature_pairs(self.teacher, self.backbone, data, batch_size=size, purpose=purpose, epoch=epoch):
             total = total.merge(moments.PairedMoments.of(old, new if residual is None else new - residual(old)))
+        total = total.over(ranks.total) if ranks.world() > 1 else total
         self.note("anchor", epoch=epoch, condition_old=float(spd.condition_number(total.cov_old)))
         return anchor.fit_anchor(total, self.config.ridge, kind=self.config.anchor)
 
@@ -229,7 +233,9 @@ class GATF(Method):
         config, task = self.config, data.info.index
         if config.final_refresh and self.anchor is not None:
             self.anchor.update(self._estimate(data, 0, "final anchor", self.residual), restart=True)
-        repairs = self.memory.transport(self.map, samples=config.samples, matched=config.matched_noise, task=task)
+        repairs = self.memory.transport(
+            self.map, samples=config.samples, matched=config.matched_noise, task=task, dtype=self.dtype
+        )
         self.note("transport", **repairs)
 
     def scores(self, images: Tensor) -> Tensor:

@@ -160,9 +160,10 @@ class LDC(Method):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self.base = self.config.build_base(self.feature_dim)
-        self.prototypes = Prototypes(self.feature_dim, self.config.metric)
-        self.compensator = LearnedDrift(self.config, self.feature_dim)
+        self.base = self.config.build_base(self)
+        dim = self.config.dim(self.feature_dim)
+        self.prototypes = Prototypes(dim, self.config.metric)
+        self.compensator = LearnedDrift(self.config, dim)
 
     def begin_task(self, task: TaskInfo) -> None:
         self.base.begin(self, task)
@@ -187,8 +188,8 @@ class LDC(Method):
     def scores(self, images: Tensor) -> Tensor:
         return self.prototypes.scores(self.base.network(self)(images))
 
-    def centres(self) -> Tensor:
-        return self.prototypes.means
+    def centres(self) -> Tensor | None:
+        return self.prototypes.means if self.config.in_backbone_space else None
 
     def bytes_per_class(self) -> int:
         return self.prototypes.bytes_per_class()

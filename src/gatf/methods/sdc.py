@@ -1,6 +1,7 @@
 """SDC (Yu et al., "Semantic Drift Compensation for Class-Incremental Learning", CVPR 2020).
 
-On the LwF-trained backbone of later comparisons (ADC, LDC and DPCR papers), or on feature distillation.
+On the LwF-trained backbone of later comparisons (ADC, LDC and DPCR papers), on feature distillation, or on the paper's
+embedding networks.
 """
 
 from dataclasses import dataclass
@@ -11,7 +12,8 @@ from torch import Tensor, nn
 
 from gatf.geometry.readout import nearest_mean_distances
 from gatf.methods.base import Method, Phase, TaskData, TaskInfo
-from gatf.methods.compensation import LWF_OPTIMISATION, PrototypeConfig, Prototypes, Report, UnitLength
+from gatf.methods.compensation import LWF_OPTIMISATION, PrototypeConfig, Prototypes, Report
+from gatf.methods.embedding import UnitLength
 from gatf.settings import NotNegative, Positive
 
 KERNEL_ELEMENTS = 4 * 2**20
@@ -20,12 +22,24 @@ KERNEL_ELEMENTS = 4 * 2**20
 
 class SDCConfig(PrototypeConfig):
     name: Literal["sdc"] = "sdc"
+    preset: Literal["comparison", "paper", "paper_pretrained"] = "comparison"
+    """As in later comparisons, on LwF; or as in the paper, on a triplet loss: for networks trained from nothing
+    (CIFAR-100, ImageNet-Subset), or from ImageNet's weights (CUB, Flowers, Cars). The optimiser's settings are no part
+    of it: see `base`."""
     sigma: Positive = 0.3
-    """Width σ of the kernel around a prototype, in units of the features."""
+    """Width σ of the kernel around a prototype, in units of the features (the paper: 0.2 for CIFAR-100, 0.3 else)."""
     floor: NotNegative = 1e-5
-    """ε, added to every kernel weight: far from all samples a prototype follows their mean drift (0: the nearest's)."""
+    """ε, added to every kernel weight: far from all samples a prototype follows their mean drift (0: the nearest's).
+    Triplet: 0, as in the paper."""
     normalise: bool = False
-    """Divide features by their length before prototypes, kernel and drift are computed."""
+    """Divide features by their length before prototypes, kernel and drift are computed (embeddings always are)."""
+
+    @classmethod
+    def presets(cls) -> dict[str, dict[str, Any]]:
+        return {
+            "paper": {"base": "triplet", "softmax_epochs": 200},
+            "paper_pretrained": {"base": "triplet", "triplets": "hard", "fix_bn": False},
+        }
 
 
 def sdc_shift(old: Tensor, new: Tensor, prototypes: Tensor, *, sigma: float, floor: float) -> tuple[Tensor, Tensor]:
@@ -87,8 +101,8 @@ class SDC(Method):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self.base = self.config.build_base(self.feature_dim)
-        self.prototypes = Prototypes(self.feature_dim, self.config.metric)
+        self.base = self.config.build_base(self)
+        self.prototypes = Prototypes(self.config.dim(self.feature_dim), self.config.metric)
         self.compensator = SemanticDrift(self.config.sigma, self.config.floor)
 
     def begin_task(self, task: TaskInfo) -> None:
@@ -113,7 +127,8 @@ class SDC(Method):
         return nn.Sequential(net, UnitLength()) if self.config.normalise else net
 
     def centres(self) -> Tensor | None:
-        return None if self.config.normalise else self.prototypes.means
+        own_space = self.config.in_backbone_space and not self.config.normalise
+        return self.prototypes.means if own_space else None
 
     def bytes_per_class(self) -> int:
         return self.prototypes.bytes_per_class()

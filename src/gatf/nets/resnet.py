@@ -6,9 +6,11 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+Stem = Literal["3x3", "3x3pool", "7x7"]
+
 
 class BasicBlock(nn.Module):
-    """Two 3×3 convolutions and a shortcut, with ReLU after the sum."""
+    """Two 3×3 convolutions and a shortcut, with ReLU after the sum unless `rectified` is switched off."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
@@ -16,6 +18,7 @@ class BasicBlock(nn.Module):
         self.bn1 = nn.BatchNorm2d(outputs)
         self.conv2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
         self.bn2 = nn.BatchNorm2d(outputs)
+        self.rectified = True
         self.downsample: nn.Module = nn.Identity()
         if stride != 1 or inputs != outputs:
             self.downsample = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
@@ -23,7 +26,8 @@ class BasicBlock(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         out = torch.relu(self.bn1(self.conv1(x)))
         out = self.bn2(self.conv2(out))
-        return torch.relu(out + self.downsample(x))
+        out = out + self.downsample(x)
+        return torch.relu(out) if self.rectified else out
 
 
 class ResNet18(nn.Module):
@@ -34,16 +38,11 @@ class ResNet18(nn.Module):
     fewer operations). Without bottleneck the features are the pooled output of the last ReLU, hence non-negative.
     """
 
-    def __init__(
-        self, channels: int = 3, *, width: int = 64, stem: Literal["3x3", "7x7"] = "3x3", bottleneck: int | None = 64
-    ) -> None:
+    def __init__(self, channels: int = 3, *, width: int = 64, stem: Stem = "3x3", bottleneck: int | None = 64) -> None:
         super().__init__()
-        if stem == "3x3":
-            self.conv1 = nn.Conv2d(channels, width, 3, 1, 1, bias=False)
-            self.maxpool: nn.Module = nn.Identity()
-        else:
-            self.conv1 = nn.Conv2d(channels, width, 7, 2, 3, bias=False)
-            self.maxpool = nn.MaxPool2d(3, 2, 1)
+        size, stride = (7, 2) if stem == "7x7" else (3, 1)
+        self.conv1 = nn.Conv2d(channels, width, size, stride, size // 2, bias=False)
+        self.maxpool: nn.Module = nn.Identity() if stem == "3x3" else nn.MaxPool2d(3, 2, 1)
         self.bn1 = nn.BatchNorm2d(width)
         self.layer1 = self._stage(width, width, 1)
         self.layer2 = self._stage(width, 2 * width, 2)
@@ -61,6 +60,13 @@ class ResNet18(nn.Module):
         x = self.maxpool(torch.relu(self.bn1(self.conv1(x))))
         x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
         return self.bottleneck(x.mean(dim=(2, 3)))
+
+    def rectify_output(self, on: bool) -> None:
+        """Keep or leave out the ReLU after the last residual sum. LUCIR, whose cosine head wants features with a sign,
+        trains without it (Hou et al., CVPR 2019)."""
+        last = self.layer4[-1]
+        assert isinstance(last, BasicBlock)
+        last.rectified = on
 
 
 def init_convolutions(net: nn.Module) -> None:

@@ -1,5 +1,6 @@
 """What a run tells: one event a line in metrics.jsonl, and a live display for people."""
 
+import io
 import json
 import time
 from pathlib import Path
@@ -18,13 +19,15 @@ class Listener(Protocol):
 
 
 class JsonLines:
-    """Appends events to a file, one JSON object a line. `truncate` forgets what came after a checkpoint."""
+    """Appends events to a file, one JSON object a line. `truncate` forgets what came after a checkpoint. Without a path
+    (in a process that does not write) it does nothing."""
 
-    def __init__(self, path: Path) -> None:
-        self._file = path.open("a", encoding="utf-8")
+    def __init__(self, path: Path | None) -> None:
+        self._file = io.StringIO() if path is None else path.open("a", encoding="utf-8")
+        self._writes = path is not None
 
     def __call__(self, kind: str, /, **fields: Any) -> None:
-        if kind == "step":
+        if kind == "step" or not self._writes:
             return
         self._file.write(json.dumps({"event": kind, **fields}, allow_nan=True) + "\n")
         self._file.flush()

@@ -9,6 +9,7 @@ import torch
 from lightning_fabric import Fabric
 from torch import Tensor, nn
 
+from gatf import ranks
 from gatf.data.loader import Batch, TaskData, shuffled
 from gatf.training.events import Listener
 from gatf.training.optim import build_optimiser, set_rates
@@ -65,10 +66,12 @@ def train_phase(
         set_rates(optimiser, stage, position.epoch)
         batches = data.batches(
             "train", batch_size=phase.loaded, purpose=phase.name, epoch=position.epoch, start=position.step,
-            order=order, drop_last=stage.drop_last,
+            order=order, drop_last=stage.drop_last, shared=True, also=phase.augment,
         )  # fmt: skip
         for batch in batches:
             terms = module(batch)
+            if batch.weight != 1:
+                terms = {name: batch.weight * term for name, term in terms.items()}
             fabric.backward(sum(terms.values()))
             if stage.clip is not None:
                 fabric.clip_gradients(module, optimiser, max_norm=stage.clip, error_if_nonfinite=False)
@@ -80,6 +83,7 @@ def train_phase(
             listener("step", phase=phase.name, epoch=position.epoch, epochs=stage.epochs)
             if stop():
                 _finish_epoch(position, steps, phase, optimiser, listener, started)
+                position.sums = {name: ranks.mean(value) for name, value in position.sums.items()}
                 save(position, optimiser)
                 raise Interrupted
         _finish_epoch(position, steps, phase, optimiser, listener, started)
@@ -101,7 +105,7 @@ def _finish_epoch(
     """After an epoch's last step: tell its mean losses and stand before the next one."""
     if position.step < steps:
         return
-    losses = {name: float(total) / steps for name, total in position.sums.items()}
+    losses = {name: float(ranks.mean(total)) / steps for name, total in position.sums.items()}
     listener(
         "epoch", phase=phase.name, epoch=position.epoch, losses=losses, lr=optimiser.param_groups[-1]["lr"],
         seconds=round(time.monotonic() - started, 4),

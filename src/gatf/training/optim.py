@@ -1,6 +1,7 @@
 """Optimisers and learning rates of a phase."""
 
 import math
+from typing import Any
 
 import torch
 
@@ -14,9 +15,41 @@ def build_optimiser(phase: Phase) -> torch.optim.Optimizer:
     groups = [{"lr": stage.lr, "weight_decay": stage.weight_decay, **group} for group in phase.parameter_groups()]
     for group in groups:
         group["initial_lr"] = group["lr"]
+    optimiser: torch.optim.Optimizer
     if stage.optimiser == "adam":
-        return torch.optim.Adam(groups, lr=stage.lr, foreach=True)
-    return torch.optim.SGD(groups, lr=stage.lr, momentum=stage.momentum, foreach=True)
+        optimiser = torch.optim.Adam(groups, lr=stage.lr, foreach=True)
+    else:
+        optimiser = torch.optim.SGD(groups, lr=stage.lr, momentum=stage.momentum, foreach=True)
+    if stage.lookahead is not None:
+        look_ahead(optimiser, every=stage.lookahead, rate=stage.lookahead_rate)
+    return optimiser
+
+
+def look_ahead(optimiser: torch.optim.Optimizer, *, every: int, rate: float) -> None:
+    """Lookahead (Zhang et al., NeurIPS 2019) as a hook after each step; momentum is left alone.
+
+    Every `every` steps slow ← slow + rate·(weights − slow), and the weights continue from there. The slow weights and
+    the steps taken since lie in the optimiser's state, as tensors, so that a checkpoint has them.
+    """
+    parameters = [parameter for group in optimiser.param_groups for parameter in group["params"]]
+    begun_at = [parameter.detach().clone() for parameter in parameters]  # Adam must find its state empty once
+
+    @torch.no_grad()
+    def after_step(stepped: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        states = [stepped.state[parameter] for parameter in parameters]
+        if "slow" not in states[0]:
+            for state, begun in zip(states, begun_at, strict=True):
+                state["slow"] = begun
+            states[0]["taken"] = torch.zeros(())
+        begun_at.clear()
+        taken = int(states[0]["taken"]) + 1  # on the CPU, but for once after a checkpoint was loaded
+        states[0]["taken"] = torch.tensor(float(taken % every))
+        if taken == every:
+            slow = [state["slow"] for state in states]
+            torch._foreach_lerp_(slow, parameters, rate)
+            torch._foreach_copy_(parameters, slow)
+
+    optimiser.register_step_post_hook(after_step)
 
 
 def rate_factor(stage: StageConfig, epoch: int) -> float:
@@ -25,7 +58,10 @@ def rate_factor(stage: StageConfig, epoch: int) -> float:
         return 1.0
     if stage.schedule == "cosine":
         return 0.5 * (1 + math.cos(math.pi * epoch / stage.epochs))
-    passed = sum(epoch >= round(fraction * stage.epochs) for fraction in stage.milestones)
+    milestones = [round(fraction * stage.epochs) for fraction in stage.milestones]
+    if stage.schedule == "dips":
+        return stage.decay if epoch in milestones else 1.0
+    passed = sum(epoch >= milestone for milestone in milestones)
     return float(stage.decay**passed)
 
 

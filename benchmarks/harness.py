@@ -1,0 +1,196 @@
+"""What the benchmarks share: taking turns, peak memory of a call, facts about the machine, one line and one JSON file.
+
+A benchmark is a file with a `main` that calls `options`, makes a `Report`, adds results to it and ends with `write`.
+Reference and ours take turns in one process, so that a busy machine slows both, and each turn gives one ratio.
+"""
+
+import argparse
+import ctypes
+import gc
+import json
+import os
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import torch
+from threadpoolctl import threadpool_limits
+
+from gatf.files import write_text
+
+RESULTS = Path(__file__).resolve().parent / "results"
+THREADS = 2
+Call = Callable[[], object]
+Setup = Callable[..., tuple[Call, Call]]
+
+
+def options(name: str, description: str | None, *, threads: int | None = None) -> argparse.Namespace:
+    """`--quick`, `--out` and, unless the benchmark fixes them, `--threads`, which are set here and for children."""
+    parser = argparse.ArgumentParser(description=(description or "").splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="fewer repeats and smaller inputs")
+    parser.add_argument("--out", type=Path, default=RESULTS / f"{name}.json", help="where the JSON goes")
+    if threads is None:
+        parser.add_argument("--threads", type=int, default=THREADS, help="threads of every library")
+    else:
+        parser.set_defaults(threads=threads)
+    arguments = parser.parse_args()
+    set_threads(arguments.threads)
+    return arguments
+
+
+def set_threads(threads: int) -> None:
+    """The same number for torch, for BLAS libraries already loaded (SciPy brings its own) and for child processes."""
+    torch.set_num_threads(threads)
+    threadpool_limits(threads)
+    for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+        os.environ[variable] = str(threads)
+
+
+def seconds(call: Call, clock: Callable[[], float] = time.perf_counter) -> float:
+    """Time of one call."""
+    start = clock()
+    call()
+    return clock() - start
+
+
+def take_turns(
+    reference: Call, ours: Call, *, repeats: int, clock: Callable[[], float] = time.perf_counter
+) -> dict[str, Any]:
+    """Median seconds of both, and median and lowest of reference/ours over the turns, after one turn to warm up.
+
+    Who goes first changes from turn to turn. The collector of garbage rests while a call is timed.
+    """
+    turns: list[tuple[float, float]] = []
+    for turn in range(repeats + 1):
+        gc.collect()
+        gc.disable()
+        order = (reference, ours) if turn % 2 else (ours, reference)
+        times = [seconds(call, clock) for call in order]
+        gc.enable()
+        turns.append((times[0], times[1]) if turn % 2 else (times[1], times[0]))
+    turns = turns[1:]
+    return {
+        "reference": statistics.median(theirs for theirs, _ in turns),
+        "ours": statistics.median(own for _, own in turns),
+        "ratio": statistics.median(theirs / own for theirs, own in turns),
+        "ratio_lowest": min(theirs / own for theirs, own in turns),
+        "repeats": repeats,
+    }
+
+
+def peak_memory(setup: Setup, *arguments: object) -> int:
+    """Bytes by which one call raises the resident memory of a fresh process at its highest.
+
+    `setup(*arguments)`, a function at the top of a module, returns a small call that loads the code needed and the call
+    to measure. Linux's own high-water mark of the process (VmHWM), reset just before, sees every allocator and every
+    library. `ru_maxrss` would not do: a child starts with its parent's. Nor would torch's profiler, which adds up what
+    torch asked for, not what the machine had to give.
+    """
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        return pool.submit(_peak_here, setup, arguments, torch.get_num_threads()).result()
+
+
+def _peak_here(setup: Setup, arguments: tuple[object, ...], threads: int) -> int:
+    set_threads(threads)
+    warm_up, call = setup(*arguments)
+    warm_up()
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)  # memory freed but kept would hide what the call needs
+    Path("/proc/self/clear_refs").write_text("5")  # proc(5): resets VmHWM
+    before = _status("VmRSS")
+    kept = call()
+    peak = _status("VmHWM") - before
+    del kept
+    return peak
+
+
+def _status(name: str) -> int:
+    """A size in bytes from /proc/self/status."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(1024 * int(line.split()[1]) for line in lines if line.startswith(name + ":"))
+
+
+def environment(*packages: str) -> dict[str, Any]:
+    """Versions, threads and processor: what a number cannot be compared without."""
+    names = ("torch", "numpy", *packages)
+    return {
+        "python": platform.python_version(),
+        **{name: version(name) for name in names},
+        "system": f"{platform.system()} {platform.machine()}",
+        "processor": _processor(),
+        "processors": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+    }
+
+
+def _processor() -> str:
+    """The processor's name where Linux tells, with the widest instructions torch uses."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return f"{names[0] if names else platform.processor()}, {torch.backends.cpu.get_cpu_capability()}"
+
+
+@dataclass
+class Report:
+    """The results of one benchmark."""
+
+    arguments: argparse.Namespace
+    about: dict[str, Any] = field(default_factory=dict)
+    """What holds for all results: data, clock."""
+    results: list[dict[str, Any]] = field(default_factory=list)
+
+    def add(
+        self,
+        what: str,
+        *,
+        ours: float,
+        reference: float | None,
+        ratio: float | None,
+        unit: str = "s",
+        target: float | None = None,
+        at_most: float | None = None,
+        **details: object,
+    ) -> None:
+        """One comparison, with its line in the table.
+
+        `ratio` says how many times better ours is. The target is the least ratio, or with `at_most` the largest value
+        of ours; with neither, the numbers are for information.
+        """
+        met: bool | None = None
+        goal = "none"
+        if target is not None:
+            goal, met = f"ratio ≥ {target:g}", ratio is not None and ratio >= target
+        elif at_most is not None:
+            goal, met = f"ours ≤ {at_most:g} {unit}", ours <= at_most
+        result = {"what": what, "unit": unit, "ours": ours, "reference": reference, "ratio": ratio, "target": goal}
+        self.results.append(_rounded({**result, "met": met, **details}))
+        verdict = "" if met is None else f"   {goal}: {'PASS' if met else 'below target'}"
+        against = "" if reference is None or ratio is None else f"   reference {reference:>9.4g} {unit}   × {ratio:.3g}"
+        print(f"{what:58s} ours {ours:>9.4g} {unit}{against}{verdict}", flush=True)
+
+    def write(self, *packages: str) -> None:
+        """The JSON file."""
+        out: Path = self.arguments.out
+        whole = {**self.about, "quick": self.arguments.quick, "results": self.results}
+        out.parent.mkdir(parents=True, exist_ok=True)
+        text = json.dumps({**whole, "environment": environment(*packages)}, indent=2, ensure_ascii=False)
+        write_text(out, text + "\n")
+        print(f"written to {out}", file=sys.stderr)
+
+
+def _rounded(value: Any) -> Any:
+    """Four significant digits are more than a time has."""
+    if isinstance(value, float):
+        return float(f"{value:.4g}")
+    if isinstance(value, dict):
+        return {key: _rounded(each) for key, each in value.items()}
+    return [_rounded(each) for each in value] if isinstance(value, list) else value

@@ -1,0 +1,110 @@
+"""Bayes scoring: seconds and peak memory of `gatf.geometry.readout` against the usual broadcast, and 10 000 classes.
+
+    python benchmarks/scoring.py [--quick] [--threads 2] [--out benchmarks/results/scoring.json]
+
+200 classes, S = 64, 10 000 features. The reference scores batches of 256, because 10 000 in one piece would copy every
+inverse covariance for every feature: 33 GB. Then 1 000 features are scored against up to 10 000 classes.
+"""
+
+import math
+
+import torch
+from harness import Call, Report, options, peak_memory, seconds, take_turns
+from reference import mahalanobis
+from torch import Tensor
+
+from gatf.geometry import Gaussians, QuadraticReadout, bayes_readout
+
+DIM = 64
+CLASSES, FEATURES = 200, 10_000
+MANY_CLASSES, FEW_FEATURES = (1_250, 2_500, 5_000, 10_000), 1_000
+
+
+def make_gaussians(classes: int) -> Gaussians:
+    """Random means, and covariances of 2S samples each."""
+    generator = torch.Generator().manual_seed(0)
+    means = torch.randn(classes, DIM, generator=generator)
+    covs = torch.empty(classes, DIM, DIM, dtype=torch.float64)
+    for cov in covs:  # one by one, so that memory holds the covariances and little else
+        root = torch.randn(DIM, 2 * DIM, generator=generator, dtype=torch.float64)
+        torch.matmul(root, root.mT / (2 * DIM), out=cov)
+    return Gaussians(means, covs)
+
+
+def make_features(count: int) -> Tensor:
+    return torch.randn(count, DIM, generator=torch.Generator().manual_seed(1))
+
+
+def usual(classes: int, features: int) -> tuple[Call, Call]:
+    """The reference's scoring: a small call and the whole."""
+    gaussians, inputs = make_gaussians(classes), make_features(features)
+    means, inverses = gaussians.means.float(), mahalanobis.invert(gaussians.covs)
+    del gaussians
+    return lambda: mahalanobis.score(inputs[:1], means, inverses), lambda: mahalanobis.score(inputs, means, inverses)
+
+
+def ours(classes: int, features: int) -> tuple[Call, Call]:
+    """Scoring with a readout that is there already."""
+    readout, inputs = bayes_readout(make_gaussians(classes)), make_features(features)
+    return lambda: readout.distances(inputs[:1]), lambda: readout.distances(inputs)
+
+
+def build_and_score(classes: int, features: int) -> tuple[Call, Call]:
+    """All of it, with the Gaussians made in the call, too."""
+
+    def call() -> tuple[Gaussians, QuadraticReadout, Tensor]:
+        gaussians = make_gaussians(classes)
+        readout = bayes_readout(gaussians)
+        return gaussians, readout, readout.distances(make_features(features))
+
+    return lambda: bayes_readout(make_gaussians(2)).distances(make_features(2)), call
+
+
+def growth(sizes: tuple[int, ...], times: list[float]) -> float:
+    """Exponent p of time ~ sizeᵖ, by least squares on logarithms."""
+    x, y = ([math.log(each) for each in series] for series in (sizes, times))
+    centre_x, centre_y = sum(x) / len(x), sum(y) / len(y)
+    products = sum((a - centre_x) * (b - centre_y) for a, b in zip(x, y, strict=True))
+    return products / sum((a - centre_x) ** 2 for a in x)
+
+
+def main() -> None:
+    arguments = options("scoring", __doc__)
+    report = Report(arguments, {"reference_batch": mahalanobis.BATCH, "dim": DIM})
+    repeats = 1 if arguments.quick else 5
+
+    gaussians, features = make_gaussians(CLASSES), make_features(FEATURES)
+    readout, means, inverses = bayes_readout(gaussians), gaussians.means.float(), mahalanobis.invert(gaussians.covs)
+    difference = float((readout.distances(features) - mahalanobis.score(features, means, inverses)).abs().max())
+    turns = take_turns(
+        lambda: mahalanobis.score(features, means, inverses), lambda: readout.distances(features), repeats=repeats
+    )
+    size = f"{FEATURES:,} features, {CLASSES} classes".replace(",", " ")
+    report.add(f"scoring {size}", **turns, target=20, largest_difference=difference)
+    turns = take_turns(
+        lambda: mahalanobis.invert(gaussians.covs), lambda: bayes_readout(gaussians), repeats=10 * repeats
+    )
+    report.add(f"building the readout of {CLASSES} classes", **turns, note="ours in float64, the reference in float32")
+
+    used, needed = (peak_memory(setup, CLASSES, FEATURES) / 2**20 for setup in (ours, usual))
+    report.add(f"peak memory of {size}", ours=used, reference=needed, ratio=needed / used, unit="MB", target=20)
+
+    times = []
+    for classes in MANY_CLASSES:
+        _, call = ours(classes, FEW_FEATURES)
+        call()
+        times.append(min(seconds(call) for _ in range(3 * repeats)))
+    by_classes = dict(zip(MANY_CLASSES, times, strict=True))
+    most = MANY_CLASSES[-1]
+    size = f"{FEW_FEATURES:,} features, {most:,} classes".replace(",", " ")
+    exponent = growth(MANY_CLASSES, times)
+    report.add(f"scoring {size}", ours=times[-1], reference=None, ratio=None, seconds_by_classes=by_classes)
+    report.add("exponent of that time in classes", ours=exponent, reference=None, ratio=None, unit="", at_most=1.1)
+    used = peak_memory(build_and_score, most, FEW_FEATURES) / 2**20
+    what = f"peak memory of {size}, Gaussians and readout included"
+    report.add(what, ours=used, reference=None, ratio=None, unit="MB", at_most=2048)
+    report.write("scikit-learn")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,104 @@
+"""`gatf run --devices N`: start the processes of one run on this node, and end them together."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from typing import IO, Any
+
+from gatf.errors import UserError
+
+LAUNCHER = "GATF_LAUNCHER"
+"""Set in the processes started here: what went wrong with one of them is told by the launcher, once."""
+TOLD = (2, 130)
+"""Codes whose reason the first process prints: a mistake of the user's, a stop that all processes agreed on."""
+LOST = 3
+"""Code of a process that stopped because another one did."""
+GRACE = 3.0
+"""Seconds the others get to end by themselves."""
+TAIL = 15
+"""Lines of a failed process's own words that are repeated."""
+
+
+def launch(arguments: Sequence[str], *, devices: int, nodes: int, folder: str) -> int:
+    """Run `gatf ARGUMENTS`, which writes to `folder`, in `devices` processes on this node and return the exit code.
+
+    With more nodes the same command runs on each, with NODE_RANK, MASTER_ADDR and MASTER_PORT in the environment.
+    """
+    if "WORLD_SIZE" in os.environ:
+        raise UserError("torchrun has started several processes already: leave out --devices and --nodes")
+    environment = _environment(devices, nodes)
+    node = int(environment["GROUP_RANK"])
+    command = [sys.executable, "-m", "gatf", *arguments]
+    processes, words = [], []
+    for local in range(devices):
+        own = {"LOCAL_RANK": str(local), "RANK": str(node * devices + local)}
+        words.append(tempfile.TemporaryFile("w+") if local else None)  # noqa: SIM115
+        quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": words[local]} if local else {}
+        processes.append(subprocess.Popen(command, env=environment | own, **quiet))
+    previous = {signal.SIGINT: signal.signal(signal.SIGINT, signal.SIG_IGN)}  # a terminal sends it to all of them
+    previous[signal.SIGTERM] = signal.signal(signal.SIGTERM, lambda number, frame: _send(processes, signal.SIGTERM))
+    try:
+        return _wait(processes, words, folder)
+    finally:
+        _send(processes, signal.SIGKILL)
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def _environment(devices: int, nodes: int) -> dict[str, str]:
+    environment = dict(os.environ)
+    if nodes == 1:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1]), "NODE_RANK": "0"}
+    missing = [name for name in ("NODE_RANK", "MASTER_ADDR", "MASTER_PORT") if name not in environment]
+    if missing:
+        raise UserError(
+            f"--nodes {nodes} needs {', '.join(missing)} in the environment: run the same command on every node with "
+            "NODE_RANK=0, 1, …, and MASTER_ADDR and MASTER_PORT of node 0"
+        )
+    environment.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # parameters that wait for their first gradient are no news
+    environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // devices)))
+    return environment | {
+        LAUNCHER: "1",
+        "WORLD_SIZE": str(devices * nodes),
+        "LOCAL_WORLD_SIZE": str(devices),
+        "GROUP_RANK": environment["NODE_RANK"],
+    }
+
+
+def _send(processes: Sequence[subprocess.Popen[Any]], number: int) -> None:
+    for process in processes:
+        if process.poll() is None:
+            process.send_signal(number)
+
+
+def _wait(processes: Sequence[subprocess.Popen[Any]], words: Sequence[IO[str] | None], folder: str) -> int:
+    """0, or the code of the process that failed first, told in a sentence if that process cannot have told it."""
+    while not any(process.poll() for process in processes):
+        if all(process.poll() == 0 for process in processes):
+            return 0
+        time.sleep(0.1)
+    deadline = time.monotonic() + GRACE
+    while time.monotonic() < deadline and any(process.poll() is None for process in processes):
+        time.sleep(0.05)
+    codes = [process.poll() for process in processes]
+    _send(processes, signal.SIGKILL)
+    if codes[0] in TOLD:
+        return codes[0]
+    failed, code = next((rank, code) for rank, code in enumerate(codes) if code and code != LOST)
+    own = words[failed]
+    if own is not None:
+        own.seek(0)
+        sys.stderr.writelines(own.readlines()[-TAIL:])
+    reason = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+    sys.stderr.write(
+        f"gatf: process {failed} of {len(processes)} {reason}, so the others were stopped; what was saved is kept. "
+        f"Go on with: gatf run --resume {folder} --devices {len(processes)}\n"
+    )
+    return code if code > 0 else 1

@@ -1,0 +1,167 @@
+"""The memory of class Gaussians: what GATF and AdaGauss keep of every class, and how they read and move it."""
+
+from collections.abc import Callable, Iterator
+from typing import Any, Literal
+
+import torch
+from pydantic import PositiveInt
+from torch import Tensor, nn
+
+from gatf import ranks
+from gatf.geometry import gaussians, moments, readout, spd
+from gatf.methods.base import TaskData
+from gatf.methods.components import Growing, own_features
+from gatf.methods.storage import DiagonalStorage, FullStorage, Kept, LowRankStorage, SharedStorage, Storage
+from gatf.seeding import generator, key
+from gatf.settings import MethodConfig
+
+Rule = Literal["bayes", "mahalanobis", "nmc", "linear"]
+CHUNK_ROWS = 20_000
+"""Vectors that go through a map at once."""
+CHUNK_ELEMENTS = 2**21
+"""Float64 elements of the matrices [classes, S, S] that exist at once while all are moved or replaced (16 MB)."""
+
+
+class CovarianceConfig(MethodConfig):
+    """Settings of a method that keeps one Gaussian a class."""
+
+    covariance: Literal["full", "lowrank", "diag", "shared"] = "full"
+    """What is kept of each covariance: all of it, a few directions and the variances (lowrank), the variances (diag),
+    or one mean of all classes' covariances (shared). At S = 64: 8 576, 2 560, 512 and 256 bytes a class with the
+    mean."""
+    covariance_rank: PositiveInt = 8
+    """Directions that lowrank keeps of each class."""
+
+    def storage(self, dim: int) -> Storage:
+        """What keeps covariances of S = `dim` dimensions that way."""
+        if self.covariance == "lowrank":
+            return LowRankStorage(dim, self.covariance_rank)
+        others: dict[str, Callable[[int], Storage]]
+        others = {"full": FullStorage, "diag": DiagonalStorage, "shared": SharedStorage}
+        return others[self.covariance](dim)
+
+
+class GaussianMemory(Growing):
+    """One Gaussian a class: its mean, and what the storage keeps of its covariance; float32."""
+
+    means: Tensor
+
+    def __init__(
+        self, dim: int, *, rule: Rule, seed: int, readout_shrink: float | None = None,
+        storage: Callable[[int], Storage] = FullStorage,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self.dim, self.rule, self.seed, self.readout_shrink = dim, rule, seed, readout_shrink
+        self.storage = storage(dim)
+        for name, shape in self.shapes(0).items():
+            self.register_buffer(name, torch.zeros(shape))
+        self._readout: Any = None
+
+    def __len__(self) -> int:
+        return len(self.means)
+
+    def shapes(self, classes: int) -> dict[str, tuple[int, ...]]:
+        """Names and shapes of the buffers for so many classes."""
+        return {"means": (classes, self.dim), **self.storage.shapes(classes)}
+
+    def get(self) -> gaussians.Gaussians:
+        """The Gaussians in float64, covariances as matrices."""
+        return self._some(range(len(self)))
+
+    def set(self, stored: gaussians.Gaussians) -> None:
+        """Replace all classes."""
+        parts = (stored[chunk.start : chunk.stop] for chunk in self._chunks(len(stored)))
+        self._join([(part.means, self.storage.encode(part.covs)) for part in parts])
+
+    def move_means(self, mapping: Callable[[Tensor], Tensor], *, dtype: torch.dtype = torch.float32) -> None:
+        """Push the means alone through a map, which sees them in `dtype`."""
+        self.means = mapping(self.means.to(dtype)).float()
+        self._readout = None
+
+    def _chunks(self, classes: int, *, multiple: int = 1) -> Iterator[range]:
+        """Consecutive classes, a multiple of so many at a time; one empty chunk where there is no class."""
+        size = multiple * max(1, CHUNK_ELEMENTS // (multiple * self.dim**2))
+        for start in range(0, max(classes, 1), size):
+            yield range(start, min(start + size, classes))
+
+    def _some(self, classes: range) -> gaussians.Gaussians:
+        means = self.means[classes.start : classes.stop].double()
+        return gaussians.Gaussians(means, self.storage.decode(self._kept(), classes))
+
+    def _kept(self) -> Kept:
+        return {name: self.get_buffer(name) for name in self.storage.shapes(0)}
+
+    def _join(self, parts: list[tuple[Tensor, Kept]]) -> None:
+        """Keep these classes and no others: means, and what the storage made of their covariances."""
+        means = [means for means, _ in parts]
+        joined = self.storage.join([kept for _, kept in parts], [len(some) for some in means])
+        for name, tensor in {"means": torch.cat(means), **joined}.items():
+            setattr(self, name, tensor.float())
+        self._readout = None
+
+    def learn(self, net: nn.Module, data: TaskData, *, shrink: float = 0.0, diagonal: bool = False) -> None:
+        """Append the new classes: moments of the features of every image and of its mirror image (AdaGauss)."""
+        features, labels = own_features(net, data, mirror=True)
+        own = moments.class_moments(features, labels - data.info.old, classes=data.info.new)
+        new = own.over(ranks.total) if ranks.world() > 1 else own
+        learnt = self.storage.encode(_limited(new.covariance(), shrink, diagonal))
+        self._join([(self.means, self._kept()), (new.mean, learnt)])
+
+    @torch.no_grad()
+    def transport(
+        self, mapping: Callable[[Tensor], Tensor], *, samples: int, matched: bool, task: int, shrink: float = 0.0,
+        diagonal: bool = False, dtype: torch.dtype = torch.float32,
+    ) -> dict[str, float]:  # fmt: skip
+        """Push every stored Gaussian through a map: draw, map, re-estimate mean and covariance (AdaGauss Alg. 1).
+
+        Returns how many covariances had to be repaired before they could be factorised.
+        """
+        draws = generator(self.seed, "transport", task)
+        noise = gaussians.white_noise(samples, self.dim, generator=draws, matched=matched, device=self.means.device)
+        moved, repairs = [], {"jittered": 0.0, "clipped": 0.0}
+        for chunk in self._chunks(len(self), multiple=max(1, CHUNK_ROWS // samples)):
+            stored = self._some(chunk)
+            factor = spd.cholesky(stored.covs)
+            repairs["jittered"] += float((factor.jitter > 0).sum())
+            repairs["clipped"] += float(factor.clipped.sum())
+            pushed = gaussians.push_forward(
+                stored, mapping, noise=noise, chunk_rows=CHUNK_ROWS, factor=factor, dtype=dtype
+            )
+            moved.append((pushed.means, self.storage.encode(_limited(pushed.covs, shrink, diagonal))))
+        self._join(moved)
+        return repairs
+
+    def scores(self, features: Tensor) -> Tensor:
+        """[B, classes]: minus the distance of the chosen rule, or the logits of `linear`."""
+        if self.rule == "nmc":
+            return -readout.nearest_mean_distances(features, self.means)
+        if self._readout is None:
+            self._readout = self._build()
+        if self.rule == "linear":
+            weight, bias = self._readout
+            return features.double() @ weight.T + bias
+        return -self._readout.distances(features)
+
+    def _build(self) -> Any:
+        means, kept = self.means.double(), self._kept()
+        if self.rule == "linear":
+            draws = torch.Generator(self.means.device).manual_seed(key(self.seed, "linear readout", len(self)))
+            return readout.linear_from_samples(self.storage.sampler(means, kept), generator=draws)
+        bayes = self.rule == "bayes"
+        usual = readout.BAYES_SHRINK if bayes else readout.MAHALANOBIS_SHRINK
+        shrink = usual if self.readout_shrink is None else self.readout_shrink
+        return self.storage.readout(means, kept, shrink, normalise=bayes)
+
+    def bytes_per_class(self) -> int:
+        """What one more class takes; a covariance that all share is not counted."""
+        return self.means.element_size() * (self.dim + self.storage.numbers_per_class())
+
+    def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *args: Any) -> None:
+        self._readout = None
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+def _limited(covariances: Tensor, shrink: float, diagonal: bool) -> Tensor:
+    """Shrunk, and without off-diagonal entries where only variances are wanted."""
+    covariances = spd.shrink(covariances, shrink) if shrink else covariances
+    return torch.diag_embed(covariances.diagonal(dim1=-2, dim2=-1)) if diagonal else covariances

@@ -1,0 +1,71 @@
+"""Several processes that train one model: opened as the launcher's environment says, stopped together."""
+
+import logging
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from lightning_fabric import Fabric
+from lightning_fabric.plugins.environments.torchelastic import TorchElasticEnvironment
+from lightning_fabric.strategies.ddp import DDPStrategy
+
+from gatf import ranks
+from gatf.errors import LostProcess
+
+STEPS_BETWEEN_QUESTIONS = 10
+"""Steps after which processes ask each other whether one was told to stop."""
+
+
+def open_fabric(device: str, precision: Any) -> Fabric:
+    """The engine of this process; joined with the others where a launcher (torchrun, `gatf run --devices`) made some.
+
+    Parameters that have no gradient in a step (a backbone that warms up) are allowed for, and buffers are not sent
+    along each step: batch-norm statistics are those of the whole batch in every process already.
+    """
+    if ranks.launched() == 1:
+        return Fabric(accelerator=device, devices=1, precision=precision)
+    logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # it introduces the processes at length
+    on_this_node = int(os.environ["LOCAL_WORLD_SIZE"])
+    fabric = Fabric(
+        accelerator=device,
+        devices=on_this_node,
+        num_nodes=ranks.launched() // on_this_node,
+        strategy=DDPStrategy(find_unused_parameters=True, forward_sync_buffers=False),
+        plugins=[TorchElasticEnvironment()],
+        precision=precision,
+    )
+    fabric.launch()
+    return fabric
+
+
+class AgreedStop:
+    """Whether any process was told to stop: asked by all at the same steps, so that all stop at the same one."""
+
+    def __init__(self, told: Callable[[], bool], device: torch.device) -> None:
+        self._told, self._device = told, device
+        self._asked = 0
+        self._agreed = False
+
+    def __call__(self) -> bool:
+        self._asked += 1
+        if not self._agreed and self._asked % STEPS_BETWEEN_QUESTIONS == 0:
+            self._agreed = ranks.any_of(self._told(), self._device)
+        return self._agreed
+
+
+@contextmanager
+def losing_a_process(folder: Path) -> Iterator[None]:
+    """Inside, a failed exchange with another process is one sentence that says how to go on."""
+    try:
+        yield
+    except RuntimeError as error:
+        text = str(error)
+        if ranks.launched() == 1 or not (isinstance(error, dist.DistError) or "gloo" in text or "Connection" in text):
+            raise
+        raise LostProcess(
+            f"another process of this run ended, and this one stopped too; go on with: gatf run --resume {folder}"
+        ) from None

@@ -1,0 +1,392 @@
+"""The memory of class Gaussians in its four kinds: what is kept, moved, read and written, against dense matrices."""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from gatf import IncrementalClassifier
+from gatf.artifact import container, model_file
+from gatf.artifact.onnx_export import Graph
+from gatf.config import load_config
+from gatf.errors import UserError
+from gatf.experiment import Experiment
+from gatf.geometry import readout
+from gatf.geometry.compact import fit_low_rank
+from gatf.geometry.gaussians import Gaussians
+from gatf.methods import memory as memory_module
+from gatf.methods.adagauss import AdaGaussConfig
+from gatf.methods.gatf import GATFConfig
+from gatf.methods.memory import GaussianMemory
+from gatf.methods.storage import Storage
+
+KINDS = ["full", "lowrank", "diag", "shared"]
+COMPACT = KINDS[1:]
+Tiny = Callable[..., Any]
+
+
+@pytest.fixture(autouse=True)
+def _short_training_of_the_linear_rule(monkeypatch: pytest.MonkeyPatch) -> None:
+    short = partial(readout.linear_from_samples, samples_per_epoch=640)
+    monkeypatch.setattr(readout, "linear_from_samples", short)
+
+
+def empty(kind: str, dim: int = 6, *, rank: int = 2, rule: str = "bayes", **more: Any) -> GaussianMemory:
+    config = GATFConfig(covariance=kind, covariance_rank=rank)  # type: ignore[arg-type]
+    return GaussianMemory(dim, rule=rule, seed=0, storage=config.storage, **more)  # type: ignore[arg-type]
+
+
+def some(classes: int = 5, dim: int = 6, seed: int = 0) -> Gaussians:
+    draws = torch.Generator().manual_seed(seed)
+    roots = torch.randn(classes, dim, dim, generator=draws, dtype=torch.float64)
+    return Gaussians(3 * torch.randn(classes, dim, generator=draws, dtype=torch.float64), roots @ roots.mT)
+
+
+def filled(kind: str, classes: int = 5, dim: int = 6, **more: Any) -> GaussianMemory:
+    memory = empty(kind, dim, **more)
+    memory.set(some(classes, dim))
+    return memory
+
+
+def kept_of(kind: str, covs: Tensor, rank: int = 2) -> Tensor:
+    """What each kind should know of covariances [C, S, S]."""
+    if kind == "lowrank":
+        return fit_low_rank(covs, rank).dense()
+    if kind == "diag":
+        return torch.diag_embed(covs.diagonal(dim1=1, dim2=2))
+    return covs.mean(0).expand_as(covs) if kind == "shared" else covs
+
+
+# --- what is kept -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "numbers", "once"),
+    [("full", 64 + 2080, 0), ("lowrank", 10 * 64, 0), ("diag", 128, 0), ("shared", 64, 2080)],
+)
+def test_bytes_of_a_class_are_what_the_state_grows_by(kind: str, numbers: int, once: int) -> None:
+    memory = empty(kind, 64, rank=8)
+    memory.set(Gaussians(torch.zeros(3, 64), torch.eye(64).repeat(3, 1, 1)))
+    assert memory.bytes_per_class() == 4 * numbers
+    assert sum(t.numel() * t.element_size() for t in memory.state_dict().values()) == 4 * (3 * numbers + once)
+
+
+@pytest.mark.parametrize(
+    ("kind", "names"),
+    [("full", {"triangles"}), ("lowrank", {"factors", "diagonals"}), ("diag", {"variances"}), ("shared", {"triangle"})],
+)
+def test_names_of_the_state(kind: str, names: set[str]) -> None:
+    assert empty(kind).state_dict().keys() == {"means"} | names
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_known_of_the_covariances(kind: str) -> None:
+    known = filled(kind).get()
+    torch.testing.assert_close(known.means, some().means, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(known.covs, kept_of(kind, some().covs), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_loading_takes_any_number_of_classes(kind: str) -> None:
+    stored, other = filled(kind), filled(kind, classes=2)
+    features = torch.randn(4, 6, generator=torch.Generator().manual_seed(0))
+    assert other.scores(features).shape == (4, 2)  # the readout of two classes is made, and must not survive
+    other.load_state_dict(stored.state_dict())
+    assert len(other) == 5
+    assert torch.equal(other.scores(features), stored.scores(features))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_class_at_all(kind: str) -> None:
+    memory = filled(kind)
+    memory.set(Gaussians.empty(6))
+    assert len(memory) == len(memory.get()) == 0
+    assert all(tensor.isfinite().all() for tensor in memory.state_dict().values())
+
+
+def test_a_rank_beyond_the_dimension_is_told() -> None:
+    with pytest.raises(UserError, match=r"method\.covariance_rank is 9, but features have 6 dimensions"):
+        empty("lowrank", rank=9)
+    assert len(empty("full", rank=9)) == 0
+
+
+def test_an_unknown_kind_is_told() -> None:
+    with pytest.raises(UserError, match=r"method\.covariance"):
+        load_config("digits", method="gatf", overrides={"method.covariance": "diagonal"})
+
+
+def test_putting_back_what_was_taken_out() -> None:
+    """As a model does that merges a class: nothing changes, or for low rank little, time after time."""
+    for kind in KINDS:
+        memory = filled(kind)
+        before = memory.get()
+        for _ in range(10):
+            memory.set(memory.get())  # a task each
+        off = torch.linalg.matrix_norm(memory.get().covs - before.covs) / torch.linalg.matrix_norm(before.covs)
+        assert off.max() < (0.1 if kind == "lowrank" else 1e-6), kind
+        torch.testing.assert_close(
+            memory.get().covs.diagonal(dim1=1, dim2=2), before.covs.diagonal(dim1=1, dim2=2), rtol=1e-5, atol=1e-5
+        )
+
+
+# --- adding classes ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_learning_appends_and_leaves_the_others_alone(kind: str, tiny_config: Tiny) -> None:
+    """With pixels as features, new classes get the moments of their images and mirror images."""
+    memory, data = empty(kind, 64), Experiment(tiny_config("gatf")).task_data(0)
+    memory.set(some(2, 64))
+    before = {name: tensor.clone() for name, tensor in memory.state_dict().items()}
+    memory.learn(nn.Flatten(), data)
+    images = torch.cat([batch.images[batch.labels == 0] for batch in data.batches("test")])
+    both = torch.cat([images, images.flip(-1)]).flatten(1).double()
+    torch.testing.assert_close(memory.get().means[2], both.mean(0), atol=1e-6, rtol=1e-6)
+    if kind == "shared":
+        return
+    for name, tensor in before.items():
+        assert torch.equal(memory.state_dict()[name][:2], tensor), name
+    torch.testing.assert_close(memory.get().covs[2], kept_of(kind, both.T.cov()[None])[0], atol=1e-4, rtol=1e-4)
+
+
+def test_in_the_shared_covariance_every_class_counts_the_same(tiny_config: Tiny) -> None:
+    memory = empty("shared", 2)
+    eyes = torch.eye(2).repeat(3, 1, 1) * torch.tensor([1.0, 3.0, 5.0])[:, None, None]
+    memory.set(Gaussians(torch.zeros(3, 2), eyes))
+    assert memory.triangle.tolist() == [3, 0, 3]
+    memory._join([(memory.means, memory._kept()), (torch.zeros(1, 2), memory.storage.encode(11 * torch.eye(2)[None]))])
+    assert memory.triangle.tolist() == [5, 0, 5]  # (3·3 + 11)/4
+    pixels, data = empty("shared", 64), Experiment(tiny_config("gatf")).task_data(0)
+    pixels.set(some(2, 64))
+    alone = empty("full", 64)
+    alone.learn(nn.Flatten(), data)
+    pixels.learn(nn.Flatten(), data)
+    mean = torch.cat([some(2, 64).covs, alone.get().covs]).mean(0)
+    torch.testing.assert_close(pixels.get().covs[0], mean, atol=1e-4, rtol=1e-4)
+
+
+# --- transport --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("chunk", [1, 2, 512])
+def test_an_affine_map_is_followed_exactly(kind: str, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory_module, "CHUNK_ELEMENTS", chunk * 36)
+    monkeypatch.setattr(memory_module, "CHUNK_ROWS", 40)
+    memory = filled(kind)
+    before = memory.get()
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        layer = nn.Linear(6, 6).requires_grad_(False)
+    assert memory.transport(layer, samples=40, matched=True, task=1) == {"jittered": 0.0, "clipped": 0.0}
+    weight = layer.weight.double()
+    torch.testing.assert_close(memory.get().means, before.means @ weight.T + layer.bias, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(memory.get().covs, kept_of(kind, weight @ before.covs @ weight.T), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["full", "lowrank", "diag"])
+def test_chunks_do_not_change_a_bit(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many classes are unpacked at once, the map sees the same batches: three classes of 40 vectors."""
+    monkeypatch.setattr(memory_module, "CHUNK_ROWS", 120)
+    states = []
+    for matrices in (1, 7, 1000):
+        monkeypatch.setattr(memory_module, "CHUNK_ELEMENTS", matrices * 36)
+        memory = filled(kind, classes=20)
+        memory.transport(torch.tanh, samples=40, matched=False, task=1)
+        states.append(memory.state_dict())
+    for name, tensor in states[0].items():
+        assert all(torch.equal(state[name], tensor) for state in states[1:]), name
+
+
+@pytest.mark.parametrize("kind", COMPACT)
+def test_few_matrices_exist_at_once(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While classes are moved or replaced, and none while they are compared with."""
+    made: list[int] = []
+    memory = empty(kind)
+    decode, encode = memory.storage.decode, memory.storage.encode
+    monkeypatch.setattr(memory_module, "CHUNK_ELEMENTS", 4 * 36)
+    monkeypatch.setattr(memory_module, "CHUNK_ROWS", 40)
+    monkeypatch.setattr(memory.storage, "decode", lambda kept, chosen: made.append(len(chosen)) or decode(kept, chosen))
+    monkeypatch.setattr(memory.storage, "encode", lambda covs: made.append(len(covs)) or encode(covs))
+    memory.set(some(11))
+    memory.transport(nn.Identity(), samples=20, matched=True, task=1)
+    assert sum(made) == 3 * 11
+    assert max(made) == 4
+    made.clear()
+    for rule in ("bayes", "mahalanobis", "nmc", "linear"):
+        memory.rule, memory._readout = rule, None  # type: ignore[assignment]
+        assert memory.scores(torch.zeros(3, 6)).shape == (3, 11)
+    assert made == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_means_may_move_alone(kind: str) -> None:
+    memory = filled(kind)
+    before, kept = memory.get(), {name: t.clone() for name, t in memory._kept().items()}
+    memory.scores(torch.zeros(1, 6))
+    memory.move_means(lambda means: means + 1)
+    torch.testing.assert_close(memory.get().means, before.means + 1)
+    assert all(torch.equal(t, kept[name]) for name, t in memory._kept().items())
+    again = empty(kind)
+    again.load_state_dict(memory.state_dict())
+    assert torch.equal(memory.scores(torch.ones(1, 6)), again.scores(torch.ones(1, 6)))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_singular_covariances_are_reported(kind: str) -> None:
+    """A class of one image has no variance at all; where all share one, nobody is without."""
+    memory, given = empty(kind), some()
+    given.covs[2] = 0
+    memory.set(given)
+    repairs = memory.transport(nn.Identity(), samples=40, matched=True, task=1)
+    assert repairs == {"jittered": 0.0, "clipped": 0.0 if kind == "shared" else 1.0}
+    assert memory.get().covs.isfinite().all()
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("rule", "shrink"), [("bayes", None), ("mahalanobis", None), ("mahalanobis", 0.1), ("nmc", None)]
+)
+def test_scores_are_those_of_the_matrices(kind: str, rule: str, shrink: float | None) -> None:
+    memory = filled(kind, rule=rule, readout_shrink=shrink)
+    features = 4 * torch.randn(30, 6, generator=torch.Generator().manual_seed(1))
+    if rule == "nmc":
+        expected = (features.double()[:, None] - memory.means.double()).square().sum(-1)
+    else:
+        build = readout.bayes_readout if rule == "bayes" else readout.mahalanobis_readout
+        expected = (build(memory.get()) if shrink is None else build(memory.get(), shrink)).distances(features)
+    torch.testing.assert_close(memory.scores(features), -expected, rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("kind", ["full", "diag", "shared"])
+def test_the_linear_rule_learns_from_the_same_draws(kind: str) -> None:
+    """Cholesky factors of diagonal or equal matrices are known without making them."""
+    memory = filled(kind, rule="linear")
+    features = torch.randn(30, 6, generator=torch.Generator().manual_seed(1))
+    dense = empty("full", rule="linear")
+    dense.set(memory.get())
+    torch.testing.assert_close(memory.scores(features), dense.scores(features), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("rule", ["bayes", "mahalanobis", "nmc", "linear"])
+def test_every_rule_tells_far_classes_apart(kind: str, rule: str) -> None:
+    memory, means = empty(kind, 4, rule=rule), 20 * torch.eye(4)[:3]
+    memory.set(Gaussians(means, some(3, 4).covs))
+    noise = torch.randn(20, 3, 4, generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        scores = memory.scores((means + noise).flatten(0, 1))
+    assert (scores.argmax(1).reshape(20, 3) == torch.arange(3)).all()
+
+
+# --- in methods -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["gatf", "adagauss"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_methods_keep_what_their_settings_say(
+    method: str, kind: str, tiny_config: Tiny, learn: Callable[..., Experiment]
+) -> None:
+    config = tiny_config(method, **{"method.covariance": kind, "method.covariance_rank": 2})
+    done = learn(config, tasks=2).method
+    known = done.stored()
+    off = torch.linalg.matrix_norm(kept_of(kind, known.covs) - known.covs) / torch.linalg.matrix_norm(known.covs)
+    assert off.max() < (0.05 if kind == "lowrank" else 1e-6)
+    numbers = {"full": 8 + 36, "lowrank": 4 * 8, "diag": 16, "shared": 8}
+    assert done.bytes_per_class() == 4 * numbers[kind]
+    fresh = Experiment(config).method
+    fresh.load_state_dict(done.state_dict())
+    images = torch.rand(7, 1, 8, 8)
+    with torch.no_grad():
+        assert torch.equal(fresh.eval().scores(images), done.eval().scores(images))
+
+
+def test_the_default_is_the_whole_covariance() -> None:
+    for config in (GATFConfig(), AdaGaussConfig()):
+        assert config.covariance == "full"
+        assert isinstance(config.storage(8), Storage)
+
+
+def test_adagauss_without_covariances_is_the_diagonal_kind(tiny_config: Tiny, learn: Callable[..., Experiment]) -> None:
+    """`transport: diag` keeps diagonal matrices in full; `covariance: diag` is the same with less memory."""
+    more = {"method.shrink": 0.1}
+    ablation = learn(tiny_config("adagauss", **more, **{"method.transport": "diag"}), tasks=2).method
+    compact = learn(tiny_config("adagauss", **more, **{"method.covariance": "diag"}), tasks=2).method
+    torch.testing.assert_close(compact.stored().covs, ablation.stored().covs, rtol=1e-5, atol=1e-7)
+    images = torch.rand(7, 1, 8, 8)
+    with torch.no_grad():
+        torch.testing.assert_close(compact.eval().scores(images), ablation.eval().scores(images), rtol=1e-5, atol=1e-5)
+
+
+# --- in models that grow ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module", params=COMPACT)
+def grown_compact(request: Any, tiny_classifier: Tiny, digit_images: Any) -> Any:
+    """A classifier that learnt d0 … d2, then d1 again together with d3."""
+    images, labels = digit_images
+    told = {"method.samples": 100, "method.covariance": request.param, "method.covariance_rank": 2}
+    classifier = tiny_classifier(epochs=15, width=16, settings=told)
+    for names in (("d0", "d1", "d2"), ("d1", "d3")):
+        chosen = np.isin(labels, names)
+        classifier.partial_fit(images[chosen][:240], labels[chosen][:240])
+    return classifier
+
+
+def test_a_class_that_comes_back_is_merged(grown_compact: Any, digit_images: Any) -> None:
+    images, labels = digit_images
+    method = grown_compact.model_.method
+    assert grown_compact.classes_.tolist() == ["d0", "d1", "d2", "d3"]
+    assert len(method.memory) == 4
+    assert grown_compact.report_.revisited == ("d1",)
+    assert all(tensor.isfinite().all() for tensor in method.memory.state_dict().values())
+    chosen = np.isin(labels, grown_compact.classes_)
+    assert grown_compact.score(images[chosen], labels[chosen]) > 0.6  # chance is 0.25
+    certified = grown_compact.predict(images[:20], return_certificate=True)
+    assert len(certified[0]) == 20
+
+
+def test_a_compact_model_comes_back_from_its_file(grown_compact: Any, digit_images: Any, tmp_path: Path) -> None:
+    grown_compact.save(tmp_path / "shop.gatf")
+    loaded = IncrementalClassifier.load(tmp_path / "shop.gatf", device="cpu")
+    assert (loaded.predict_proba(digit_images[0][:50]) == grown_compact.predict_proba(digit_images[0][:50])).all()
+
+
+def test_a_file_with_other_sizes_is_refused(grown_compact: Any, tmp_path: Path) -> None:
+    grown_compact.save(tmp_path / "shop.gatf")
+    for name in grown_compact.model_.method.memory.storage.shapes(0):
+        tensors, header = container.read(tmp_path / "shop.gatf")
+        tensors[f"method.memory.{name}"] = tensors[f"method.memory.{name}"][..., 1:].contiguous()
+        container.write(tmp_path / "forged.gatf", tensors, header.model)
+        with pytest.raises(UserError, match="not a model, or a damaged one"):
+            model_file.load(tmp_path / "forged.gatf")
+
+
+@pytest.mark.parametrize("setting", [{"method.covariance": "full"}, {"method.covariance_rank": 3}])
+def test_the_kind_cannot_change_in_an_update(grown_compact: Any, digit_images: Any, setting: dict[str, Any]) -> None:
+    again = IncrementalClassifier.from_model(grown_compact.model_, device="cpu").set_params(settings=setting)
+    with pytest.raises(UserError, match="was fixed when the model was first fitted"):
+        again.partial_fit(digit_images[0][:60], digit_images[1][:60])
+
+
+@pytest.mark.parametrize("rule", ["bayes", "mahalanobis"])
+def test_the_exported_graph_gives_the_methods_scores(grown_compact: Any, digit_images: Any, rule: str) -> None:
+    images = digit_images[0][:60]
+    memory = grown_compact.model_.method.memory
+    before = memory.rule
+    try:
+        memory.rule, memory._readout = rule, None
+        with torch.no_grad():
+            scores, _, _ = Graph(grown_compact.model_).eval()(torch.from_numpy(images[:, None]))
+        expected = grown_compact._look(images).scores
+    finally:
+        memory.rule, memory._readout = before, None
+    torch.testing.assert_close(scores, expected, rtol=1e-5, atol=1e-4)

@@ -1,0 +1,310 @@
+"""Runs behind "Orderings" in docs/methods.md: why a method stands where it stands, by changing one thing at a time.
+
+python tools/orderings.py               run what benchmarks/results/orderings.json lacks, then write the tables
+python tools/orderings.py --dry-run     only say what is lacking
+python tools/orderings.py dpcr --again  run one group anew
+
+Settings that act after training are tried on one and the same training: its networks are kept and the ends of its tasks
+repeated. So are oracles, which look at old images and tell what no exemplar-free method could know.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from update_docs import ROOT, replace_between
+
+from gatf.config import load_config
+from gatf.data.loader import TaskData
+from gatf.evaluation.metrics import evaluate, forgetting, incremental_accuracy, last_accuracy
+from gatf.experiment import CHECKPOINTS, Experiment
+from gatf.files import write_text
+from gatf.methods import Method
+
+RECORD = ROOT / "benchmarks" / "results" / "orderings.json"
+PAGE = ROOT / "docs" / "methods.md"
+BETWEEN_TASKS = ("memory", "readout")
+"""Parts of a method that are made at the end of a task, not trained."""
+NOTED = ("fisher.mean", "shift.class_rank")
+"""What methods report of themselves that the page quotes, one value a task."""
+
+GLYPHS_40 = {"data.glyphs.classes": 40, "scenario.tasks": 4}
+SMALL_START = {"data.glyphs.classes": 40, "scenario.task_sizes": [4, 12, 12, 12]}
+LONGER = {"optimisation.first.epochs": 60, "optimisation.next.epochs": 60}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of a table: a method on a data set with settings that act in training, and others that act after it."""
+
+    group: str
+    dataset: str
+    method: str
+    what: str
+    training: dict[str, Any] = field(default_factory=dict)
+    after: dict[str, Any] = field(default_factory=dict)
+    oracle: str | None = None
+    seeds: tuple[int, ...] = (0,)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return self.training | self.after
+
+
+def dpcr_rows(dataset: str, seeds: tuple[int, ...]) -> list[Row]:
+    rank, cut = {"method.rank_tolerance": None}, {"method.rank_tolerance": 128 * 2.0**-23}
+    variants: list[tuple[str, dict[str, Any], str | None]] = [
+        ("as it is", {}, None),
+        ("CIP at the rank of the images", rank, None),
+        ("CIP cut at S·2⁻²³ of the largest", cut, None),
+        ("nothing moved", {"method.tssp": False}, None),
+        ("no CN", {"method.cn": False}, None),
+        ("ridge ÷ 10", {"method.ridge": 20.0}, None),
+        ("ridge × 10", {"method.ridge": 2000.0}, None),
+        ("regularised map", {"method.relative_shift_ridge": True, "method.shift_ridge": 1e-3}, None),
+        ("map fitted on all images so far", {}, "map"),
+        ("the same, CIP at the rank", rank, "map"),
+        ("the same, CIP cut at S·2⁻²³", cut, "map"),
+        ("old classes measured anew", {"method.tssp": False}, "statistics"),
+    ]
+    return [Row("dpcr", dataset, "dpcr", what, {}, after, oracle, seeds) for what, after, oracle in variants]
+
+
+def frozen_rows(what: str, training: dict[str, Any], seeds: tuple[int, ...]) -> list[Row]:
+    return [Row("fetril", "glyphs", method, what, training, seeds=seeds) for method in ("fetril", "gatf")]
+
+
+def adapter_rows(dataset: str, data: str, training: dict[str, Any]) -> list[Row]:
+    still, faster = {"method.transport": "none"}, {"method.adapter_lr": 0.1}
+    variants: list[tuple[str, dict[str, Any], dict[str, Any], str | None]] = [
+        ("as it is", {}, {}, None),
+        ("adapter: affine, least squares", {}, {}, "affine"),
+        ("old classes measured anew", {}, still, "statistics"),
+        ("adapter rate × 10", faster, {}, None),
+    ]
+    return [
+        Row("adagauss", dataset, "adagauss", f"{data}, {what}", training | own, after, oracle)
+        for what, own, after, oracle in variants
+    ]
+
+
+def ewc_rows(seeds: tuple[int, ...]) -> list[Row]:
+    penalties = {"as it is": {}} | {f"λ = {value:g}": {"method.penalty": value} for value in (5e5, 5e7, 5e9)}
+    rows = [Row("ewc", "digits", "ewc", what, settings, seeds=seeds) for what, settings in penalties.items()]
+    return [Row("ewc", "digits", "finetune", "as it is", seeds=seeds), *rows]
+
+
+ROWS = [
+    *dpcr_rows("digits", (0, 1, 2)),
+    *[Row("dpcr", "digits", name, "2 tasks of 5", {"scenario.tasks": 2}, seeds=(0, 1, 2)) for name in ("dpcr", "sdc")],
+    *dpcr_rows("glyphs", (0,)),
+    *ewc_rows((0, 1)),
+    Row("fetril", "digits", "fetril", "as it is", seeds=(0, 1, 2)),
+    Row("fetril", "digits", "fetril", "1 epoch", {"optimisation.first.epochs": 1}, seeds=(0, 1, 2)),
+    *frozen_rows("40 characters", GLYPHS_40, (0, 1)),
+    *frozen_rows("40 characters, 60 epochs", GLYPHS_40 | LONGER, (0, 1)),
+    *frozen_rows("40 characters, 60 epochs, 4 first", SMALL_START | LONGER, (0, 1)),
+    *adapter_rows("glyphs", "40 characters", GLYPHS_40),
+    *adapter_rows("glyphs", "40 characters, 60 epochs", GLYPHS_40 | LONGER),
+]
+"""In the order in which they are run."""
+
+
+@dataclass
+class Trained:
+    """A finished training: its results, and the networks as they were when each task's training ended."""
+
+    config: tuple[str, str, dict[str, Any]]
+    result: dict[str, Any]
+    networks: list[dict[str, dict[str, Tensor]]]
+
+
+def build(dataset: str, method: str, settings: dict[str, Any]) -> Experiment:
+    return Experiment(load_config(dataset, method=method, overrides={"device": "cpu", **settings}))
+
+
+@cache
+def trained(dataset: str, method: str, settings: str) -> Trained:
+    """Train once; `settings` is JSON, so that it can be a key."""
+    loaded = json.loads(settings)
+    experiment, networks, notes = build(dataset, method, loaded), [], {}
+
+    def listen(kind: str, /, **fields: Any) -> None:
+        if kind == "trained":
+            networks.append(
+                {
+                    name: {key: value.clone() for key, value in part.state_dict().items()}
+                    for name, part in experiment.method.named_children()
+                    if name not in BETWEEN_TASKS
+                }
+            )
+        if kind == "notice":
+            take_note(notes, fields.pop("name"), fields)
+
+    begun = time.process_time()
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / CHECKPOINTS).mkdir()
+        summary = experiment.run(Path(folder), (listen,))
+    result = {name: round(summary[name], 3) for name in ("a_last", "a_inc", "forgetting")}
+    result |= {"cpu_seconds": round(time.process_time() - begun, 1), "notes": notes}
+    return Trained((dataset, method, loaded), result, networks)
+
+
+def take_note(notes: dict[str, list[float]], name: str, values: dict[str, Any]) -> None:
+    for key, value in values.items():
+        if f"{name}.{key}" in NOTED:
+            notes.setdefault(f"{name}.{key}", []).append(float(f"{value:.3g}"))
+
+
+@torch.no_grad()
+def replayed(once: Trained, after: dict[str, Any], oracle: str | None) -> dict[str, Any]:
+    """The ends of the tasks again, with other settings or an oracle's help."""
+    dataset, name, settings = once.config
+    experiment, begun = build(dataset, name, settings | after), time.process_time()
+    method, matrix, seen, notes = experiment.method, [], [], {}
+    for task, networks in enumerate(once.networks):
+        method.begin_task(experiment.task_info(task))
+        for part, state in networks.items():
+            getattr(method, part).load_state_dict(state)
+        method.eval()
+        data = experiment.task_data(task)
+        if oracle is not None and task > 0:
+            ORACLES[oracle](method, data, [experiment.task_data(old) for old in range(task)])
+        method.end_task(data)
+        for notice in method.notices:
+            take_note(notes, notice.name, notice.values)
+        method.notices.clear()
+        scores, labels = experiment.test_scores(task)
+        result = evaluate(scores, labels, experiment.scenario.task_of_class()[: scores.shape[1]])
+        matrix.append(result.by_task)
+        seen.append(result.seen)
+    metrics = {"a_last": last_accuracy(seen), "a_inc": incremental_accuracy(seen), "forgetting": forgetting(matrix)}
+    result = {key: round(value, 3) for key, value in metrics.items()}
+    return result | {"cpu_seconds": round(time.process_time() - begun, 1), "notes": notes}
+
+
+def measure_anew(method: Any, data: TaskData, old: list[TaskData]) -> None:
+    """Statistics of old classes from their images through the new network: what a perfect transport would give."""
+    for name, buffer in list(method.memory.named_buffers()):
+        setattr(method.memory, name, buffer[:0])
+    view = ("test",) if method.name == "dpcr" else ()
+    for task in old:
+        method.memory.learn(method.backbone, task, *view)
+
+
+def map_from_all_images(method: Any, data: TaskData, old: list[TaskData]) -> None:
+    """DPCR's regression old → new with old images beside the new ones."""
+    statistics_of = type(method)._task_statistics
+
+    def statistics(data: TaskData) -> tuple[dict[str, Tensor], Tensor]:
+        grams, targets = statistics_of(method, data)
+        for task in old:
+            for batch in task.batches("test"):
+                before, now = (net(batch.images).double() for net in (method.base.teacher, method.backbone))
+                grams["old"] += before.T @ before
+                grams["cross"] += before.T @ now
+        return grams, targets
+
+    method._task_statistics = statistics
+
+
+def affine_adapter(method: Any, data: TaskData, old: list[TaskData]) -> None:
+    """AdaGauss's adapter replaced by the affine least-squares fit to the task's own images; no oracle at all."""
+    pairs = [(method.teacher(batch.images), method.backbone(batch.images)) for batch in data.batches("test")]
+    before, now = (torch.cat(part).double() for part in zip(*pairs, strict=True))
+    ones = torch.ones(len(before), 1, dtype=torch.float64)
+    solution = torch.linalg.lstsq(torch.cat([before, ones], dim=1), now, driver="gelsd").solution  # [S + 1, S]
+    adapter = nn.Linear(before.shape[1], now.shape[1])
+    adapter.weight.copy_(solution[:-1].T)
+    adapter.bias.copy_(solution[-1])
+    method.adapter = adapter.eval()
+
+
+ORACLES: dict[str, Callable[[Method, TaskData, list[TaskData]], None]] = {
+    "statistics": measure_anew, "map": map_from_all_images, "affine": affine_adapter,
+}  # fmt: skip
+
+
+def run(row: Row, seed: int) -> dict[str, Any]:
+    once = trained(row.dataset, row.method, json.dumps(row.training | {"seed": seed}))
+    result = once.result if not row.after and row.oracle is None else replayed(once, row.after, row.oracle)
+    return identity(row, seed) | result
+
+
+def identity(row: Row, seed: int) -> dict[str, Any]:
+    return {
+        "group": row.group, "dataset": row.dataset, "method": row.method, "what": row.what,
+        "settings": row.settings, "oracle": row.oracle, "seed": seed,
+    }  # fmt: skip
+
+
+def same(record: dict[str, Any], row: Row, seed: int) -> bool:
+    """A run is known by what was run, not by what it is called."""
+    ours = identity(row, seed)
+    return all(record[key] == ours[key] for key in ours if key not in ("group", "what"))
+
+
+def table(group: str, records: list[dict[str, Any]]) -> str:
+    """A line for each row of the group, mean ± standard deviation over its seeds."""
+    lines = [
+        "| data | method | what | settings | seeds | A_last % | A_inc % | forgetting |",
+        "|---|---|---|---|---:|---:|---:|---:|",
+    ]
+    for row in ROWS:
+        found = [record for seed in row.seeds for record in records if same(record, row, seed)]
+        if row.group == group and found:
+            settings = " ".join(f"`{name}={json.dumps(value)}`" for name, value in row.settings.items())
+            numbers = [spread([record[name] for record in found]) for name in ("a_last", "a_inc", "forgetting")]
+            oracle = " (oracle)" if row.oracle in ("map", "statistics") else ""
+            cells = [row.dataset, row.method, row.what + oracle, settings, str(len(found)), *numbers]
+            lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def spread(values: list[float]) -> str:
+    middle = f"{statistics.mean(values):.1f}"
+    return middle if len(values) == 1 else f"{middle} ± {statistics.stdev(values):.1f}"
+
+
+def main() -> None:
+    groups = list(dict.fromkeys(row.group for row in ROWS))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("groups", nargs="*", metavar="group", help=f"of {', '.join(groups)}; default: all")
+    parser.add_argument("--again", action="store_true", help="also what is on record")
+    parser.add_argument("--dry-run", action="store_true", help="run nothing")
+    options = parser.parse_args()
+    unknown = set(options.groups) - set(groups)
+    if unknown:
+        parser.error(f"no group is called {', '.join(sorted(unknown))}")
+    torch.set_num_threads(1)
+    records = json.loads(RECORD.read_text(encoding="utf-8")) if RECORD.is_file() else []
+    for row in ROWS:
+        for seed in row.seeds:
+            known = [record for record in records if same(record, row, seed)]
+            if (options.groups and row.group not in options.groups) or (known and not options.again):
+                continue
+            sys.stdout.write(f"{row.group}: {row.method} on {row.dataset}, {row.what}, seed {seed}\n")
+            sys.stdout.flush()
+            if not options.dry_run:
+                records = [record for record in records if record not in known] + [run(row, seed)]
+                lines = ",\n".join(json.dumps(record, ensure_ascii=False) for record in records)
+                write_text(RECORD, f"[\n{lines}\n]\n")
+    page = PAGE.read_text(encoding="utf-8")
+    for group in groups:
+        page = replace_between(page, f"orderings:{group}", table(group, records))
+    if not options.dry_run:
+        PAGE.write_text(page, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
