@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from torch import nn
 
 from gatf.config import RunConfig
 from gatf.errors import UserError
@@ -206,3 +207,31 @@ def test_a_method_that_looks_back_is_caught(tiny_config: Tiny, tmp_path: Path) -
     for data in kept:
         with pytest.raises(RuntimeError, match="are gone"):
             next(iter(data.batches("test")))
+
+
+def test_a_compiled_backbone_learns_what_a_plain_one_learns(
+    tmp_path: Path, tiny_config: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Captured as a graph but run as it is: generating code for it would take half a minute."""
+    compiled: list[nn.Module] = []
+
+    def capture(module: nn.Module) -> None:
+        compiled.append(module)
+        module._compiled_call_impl = torch.compile(module._call_impl, backend="eager")
+
+    monkeypatch.setattr(nn.Module, "compile", capture)
+    settings = {"scenario.stop_after": 2, "optimisation.next.epochs": 1, "optimisation.first.epochs": 1}
+    plain = start(tiny_config("gatf", **settings), tmp_path / "plain")
+    fast = start(tiny_config("gatf", compile=True, **settings), tmp_path / "compiled")
+    assert len(compiled) == 1
+    assert fast["accuracy_matrix"] == plain["accuracy_matrix"]
+    expected, found = (outcome(tmp_path / name)[0] for name in ("plain", "compiled"))
+    assert expected.keys() == found.keys()
+    assert all(torch.allclose(expected[name], found[name], atol=1e-4) for name in expected)
+
+
+def test_compiling_needs_a_compiler(tmp_path: Path, tiny_config: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UserError, match="needs a C\\+\\+ compiler"):
+        start(tiny_config("gatf", compile=True), tmp_path / "run")
+    assert not (tmp_path / "run").exists()

@@ -2,12 +2,13 @@
 
 import importlib
 import json
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-from gatf.config import load_config
+from gatf.config import RunConfig, load_config
 
 ROOT = Path(__file__).parent.parent
 
@@ -43,6 +44,19 @@ def test_the_page_shows_the_record(orderings: ModuleType) -> None:
     for group in {row.group for row in orderings.ROWS}:
         shown = page.split(f"<!-- orderings:{group} -->\n")[1].split(f"<!-- /orderings:{group} -->")[0]
         assert shown == orderings.table(group, records), "run tools/orderings.py"
+
+
+@pytest.mark.parametrize("method", ["dpcr", "adagauss"])
+def test_ending_the_tasks_again_changes_nothing(
+    orderings: ModuleType, tiny_config: Callable[..., RunConfig], method: str
+) -> None:
+    """Without other settings or an oracle, the repeated ends of tasks give what the training gave, note by note."""
+    config = tiny_config(method).model_dump(mode="json")
+    settings = {section: config[section] for section in ("data", "scenario", "backbone", "optimisation", "method")}
+    once = orderings.trained("digits", method, json.dumps(settings))
+    again = orderings.replayed(once, {}, None)
+    for name in ("a_last", "a_inc", "forgetting", "notes"):
+        assert again[name] == once.result[name]
 
 
 def test_mean_and_deviation_by_hand(orderings: ModuleType) -> None:

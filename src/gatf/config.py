@@ -37,6 +37,9 @@ class RunConfig(Strict):
     """Seed of the class order, where it is drawn."""
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     precision: Literal["32-true", "bf16-mixed", "16-mixed"] = "32-true"
+    compile: bool = False
+    """Compile the backbone with torch.compile: a step is faster, but compiling takes its time and needs a C++ compiler.
+    docs/performance.md says after how many steps it pays."""
     diagnostics: bool = False
     """Measure drift, tails, margins and transport on old images the method cannot reach; results stay the same."""
     checkpoint_every: PositiveInt | None = Field(default=None)

@@ -3,6 +3,7 @@
 import json
 import platform
 import resource
+import shutil
 import signal
 import sys
 import time
@@ -107,6 +108,8 @@ class Experiment:
         self.fabric = open_fabric(config.device, config.precision)
         self.warnings = list(source.warnings)
         self.method: Method = build_method(config, source.image_shape, backbone, self.warnings).to(self.fabric.device)
+        if config.compile:
+            compile_backbone(self.method.backbone, self.fabric.device)
         if ranks.world() > 1:
             self.method.backbone = share_batch_norm(self.method.backbone, self.fabric.device)
 
@@ -311,6 +314,15 @@ def build_method(
             backbone = build_backbone(config.backbone, image_shape[0], notes)
     backbone = backbone.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return method_class(config.method.name)(config.method, backbone, config.optimisation, config.seed)
+
+
+def compile_backbone(backbone: nn.Module, device: torch.device) -> None:
+    """Have the backbone compiled at its first call, or say why it cannot be."""
+    if ranks.world() > 1:
+        raise UserError("compile=true is for runs of one process; leave it out with several")
+    if device.type == "cpu" and not any(shutil.which(name) for name in ("c++", "g++", "clang++")):
+        raise UserError("compile=true needs a C++ compiler (g++ or clang++) on the PATH")
+    backbone.compile()
 
 
 def _with_prefix(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:

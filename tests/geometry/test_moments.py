@@ -1,3 +1,6 @@
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -134,3 +137,30 @@ def test_pairs_merge_like_one_pass_and_need_partners():
         PairedMoments.of(old, new[1:])
     with pytest.raises(ValueError, match="do not merge"):
         merged.merge(PairedMoments.of(new, old))
+
+
+def test_moments_over_holders_are_those_of_all_vectors() -> None:
+    """Three holders, one of them empty-handed, as threads that wait for each other's summands."""
+    draws = torch.Generator().manual_seed(0)
+    vectors = torch.randn(11, 3, generator=draws, dtype=torch.float64) + 100
+    held = [Moments.of(vectors[:4]), Moments.of(vectors[4:]), Moments.zeros(3)]
+    meeting = threading.Barrier(len(held))
+    table: list[torch.Tensor] = [torch.empty(0)] * len(held)
+
+    def together(number: int) -> Moments:
+        def total(value: torch.Tensor) -> torch.Tensor:
+            table[number] = value
+            meeting.wait(timeout=10)
+            result = torch.stack(table).sum(0)
+            meeting.wait(timeout=10)
+            return result
+
+        return held[number].over(total)
+
+    with ThreadPoolExecutor(len(held)) as pool:
+        results = list(pool.map(together, range(len(held))))
+    whole = Moments.of(vectors)
+    for result in results:
+        torch.testing.assert_close(result.mean, whole.mean)
+        torch.testing.assert_close(result.scatter, whole.scatter)
+        assert result.count == 11

@@ -112,7 +112,7 @@ class Growing(nn.Module):
 def feature_pairs(
     teacher: nn.Module, student: nn.Module, data: TaskData, *, batch_size: int, purpose: str, epoch: int = 0
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """(old, new) features of the same augmented images, both networks in eval mode: this process's share of an epoch."""
+    """(old, new) features of the same augmented images, both networks in eval mode; this process's part of an epoch."""
     student.eval()
     for batch in data.batches(
         "train", batch_size=batch_size, purpose=purpose, epoch=epoch, order=shuffled, shared=True

@@ -1,0 +1,106 @@
+"""Frozen copies without batch-norm, and batch-norm over processes (its collective part: tests/distributed)."""
+
+import torch
+from torch import Tensor, nn
+
+from gatf.nets.folding import folded
+from gatf.nets.resnet import ResNet18
+from gatf.nets.shared_norm import SharedBatchNorm2d, share_batch_norm
+
+
+def settled(net: nn.Module) -> nn.Module:
+    """The network after a few batches, with batch-norm layers that do something."""
+    draws = torch.Generator().manual_seed(0)
+    for module in net.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            nn.init.uniform_(module.weight, 0.5, 2.0, generator=draws)
+            nn.init.uniform_(module.bias, -1.0, 1.0, generator=draws)
+    for _ in range(3):
+        net(torch.randn(8, 3, 16, 16, generator=draws) + 1)
+    return net.eval()
+
+
+def norms(net: nn.Module) -> int:
+    return sum(isinstance(module, nn.BatchNorm2d) for module in net.modules())
+
+
+IMAGES = torch.randn(5, 3, 16, 16, generator=torch.Generator().manual_seed(1))
+
+
+def test_one_convolution_by_hand() -> None:
+    """3x − 1 through scale 2, shift 5, mean 4, variance 9 − ε is 2·(3x − 1 − 4)/3 + 5 = 2x + 5/3."""
+    net = nn.Sequential(nn.Conv2d(1, 1, 1), nn.BatchNorm2d(1)).eval()
+    conv, norm = net[0], net[1]
+    with torch.no_grad():
+        conv.weight.fill_(3.0), conv.bias.fill_(-1.0)
+        norm.weight.fill_(2.0), norm.bias.fill_(5.0)
+        norm.running_mean.fill_(4.0), norm.running_var.fill_(9.0 - norm.eps)
+    without = folded(net)
+    torch.testing.assert_close(without.get_parameter("0.weight").flatten(), torch.tensor([2.0]))
+    torch.testing.assert_close(without.get_parameter("0.bias"), torch.tensor([5 / 3]))
+
+
+def test_a_resnet_computes_the_same_without_its_batch_norm() -> None:
+    net = settled(ResNet18(width=4, bottleneck=8))
+    without = folded(net)
+    assert norms(net) == 20
+    assert norms(without) == 0
+    torch.testing.assert_close(without(IMAGES), net(IMAGES), rtol=1e-4, atol=1e-4)
+
+
+def test_the_original_is_left_alone() -> None:
+    net = settled(ResNet18(width=4, bottleneck=8))
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    folded(net).requires_grad_(False)
+    assert all(torch.equal(before[name], value) for name, value in net.state_dict().items())
+    assert all(parameter.requires_grad for parameter in net.parameters())
+
+
+class Branching(nn.Module):
+    """A convolution that two layers listen to, and one that is used twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heard, self.norm = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)
+        self.twice, self.second = nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.heard(x)
+        x = self.norm(x) + x
+        return self.second(self.twice(x)) + self.twice(x * 2)
+
+
+class BeforeConvolution(nn.Module):
+    """Batch-norm that comes first has no convolution to go into, though one of its size follows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bn1, self.conv1 = nn.BatchNorm2d(3), nn.Conv2d(3, 3, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv1(torch.relu(self.bn1(x)))
+
+
+class DependsOnValues(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(self.conv(x)) if x.sum() > 0 else x
+
+
+def test_what_cannot_be_folded_stays() -> None:
+    for net, left in ((Branching(), 2), (BeforeConvolution(), 1), (DependsOnValues(), 1)):
+        copy = folded(settled(net))
+        assert norms(copy) == left
+        torch.testing.assert_close(copy(IMAGES), net(IMAGES))
+
+
+def test_shared_batch_norm_has_the_names_and_alone_the_values_of_the_plain_one() -> None:
+    plain = settled(ResNet18(width=4, bottleneck=8)).train()
+    state = {name: value.clone() for name, value in plain.state_dict().items()}
+    shared = share_batch_norm(ResNet18(width=4, bottleneck=8), torch.device("cpu")).train()
+    assert sum(isinstance(module, SharedBatchNorm2d) for module in shared.modules()) == 20
+    shared.load_state_dict(state)
+    torch.testing.assert_close(shared(IMAGES), plain(IMAGES), rtol=0, atol=0)
