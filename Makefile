@@ -1,15 +1,18 @@
-# make demo: install and learn the digits; make test: lint, types, tests.
+# make demo: install and learn the digits; make test: lint, types, tests; make bench: speed and memory.
 VENV := .venv
 PIP := $(VENV)/bin/pip install --quiet --disable-pip-version-check -c constraints-cpu.txt
 SOURCES := pyproject.toml constraints-cpu.txt
 
-.PHONY: demo test lint clean
+.PHONY: demo test bench lint clean
 
 demo: $(VENV)/.installed
 	$(VENV)/bin/gatf run
 
 test: $(VENV)/.installed-dev lint
 	$(VENV)/bin/pytest -n 2 --dist worksteal
+
+bench: $(VENV)/.installed-dev
+	$(VENV)/bin/python benchmarks/run.py
 
 lint: $(VENV)/.installed-dev
 	$(VENV)/bin/ruff check .

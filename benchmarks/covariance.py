@@ -3,7 +3,7 @@
     python benchmarks/covariance.py [--quick] [--data-root FOLDER] [--out benchmarks/results/covariance.json]
 
 Digits with the shipped recipe, seeds 0 to 2 (with --quick seed 0). Given a folder that holds CIFAR-100, also the first
-three tasks of the recipe cifar100-cpu with 8 epochs a task, seed 0: enough to compare kinds, not to quote. The networks
+three tasks of the recipe cifar100-cpu with 4 epochs a task, seed 0: enough to compare kinds, not to quote. The networks
 of one seed are the same for all kinds, for covariances are not trained with; so differences are paired.
 """
 
@@ -22,7 +22,7 @@ from gatf.experiment import start
 from gatf.files import write_text
 
 KINDS = ("full", "lowrank", "diag", "shared")
-CIFAR = {"scenario.stop_after": 3, "optimisation.first.epochs": 8, "optimisation.next.epochs": 8}
+CIFAR = {"scenario.stop_after": 3, "optimisation.first.epochs": 4, "optimisation.next.epochs": 4}
 
 
 def run(recipe: str, kind: str, seed: int, settings: dict[str, Any]) -> dict[str, Any]:

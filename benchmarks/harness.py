@@ -105,14 +105,14 @@ def _peak_here(setup: Setup, arguments: tuple[object, ...], threads: int) -> int
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)  # memory freed but kept would hide what the call needs
     Path("/proc/self/clear_refs").write_text("5")  # proc(5): resets VmHWM
-    before = _status("VmRSS")
+    before = status("VmRSS")
     kept = call()
-    peak = _status("VmHWM") - before
+    peak = status("VmHWM") - before
     del kept
     return peak
 
 
-def _status(name: str) -> int:
+def status(name: str) -> int:
     """A size in bytes from /proc/self/status."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(1024 * int(line.split()[1]) for line in lines if line.startswith(name + ":"))

@@ -99,9 +99,12 @@ def adapter_rows(dataset: str, data: str, training: dict[str, Any]) -> list[Row]
 
 
 def ewc_rows(seeds: tuple[int, ...]) -> list[Row]:
-    penalties = {"as it is": {}} | {f"λ = {value:g}": {"method.penalty": value} for value in (5e5, 5e7, 5e9)}
-    rows = [Row("ewc", "digits", "ewc", what, settings, seeds=seeds) for what, settings in penalties.items()]
-    return [Row("ewc", "digits", "finetune", "as it is", seeds=seeds), *rows]
+    penalties = {"λ × 100": 5e5, "λ × 10⁴": 5e7, "λ × 10⁶": 5e9}
+    stiffer = [
+        Row("ewc", "digits", "ewc", what, {"method.penalty": value}, {}, None, seeds)
+        for what, value in penalties.items()
+    ]
+    return [*(Row("ewc", "digits", name, "as it is", seeds=seeds) for name in ("finetune", "ewc")), *stiffer]
 
 
 ROWS = [
@@ -242,16 +245,14 @@ def run(row: Row, seed: int) -> dict[str, Any]:
 
 
 def identity(row: Row, seed: int) -> dict[str, Any]:
+    """What was run, whatever the page calls it."""
     return {
-        "group": row.group, "dataset": row.dataset, "method": row.method, "what": row.what,
-        "settings": row.settings, "oracle": row.oracle, "seed": seed,
+        "dataset": row.dataset, "method": row.method, "settings": row.settings, "oracle": row.oracle, "seed": seed,
     }  # fmt: skip
 
 
 def same(record: dict[str, Any], row: Row, seed: int) -> bool:
-    """A run is known by what was run, not by what it is called."""
-    ours = identity(row, seed)
-    return all(record[key] == ours[key] for key in ours if key not in ("group", "what"))
+    return all(record[key] == value for key, value in identity(row, seed).items())
 
 
 def table(group: str, records: list[dict[str, Any]]) -> str:

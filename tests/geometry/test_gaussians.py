@@ -59,6 +59,33 @@ def test_matched_noise_needs_more_samples_than_dimensions():
         white_noise(8, 8, generator=seeded(), matched=True)
 
 
+@pytest.mark.parametrize(("samples", "dim"), [(2, 1), (16, 8), (1000, 5)])
+def test_mirrored_noise_has_exact_moments_and_no_odd_ones(samples, dim):
+    noise = white_noise(samples, dim, generator=seeded(), matched=True, mirrored=True)
+    assert torch.equal(noise[: samples // 2], -noise[samples // 2 :])
+    torch.testing.assert_close(noise.mT @ noise / (samples - 1), torch.eye(dim, dtype=F64), rtol=0, atol=1e-12)
+
+
+def test_mirrored_noise_carries_a_quadratic_map_without_error_in_its_covariance_with_the_linear_part():
+    """y = (ε, ε²): the covariance of the two is E ε³ = 0, which matched noise alone meets only on average."""
+    gaussians = Gaussians(torch.zeros(1, 1), torch.eye(1)[None])
+
+    def covariance(mirrored):
+        noise = white_noise(100, 1, generator=seeded(8), matched=True, mirrored=mirrored)
+        pushed = push_forward(gaussians, lambda z: torch.cat([z, z.square()], dim=1), noise=noise, dtype=F64)
+        return pushed.covs[0, 0, 1].abs().item()
+
+    assert covariance(mirrored=True) < 1e-14
+    assert covariance(mirrored=False) > 1e-3
+
+
+def test_mirrored_noise_needs_pairs_and_twice_as_many_samples_as_dimensions():
+    with pytest.raises(ValueError, match="even number of samples, got 9"):
+        white_noise(9, 2, generator=seeded(), matched=False, mirrored=True)
+    with pytest.raises(ValueError, match="at least 16 samples, got 14 samples of 8"):
+        white_noise(14, 8, generator=seeded(), matched=True, mirrored=True)
+
+
 def test_sample_by_hand():
     gaussians = Gaussians(torch.tensor([[1.0, 2.0], [0.0, 0.0]]), torch.tensor([[[4.0, 2], [2, 5]], [[1, 0], [0, 9]]]))
     # Cholesky factors [[2, 0], [1, 2]] and diag(1, 3)
@@ -124,6 +151,10 @@ def test_a_network_is_transported_as_an_obvious_loop_would(make_spd):
 
     got = push_forward(gaussians, transport, noise=noise, chunk_rows=149)  # room for two classes, not three
     assert shapes == [(100, 4)] * 3 + [(50, 4)]
+    shapes.clear()
+    in_parts = push_forward(gaussians, transport, noise=noise, chunk_rows=20)  # a class in three parts
+    assert shapes == [(20, 4), (20, 4), (10, 4)] * 7
+    torch.testing.assert_close(in_parts.covs, got.covs, rtol=0, atol=1e-6)
     assert not got.means.requires_grad
     for index in range(7):
         drawn = gaussians.means[index] + noise @ torch.linalg.cholesky(gaussians.covs[index]).T

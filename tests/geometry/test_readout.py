@@ -102,6 +102,14 @@ def test_distances_keep_their_digits_far_from_the_origin(gaussians, features):
     )
 
 
+def test_distances_keep_their_digits_when_classes_are_a_hundred_widths_apart(gaussians, features):
+    apart = Gaussians(100 * gaussians.means, gaussians.covs)
+    near = apart.means.repeat(7, 1)[:40] + features
+    rule = mahalanobis_readout(apart)
+    whitened = (near - apart.means[:, None]) @ rule.whiteners.mT  # [C, B, S], differences first
+    torch.testing.assert_close(rule.distances(near), whitened.square().sum(-1).mT, rtol=1e-11, atol=0)
+
+
 def test_a_class_of_one_sample_is_reported_and_still_has_distances():
     classes = Gaussians(torch.tensor([[1.0, 0.0], [0.0, 1.0]]), torch.stack([torch.eye(2), torch.zeros(2, 2)]))
     rule = mahalanobis_readout(classes)

@@ -108,6 +108,7 @@ class AdaGauss(Method):
         self.adapter: Any = None
 
     def begin_task(self, task: TaskInfo) -> None:
+        self.memory.rest()
         outputs = 4 * task.new if self._rotates(task) else task.new
         self.head = self.make(lambda: nn.Linear(self.feature_dim, outputs), "head", task.index)
         if task.index > 0:

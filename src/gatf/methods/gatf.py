@@ -122,6 +122,7 @@ class GATF(Method):
         self.anchor: Any = None
 
     def begin_task(self, task: TaskInfo) -> None:
+        self.memory.rest()
         dim, config = self.feature_dim, self.config
         outputs = 4 * task.new if self._rotates(task) else task.new
         self.head = self.make(lambda: nn.Linear(dim, outputs), "head", task.index)
@@ -230,13 +231,11 @@ class GATF(Method):
 
     def _transport(self, data: TaskData) -> None:
         """Carry the old Gaussians through A_t, which is not trained any further."""
-        config, task = self.config, data.info.index
+        config = self.config
         if config.final_refresh and self.anchor is not None:
             self.anchor.update(self._estimate(data, 0, "final anchor", self.residual), restart=True)
-        repairs = self.memory.transport(
-            self.map, samples=config.samples, matched=config.matched_noise, task=task, dtype=self.dtype
-        )
-        self.note("transport", **repairs)
+        how = {"samples": config.samples, "matched": config.matched_noise, "task": data.info.index}
+        self.note("transport", **self.memory.transport(self.map, dtype=self.dtype, **how))
 
     def scores(self, images: Tensor) -> Tensor:
         return self.feature_scores(self.backbone(images))

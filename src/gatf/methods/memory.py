@@ -142,6 +142,10 @@ class GaussianMemory(Growing):
             return features.double() @ weight.T + bias
         return -self._readout.distances(features)
 
+    def rest(self) -> None:
+        """Drop what `scores` prepared, several times the size of what is kept, until it is asked for again."""
+        self._readout = None
+
     def _build(self) -> Any:
         means, kept = self.means.double(), self._kept()
         if self.rule == "linear":

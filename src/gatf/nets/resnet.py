@@ -24,10 +24,10 @@ class BasicBlock(nn.Module):
             self.downsample = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
 
     def forward(self, x: Tensor) -> Tensor:
-        out = torch.relu(self.bn1(self.conv1(x)))
+        out = torch.relu_(self.bn1(self.conv1(x)))  # in place: nobody else needs what batch-norm gave
         out = self.bn2(self.conv2(out))
-        out = out + self.downsample(x)
-        return torch.relu(out) if self.rectified else out
+        out += self.downsample(x)
+        return torch.relu_(out) if self.rectified else out
 
 
 class ResNet18(nn.Module):
@@ -57,7 +57,7 @@ class ResNet18(nn.Module):
         return nn.Sequential(BasicBlock(inputs, outputs, stride), BasicBlock(outputs, outputs, 1))
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.maxpool(torch.relu(self.bn1(self.conv1(x))))
+        x = self.maxpool(torch.relu_(self.bn1(self.conv1(x))))
         x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
         return self.bottleneck(x.mean(dim=(2, 3)))
 

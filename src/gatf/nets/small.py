@@ -24,6 +24,6 @@ class SmallNet(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         first, second, third = self.blocks
-        x = nn.functional.max_pool2d(torch.relu(first(x)), 2)
-        x = nn.functional.max_pool2d(torch.relu(second(x)), 2)
-        return self.bottleneck(torch.relu(third(x)).mean(dim=(2, 3)))
+        x = nn.functional.max_pool2d(torch.relu_(first(x)), 2)
+        x = nn.functional.max_pool2d(torch.relu_(second(x)), 2)
+        return self.bottleneck(torch.relu_(third(x)).mean(dim=(2, 3)))
