@@ -8,13 +8,15 @@ Forward and backward of the width-16 ResNet-18 on a batch of 128, eager and comp
 from harness import Report, options, seconds, take_turns
 from training import BATCH, Ours
 
+from gatf.experiment import compile_backbone
+
 
 def main() -> None:
     arguments = options("compiling", __doc__)
     ours = Ours(BATCH)
     batch, eager = ours.batch, ours.method.backbone.train()
     compiled = Ours(BATCH).method.backbone.train()
-    compiled.compile()
+    compile_backbone(compiled, batch.device)
 
     def step(net: object) -> None:
         net(batch).sum().backward()  # type: ignore[operator]

@@ -46,9 +46,13 @@ def build(net: Network) -> ResNet18:
         return ResNet18(width=net.width, stem=net.stem, bottleneck=net.dim)
 
 
+def backbone_parameters(net: Network) -> int:
+    return sum(parameter.numel() for parameter in build(net).parameters())
+
+
 def parameters(net: Network, *, new_classes: int, first: bool = False) -> int:
     """Trained in a task: backbone and head (four rotations of every class in the first task), then the two maps."""
-    backbone = sum(parameter.numel() for parameter in build(net).parameters())
+    backbone = backbone_parameters(net)
     if first:
         return backbone + 4 * new_classes * (net.dim + 1)
     hidden = EXPANSION * net.dim
@@ -176,7 +180,7 @@ def ring(numbers: float, *, processes: int, size: int = FLOAT) -> float:
 
 
 def traffic(
-    net: Network, *, processes: int, new_classes: int, seen_classes: int, test_images: int
+    net: Network, *, processes: int, new_classes: int, seen_classes: int, test_images: int, first: bool = False
 ) -> dict[str, dict[str, float]]:
     """Bytes a process sends: each step, each refresh of the anchor, each task. From the code that sends them:
 
@@ -187,7 +191,7 @@ def traffic(
     """
     dim, norms = net.dim, channels(net)
     sums = {
-        "gradients": parameters(net, new_classes=new_classes),
+        "gradients": parameters(net, new_classes=new_classes, first=first),
         "batch norm": 2 * sum(2 * each + 1 for each in norms),
         "anti-collapse": 1 + 2 * (dim + dim**2),
     }
@@ -221,7 +225,8 @@ def fit(works: Sequence[Work], measured: Sequence[float]) -> Work:
 
 
 def predict(coefficients: Work, work: Work) -> float:
-    return sum(coefficients[name] * amount for name, amount in work.items())
+    """Σ coefficient·work over what was fitted."""
+    return sum(coefficient * work[name] for name, coefficient in coefficients.items())
 
 
 @dataclass

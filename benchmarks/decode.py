@@ -1,36 +1,30 @@
 """Images per second of decoding photos to 224 × 224, against a plain loop with Pillow, in the same run.
 
-    python benchmarks/decode.py [--out benchmarks/results/decode.json] [--images 32] [--repeats 25]
+    python benchmarks/decode.py [--quick] [--out benchmarks/results/decode.json]
 
 Photos of 500 × 375 (ImageNet's usual size) are cut from the two that scikit-learn ships and stored as JPEG. `train` is
 a random resized crop, `test` is resize to 256 and centre crop. What is timed is what one worker process runs. Times are
-CPU seconds of this process, which other processes do not stretch as they do the clock's; the two take turns, and the
-ratio is the median over the turns of their ratio.
+CPU seconds of this process, which other processes do not stretch as they do the clock's.
 """
 
-import argparse
-import json
-import platform
 import random
-import statistics
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import PIL
 import torch
+from harness import Report, options, per_second, take_turns
 from PIL import Image
 from torch import Tensor
 
 from gatf.data.decode import RandomWindows
 from gatf.data.encoded import Files
 from gatf.data.lazy import DecodePiece
-from gatf.files import write_text
 
-HERE = Path(__file__).resolve().parent
 SIZE = 224
+PHOTOS = 32
+"""A batch, as many as a worker decodes at a time."""
 
 
 def write_photos(folder: Path, count: int) -> tuple[str, ...]:
@@ -78,65 +72,24 @@ def pillow_test(paths: tuple[str, ...]) -> Tensor:
     return torch.stack(batch)
 
 
-def seconds(call: Callable[[], object]) -> float:
-    """CPU time of one call."""
-    start = time.process_time()
-    call()
-    return time.process_time() - start
-
-
-def compare(pillow: Callable[[], object], ours: Callable[[], object], images: int, repeats: int) -> dict[str, float]:
-    """Medians of images per second of both, and of their ratio, over `repeats` turns after one to warm up."""
-    turns = [(seconds(pillow), seconds(ours)) for _ in range(repeats + 1)][1:]
-    return {
-        "pillow_images_per_second": round(images / statistics.median(p for p, _ in turns), 1),
-        "gatf_images_per_second": round(images / statistics.median(o for _, o in turns), 1),
-        "ratio": round(statistics.median(p / o for p, o in turns), 3),
-        "ratio_lowest": round(min(p / o for p, o in turns), 3),
-    }
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--out", type=Path, default=HERE / "results" / "decode.json", help="where the JSON goes")
-    parser.add_argument(
-        "--images", type=int, default=32, help="photos per batch, as many as a worker decodes at a time"
-    )
-    parser.add_argument("--repeats", type=int, default=25, help="turns; the median counts")
-    arguments = parser.parse_args()
-
-    torch.set_num_threads(1)
-    count, repeats = arguments.images, arguments.repeats
+    arguments = options("decode", __doc__, threads=1)
+    images = f"{PHOTOS} JPEG photos of 500 x 375, cut from scikit-learn's samples"
+    report = Report(arguments, {"images": images, "clock": "CPU time of the process"})
+    repeats = 5 if arguments.quick else 25
     with tempfile.TemporaryDirectory() as folder:
-        paths = write_photos(Path(folder), count)
-        numbers = list(range(count))
+        paths = write_photos(Path(folder), PHOTOS)
+        numbers = list(range(PHOTOS))
         windows = RandomWindows((0.08, 1.0), (0, "benchmark"))
         train, test = (DecodePiece(Files(paths), SIZE, choice) for choice in (windows, None))
-        results = {
-            "train": compare(lambda: pillow_train(paths, windows), lambda: train(numbers), count, repeats),
-            "test": compare(lambda: pillow_test(paths), lambda: test(numbers), count, repeats),
+        calls = {
+            "train": (lambda: pillow_train(paths, windows), lambda: train(numbers)),
+            "test": (lambda: pillow_test(paths), lambda: test(numbers)),
         }
-    for name, result in results.items():
-        print(
-            f"{name:7s} Pillow {result['pillow_images_per_second']:>7} images/s   "
-            f"gatf {result['gatf_images_per_second']:>7} images/s   ratio {result['ratio']:.2f}"
-        )
-    report = {
-        "images": f"{count} JPEG photos of 500 x 375, cut from scikit-learn's samples",
-        "repeats": repeats,
-        "threads": 1,
-        "clock": "CPU time of the process",
-        "results": results,
-        "versions": {
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "pillow": PIL.__version__,
-            "numpy": np.__version__,
-        },
-    }
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    write_text(arguments.out, json.dumps(report, indent=2) + "\n")
-    print(f"written to {arguments.out}")
+        for name, (pillow, ours) in calls.items():
+            turns = take_turns(pillow, ours, repeats=repeats, clock=time.process_time)
+            report.add(f"decoding, {name}", **per_second(turns, PHOTOS), unit="images/s")
+    report.write("pillow")
 
 
 if __name__ == "__main__":

@@ -28,6 +28,8 @@ from gatf.files import write_text
 
 RESULTS = Path(__file__).resolve().parent / "results"
 THREADS = 2
+LONG_TURN = 0.1
+"""Seconds."""
 Call = Callable[[], object]
 Setup = Callable[..., tuple[Call, Call]]
 
@@ -66,16 +68,18 @@ def take_turns(
 ) -> dict[str, Any]:
     """Median seconds of both, and median and lowest of reference/ours over the turns, after one turn to warm up.
 
-    Who goes first changes from turn to turn. The collector of garbage rests while a call is timed.
+    Who goes first changes from turn to turn. Garbage is not collected while a call is timed, and between turns only
+    where they are long: a collection empties the caches, which short calls would feel.
     """
     turns: list[tuple[float, float]] = []
+    gc.disable()
     for turn in range(repeats + 1):
-        gc.collect()
-        gc.disable()
-        order = (reference, ours) if turn % 2 else (ours, reference)
-        times = [seconds(call, clock) for call in order]
-        gc.enable()
-        turns.append((times[0], times[1]) if turn % 2 else (times[1], times[0]))
+        first, second = (reference, ours) if turn % 2 else (ours, reference)
+        times = seconds(first, clock), seconds(second, clock)
+        turns.append(times if turn % 2 else times[::-1])
+        if sum(times) > LONG_TURN:
+            gc.collect()
+    gc.enable()
     turns = turns[1:]
     return {
         "reference": statistics.median(theirs for theirs, _ in turns),
@@ -84,6 +88,11 @@ def take_turns(
         "ratio_lowest": min(theirs / own for theirs, own in turns),
         "repeats": repeats,
     }
+
+
+def per_second(turns: dict[str, Any], count: int) -> dict[str, Any]:
+    """The same turns with medians in things a second, where a call did `count` of them."""
+    return turns | {name: count / turns[name] for name in ("reference", "ours")}
 
 
 def peak_memory(setup: Setup, *arguments: object) -> int:
@@ -170,27 +179,33 @@ class Report:
         if target is not None:
             goal, met = f"ratio ≥ {target:g}", ratio is not None and ratio >= target
         elif at_most is not None:
-            goal, met = f"ours ≤ {at_most:g} {unit}", ours <= at_most
+            goal, met = f"ours ≤ {at_most:g} {unit}".strip(), ours <= at_most
         result = {"what": what, "unit": unit, "ours": ours, "reference": reference, "ratio": ratio, "target": goal}
-        self.results.append(_rounded({**result, "met": met, **details}))
+        self.results.append(rounded({**result, "met": met, **details}))
         verdict = "" if met is None else f"   {goal}: {'PASS' if met else 'below target'}"
-        against = "" if reference is None or ratio is None else f"   reference {reference:>9.4g} {unit}   × {ratio:.3g}"
-        print(f"{what:58s} ours {ours:>9.4g} {unit}{against}{verdict}", flush=True)
+        against = (
+            "" if reference is None or ratio is None else f"   reference {_short(reference)} {unit}   × {ratio:.3g}"
+        )
+        print(f"{what:58s} ours {_short(ours)} {unit}{against}{verdict}", flush=True)
 
     def write(self, *packages: str) -> None:
         """The JSON file."""
         out: Path = self.arguments.out
-        whole = {**self.about, "quick": self.arguments.quick, "results": self.results}
+        whole = {**rounded(self.about), "quick": self.arguments.quick, "results": self.results}
         out.parent.mkdir(parents=True, exist_ok=True)
         text = json.dumps({**whole, "environment": environment(*packages)}, indent=2, ensure_ascii=False)
         write_text(out, text + "\n")
         print(f"written to {out}", file=sys.stderr)
 
 
-def _rounded(value: Any) -> Any:
+def _short(value: float) -> str:
+    return f"{value:>9.0f}" if value >= 1000 else f"{value:>9.4g}"
+
+
+def rounded(value: Any) -> Any:
     """Four significant digits are more than a time has."""
     if isinstance(value, float):
         return float(f"{value:.4g}")
     if isinstance(value, dict):
-        return {key: _rounded(each) for key, each in value.items()}
-    return [_rounded(each) for each in value] if isinstance(value, list) else value
+        return {key: rounded(each) for key, each in value.items()}
+    return [rounded(each) for each in value] if isinstance(value, list) else value

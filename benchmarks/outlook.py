@@ -1,7 +1,8 @@
-"""What the cost model says for runs larger than this machine: ImageNet-1k on eight GPUs, and a hundred thousand classes.
+"""What the cost model says for runs larger than this machine: ImageNet-1k on eight GPUs, and 100 000 classes.
 
 The GPU's speeds are ASSUMPTIONS, nothing here was measured on one: put your own into `GPU`. A time there is
-operations / operations a second + bytes written / bytes a second + bytes sent / bytes sent a second, nothing overlapping.
+operations / operations a second + bytes written / bytes a second + bytes sent / bytes sent a second, none of which
+overlap.
 """
 
 from dataclasses import asdict, dataclass
@@ -77,15 +78,19 @@ CPU_RECIPE = Job(Network(16), classes=100, tasks=10, images=20_000, test_images=
 def on_gpus(job: Job) -> dict[str, Any]:
     """Hours, memory and traffic of a run on `PROCESSES` of `GPU`; old Gaussians are carried by every process alike."""
     share = job.batch // PROCESSES
-    sent = costs.traffic(
-        job.net, processes=PROCESSES, new_classes=job.new, seen_classes=job.classes, test_images=job.test_images
-    )
+    at_first, sent = (
+        costs.traffic(
+            job.net, processes=PROCESSES, new_classes=job.new, seen_classes=job.classes, test_images=job.test_images,
+            first=first,
+        )
+        for first in (True, False)
+    )  # fmt: skip
     steps = job.epochs * (job.images_a_task // job.batch)
     hours: dict[str, float] = {}
     first = GPU.seconds(costs.step_work(job.net, batch=share, new_classes=job.new, first=True))
     step = GPU.seconds(costs.step_work(job.net, batch=share, new_classes=job.new))
     exchange = sum(sent["step"].values())
-    hours["first task, four rotations"] = 4 * steps * (first + exchange / GPU.sent)
+    hours["first task, four rotations"] = 4 * steps * (first + sum(at_first["step"].values()) / GPU.sent)
     hours["later tasks: steps"] = (job.tasks - 1) * steps * step
     hours["later tasks: exchange of gradients"] = (job.tasks - 1) * steps * exchange / GPU.sent
     once = GPU.seconds(costs.refresh_work(job.net, images=job.images_a_task // PROCESSES))
@@ -104,7 +109,8 @@ def on_gpus(job: Job) -> dict[str, Any]:
     trained = costs.parameters(job.net, new_classes=job.new)
     stored = bytes_kept("full", dim=job.net.dim)
     memory = {
-        "networks, gradients, momentum": 4 * costs.FLOAT * trained,
+        "student, maps, gradients and their buckets, momentum": 4 * costs.FLOAT * trained,
+        "teacher": costs.FLOAT * costs.backbone_parameters(job.net),
         "activations": costs.kept_for_backward(job.net, batch=share),
         "Gaussians": job.classes * stored,
         "readout of the Gaussians": job.classes * bytes_read("full", dim=job.net.dim),
@@ -112,7 +118,8 @@ def on_gpus(job: Job) -> dict[str, Any]:
     }
     return {
         "dim": job.net.dim, "batch": job.batch, "trained_parameters": trained, "steps_a_task": steps,
-        "images_a_second": job.batch / (step + exchange / GPU.sent), "hours": hours, "hours_in_all": sum(hours.values()),
+        "images_a_second": job.batch / (step + exchange / GPU.sent),
+        "hours": hours, "hours_in_all": sum(hours.values()),
         "bytes_a_process": memory, "bytes_sent": sent,
         "exchange_percent": {
             name: 100 * (exchange / speed) / (step + exchange / speed)
@@ -158,8 +165,8 @@ def many_classes(fitted: dict[str, Work], *, classes: int, dim: int) -> list[dic
         rows.append({
             "dim": dim, "kind": kind, "classes": classes,
             "bytes_kept": classes * bytes_kept(kind, dim=dim), "bytes_read": classes * bytes_read(kind, dim=dim),
-            "seconds_alone": costs.predict(fitted[f"scoring, {kind}"], alone),
-            "seconds_in_batch": costs.predict(fitted[f"scoring, {kind}"], many) / 256,
+            "seconds_alone": costs.predict(fitted[f"scoring one image, {kind}"], alone),
+            "seconds_in_batch": costs.predict(fitted[f"scoring 256 images, {kind}"], many) / 256,
             "transport_here": here, "transport_gpu": GPU.seconds(transport),
         })  # fmt: skip
     return rows
@@ -214,7 +221,7 @@ def _slope(coefficients: Work, one: Work, two: Work) -> float:
 
 def _image_limit(fitted: dict[str, Work], kind: str, dim: int, limit: float = 0.1) -> float:
     """Classes after which one image alone takes longer than the limit."""
-    coefficients = fitted[f"scoring, {kind}"]
+    coefficients = fitted[f"scoring one image, {kind}"]
     one, two = (costs.scoring_work(kind, images=1, classes=count, dim=dim, rank=RANK) for count in (1, 2))
     slope = _slope(coefficients, one, two)
     return (limit - costs.predict(coefficients, one)) / slope + 1 if slope > 0 else float("inf")

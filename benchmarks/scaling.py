@@ -10,6 +10,7 @@ the model says for ImageNet-1k and for 100 000 classes (outlook.py) is written d
 import tempfile
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +18,16 @@ import costs
 import outlook
 import torch
 from costs import Component, Network, Work
-from harness import Call, Report, _rounded, options, peak_memory, seconds
+from harness import Call, Report, options, peak_memory, seconds
 from torch import Tensor
 from training import Ours
 from whole_run import data_folder
 
 from gatf.config import load_config
 from gatf.experiment import start
-from gatf.geometry import Affine, Gaussians, PairedMoments, fit_anchor
+from gatf.geometry import Affine, PairedMoments, fit_anchor
 from gatf.geometry.compact import fit_low_rank
+from gatf.geometry.gaussians import pack
 from gatf.geometry.spd import condition_number
 from gatf.methods.gatf import GATFConfig
 from gatf.methods.memory import GaussianMemory
@@ -36,6 +38,8 @@ NEW = 10
 """Classes of a task in benchmarks/training.py."""
 STEPS = 2
 """Steps of an epoch that is timed."""
+MANY = {"full": 4000, "lowrank": 20_000, "diag": 100_000, "shared": 200_000}
+"""Classes of which the readout takes some hundred megabytes."""
 
 
 def quickest(call: Call, repeats: int) -> float:
@@ -88,17 +92,16 @@ def solving(dims: Iterable[int], repeats: int) -> Component:
     return table("anchor refresh, solution", "s", rows)
 
 
-def random_gaussians(classes: int, dim: int) -> Gaussians:
-    draws = torch.Generator().manual_seed(dim)
-    roots = torch.randn(classes, dim, 2 * dim, generator=draws, dtype=torch.float64)
-    return Gaussians(torch.randn(classes, dim, generator=draws), roots @ roots.mT / (2 * dim))
-
-
 def memory_of(kind: str, classes: int, dim: int) -> GaussianMemory:
-    """The memory of random Gaussians."""
+    """The memory of so many classes; what their covariances are is all the same to the clock."""
     config = GATFConfig.model_validate({"covariance": kind, "covariance_rank": outlook.RANK})
     memory = GaussianMemory(dim, rule="bayes", seed=0, storage=config.storage)
-    memory.set(random_gaussians(classes, dim))
+    draws, identity = torch.Generator().manual_seed(dim), pack(torch.eye(dim))
+    kept = {
+        name: 1 + torch.rand(shape, generator=draws) if kind in ("lowrank", "diag") else identity.expand(shape)
+        for name, shape in memory.storage.shapes(classes).items()
+    }
+    memory._join([(torch.randn(classes, dim, generator=draws), kept)])
     return memory
 
 
@@ -111,14 +114,12 @@ def transporting(sizes: Iterable[tuple[int, int, int]], repeats: int) -> Compone
             feature_mlp(dim, costs.EXPANSION),
             Affine.identity(dim),
         )
-        start_at = memory.get()
-
-        def call(memory: GaussianMemory = memory, samples: int = samples, stored: Gaussians = start_at) -> None:
-            memory.set(stored)
-            memory.transport(mapping, samples=samples, matched=True, task=1)
 
         def mapping(old: Tensor, residual: Any = residual, anchor: Affine = anchor) -> Tensor:
             return anchor(old) + residual(old)
+
+        def call(memory: GaussianMemory = memory, samples: int = samples, mapping: Any = mapping) -> None:
+            memory.transport(mapping, samples=samples, matched=True, task=1)
 
         label = f"{classes} classes × {samples} samples, S = {dim}"
         work = costs.transport_work(classes, samples=samples, dim=dim)
@@ -130,29 +131,37 @@ def fitting(sizes: Iterable[tuple[int, int]], repeats: int) -> Component:
     """What `method.covariance=lowrank` adds to a transport."""
     rows = []
     for classes, dim in sizes:
-        covs = random_gaussians(classes, dim).covs
+        roots = torch.randn(classes, dim, 2 * dim, generator=torch.Generator().manual_seed(dim), dtype=torch.float64)
+        covs = roots @ roots.mT / (2 * dim)
         call = lambda covs=covs: fit_low_rank(covs, outlook.RANK)  # noqa: E731
         rows.append((f"{classes} classes, S = {dim}", costs.per_class_work(classes, dim=dim), quickest(call, repeats)))
     return table("fitting low rank", "s", rows)
 
 
-def scoring(sizes: Iterable[tuple[int, int, int]], repeats: int) -> list[Component]:
-    """Each kind of covariance: features to distances, with the readout at hand; and building that of `full`."""
+def scoring(quick: bool, repeats: int) -> list[Component]:
+    """Distances of one image and of 256, for each kind of covariance, and how long the readout of `full` takes to make.
+
+    One image alone waits for memory, so there are classes enough that no cache holds what is read.
+    """
     components, built = [], []
-    for kind in outlook.KINDS:
-        rows = []
-        memories: dict[tuple[int, int], GaussianMemory] = {}
-        for images, classes, dim in sizes:
-            memory = memories.setdefault((classes, dim), memory_of(kind, classes, dim))
-            features = torch.randn(images, dim, generator=torch.Generator().manual_seed(1))
-            work = costs.scoring_work(kind, images=images, classes=classes, dim=dim, rank=outlook.RANK)
-            call = lambda memory=memory, features=features: memory.scores(features)  # noqa: E731
-            rows.append((f"{images} images, {classes} classes, S = {dim}", work, quickest(call, 3 * repeats)))
-        components.append(table(f"scoring, {kind}", "s", rows))
-        if kind == "full":
-            for (classes, dim), memory in memories.items():
-                work = costs.per_class_work(classes, dim=dim)
-                built.append((f"{classes} classes, S = {dim}", work, quickest(memory._build, repeats)))
+    for kind, most in MANY.items():
+        many = most // 4 if quick else most
+        one, batch = [], []
+        for classes, dim in [(many // 4, 64), (many // 2, 64), (many // 4, 128), (many, 64)]:
+            memory = memory_of(kind, classes, dim)
+            if kind == "full":
+                seconds_built = quickest(memory._build, 1)
+                built.append((f"{classes} classes, S = {dim}", costs.per_class_work(classes, dim=dim), seconds_built))
+            call = partial(memory.scores, torch.randn(1, dim, generator=torch.Generator().manual_seed(1)))
+            work = costs.scoring_work(kind, images=1, classes=classes, dim=dim, rank=outlook.RANK)
+            del work["operations"]
+            one.append((f"{classes} classes, S = {dim}", work, quickest(call, 5 * repeats)))
+        for classes, dim in [(500, 32), (500, 64), (1000, 32), (250, 128)] + ([] if quick else [(2000, 64)]):
+            memory = memory_of(kind, classes, dim)
+            call = partial(memory.scores, torch.randn(256, dim, generator=torch.Generator().manual_seed(1)))
+            work = costs.scoring_work(kind, images=256, classes=classes, dim=dim, rank=outlook.RANK)
+            batch.append((f"{classes} classes, S = {dim}", work, quickest(call, 3 * repeats)))
+        components += [table(f"scoring one image, {kind}", "s", one), table(f"scoring 256 images, {kind}", "s", batch)]
     return [*components, table("building the readout, full", "s", built)]
 
 
@@ -222,7 +231,7 @@ def check_run(fitted: dict[str, Work]) -> dict[str, Any]:
         parts = say("class statistics", costs.statistics_work(net, images=images))
         parts += say("anchor refresh, pass", costs.forward_work(net, images=(task + 1) * tested))
         work = costs.scoring_work("full", images=(task + 1) * tested, classes=seen, dim=net.dim, rank=outlook.RANK)
-        parts += say("scoring, full", work)
+        parts += say("scoring 256 images, full", work)
         parts += say("building the readout, full", costs.per_class_work(seen, dim=net.dim))
         if task == 0:
             parts += epochs * (4 * images // batch) * first
@@ -253,14 +262,13 @@ def main() -> None:
         transporting(sizes if quick else [*sizes, (40, 1000, 64), (10, 10_000, 64), (40, 2000, 128)], repeats)
     )
     components.append(fitting([(20, 32), (20, 64), (40, 32)] + ([] if quick else [(100, 64), (50, 128)]), repeats))
-    sizes = [(1, 500, 64), (1, 2000, 64), (256, 500, 32), (256, 500, 64), (1, 1000, 128)]
-    components += scoring(sizes if quick else [*sizes, (256, 2000, 64), (256, 2000, 128)], repeats)
+    components += scoring(quick, repeats)
     components.append(saving((4, 16, 64) if quick else (4, 16, 64, 256), repeats))
     if not quick:
         components.append(step_memory([(8, 128), (8, 256), (16, 128), (32, 128)]))
 
     fitted = {component.name: component.coefficients for component in components}
-    report = Report(arguments, {"components": [_rounded(component.report()) for component in components]})
+    report = Report(arguments, {"components": [component.report() for component in components]})
     for component in report.about["components"]:
         largest = component["held_out"]
         report.add(
@@ -268,20 +276,20 @@ def main() -> None:
             reference=None, ratio=None, unit="%", worst_of_fit=component["worst_error_percent"],
         )  # fmt: skip
     if not quick:
-        checked = _rounded(check_run(fitted))
+        checked = check_run(fitted)
         report.about["whole_run"] = checked
         report.add(
             "error of predicting a whole run", ours=abs(checked["error_percent"]), reference=None, ratio=None, unit="%"
         )
-    report.about |= _rounded({
-        "bytes_a_class": [sizes_of(kind, dim) for dim in (64, 128, 512) for kind in outlook.KINDS],
+    report.about |= {
+        "bytes_a_class": [sizes_of(kind, dim) for dim in (64, 128) for kind in outlook.KINDS],
         "imagenet": [outlook.on_gpus(outlook.imagenet(dim)) for dim in (64, 512)],
         "many_classes": [
             row for dim in (64, 128) for row in outlook.many_classes(fitted, classes=100_000, dim=dim)
         ],
         "walls": [row for dim in (64, 128) for row in outlook.walls(fitted, dim)],
         "assumptions": outlook.assumptions(),
-    })  # fmt: skip
+    }  # fmt: skip
     report.about["measuring_seconds"] = round(time.monotonic() - began)
     report.write("scipy")
 

@@ -79,7 +79,7 @@ def main() -> None:
     turns = take_turns(
         lambda: mahalanobis.score(features, means, inverses), lambda: readout.distances(features), repeats=repeats
     )
-    size = f"{FEATURES:,} features, {CLASSES} classes".replace(",", " ")
+    size = f"{FEATURES} features, {CLASSES} classes"
     report.add(f"scoring {size}", **turns, target=20, largest_difference=difference)
     turns = take_turns(
         lambda: mahalanobis.invert(gaussians.covs), lambda: bayes_readout(gaussians), repeats=10 * repeats
@@ -96,14 +96,14 @@ def main() -> None:
         times.append(min(seconds(call) for _ in range(3 * repeats)))
     by_classes = dict(zip(MANY_CLASSES, times, strict=True))
     most = MANY_CLASSES[-1]
-    size = f"{FEW_FEATURES:,} features, {most:,} classes".replace(",", " ")
+    size = f"{FEW_FEATURES} features, {most} classes"
     exponent = growth(MANY_CLASSES, times)
     report.add(f"scoring {size}", ours=times[-1], reference=None, ratio=None, seconds_by_classes=by_classes)
     report.add("exponent of that time in classes", ours=exponent, reference=None, ratio=None, unit="", at_most=1.1)
     used = peak_memory(build_and_score, most, FEW_FEATURES) / 2**20
-    what = f"peak memory of {size}, Gaussians and readout included"
+    what = f"peak memory of {size}, readout built in it"
     report.add(what, ours=used, reference=None, ratio=None, unit="MB", at_most=2048)
-    report.write("scikit-learn")
+    report.write()
 
 
 if __name__ == "__main__":

@@ -43,7 +43,7 @@ def main() -> None:
         report = Report(arguments, {"data": source, "tasks": TASKS, "epochs": epochs, "images": len(train[0])})
         summary: dict[str, float] = {}
         ours = seconds(lambda: summary.update(start(config, Path(place) / "run")))
-        reference = Reference(width=WIDTH, dim=DIM, batch=BATCH, workers=WORKERS, trivial=True)
+        reference = Reference(width=WIDTH, dim=DIM, batch=BATCH, workers=WORKERS)
         torch.manual_seed(0)
         accuracies: list[float] = []
         theirs = seconds(

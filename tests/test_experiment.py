@@ -8,13 +8,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import yaml
-from torch import nn
 
 from gatf.config import RunConfig
 from gatf.errors import UserError
@@ -213,13 +213,9 @@ def test_a_compiled_backbone_learns_what_a_plain_one_learns(
     tmp_path: Path, tiny_config: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Captured as a graph but run as it is: generating code for it would take half a minute."""
-    compiled: list[nn.Module] = []
-
-    def capture(module: nn.Module) -> None:
-        compiled.append(module)
-        module._compiled_call_impl = torch.compile(module._call_impl, backend="eager")
-
-    monkeypatch.setattr(nn.Module, "compile", capture)
+    compiled = []
+    through_dynamo = partial(torch.compile, backend="eager")
+    monkeypatch.setattr(torch, "compile", lambda function: compiled.append(function) or through_dynamo(function))
     settings = {"scenario.stop_after": 2, "optimisation.next.epochs": 1, "optimisation.first.epochs": 1}
     plain = start(tiny_config("gatf", **settings), tmp_path / "plain")
     fast = start(tiny_config("gatf", compile=True, **settings), tmp_path / "compiled")

@@ -140,7 +140,9 @@ def build(dataset: str, method: str, settings: dict[str, Any]) -> Experiment:
 def trained(dataset: str, method: str, settings: str) -> Trained:
     """Train once; `settings` is JSON, so that it can be a key."""
     loaded = json.loads(settings)
-    experiment, networks, notes = build(dataset, method, loaded), [], {}
+    experiment = build(dataset, method, loaded)
+    networks: list[dict[str, dict[str, Tensor]]] = []
+    notes: dict[str, list[float]] = {}
 
     def listen(kind: str, /, **fields: Any) -> None:
         if kind == "trained":
@@ -174,7 +176,9 @@ def replayed(once: Trained, after: dict[str, Any], oracle: str | None) -> dict[s
     """The ends of the tasks again, with other settings or an oracle's help."""
     dataset, name, settings = once.config
     experiment, begun = build(dataset, name, settings | after), time.process_time()
-    method, matrix, seen, notes = experiment.method, [], [], {}
+    method, notes = experiment.method, dict[str, list[float]]()
+    matrix: list[list[float]] = []
+    seen: list[float] = []
     for task, networks in enumerate(once.networks):
         method.begin_task(experiment.task_info(task))
         for part, state in networks.items():

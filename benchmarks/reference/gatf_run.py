@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image, ImageOps
 from reference.mahalanobis import invert, score
-from reference.pillow_pipeline import PillowPipeline
+from reference.pillow_pipeline import BINS, OPERATIONS, PADDING, apply_operation
 from reference.pushforward import push_forward
 from scipy.linalg import solve_sylvester
 from torch import Tensor, nn
@@ -27,39 +28,52 @@ MEAN, STD = (0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)
 
 
 class PillowDataset(Dataset[tuple[Tensor, int]]):
-    """One image at a time: array → Pillow → augmentation → normalised tensor [C, H, W]."""
+    """One image at a time, one transform after the other, as data sets and their transforms are usually put together:
+    array → Pillow → pad, crop, flip, TrivialAugment → tensor in 0 … 1 → normalised, with torch's random numbers."""
 
-    def __init__(self, images: np.ndarray, labels: np.ndarray, *, augment: bool, trivial: bool = False) -> None:
-        self.images, self.labels = images, labels  # uint8 [N, H, W, C], int [N]
-        self.augment = augment
-        self.pipeline = PillowPipeline(MEAN, STD, trivial=trivial)
+    def __init__(self, images: np.ndarray, labels: np.ndarray, *, augment: bool) -> None:
+        self.images, self.labels, self.augment = images, labels, augment  # uint8 [N, H, W, C], int [N]
 
     def __len__(self) -> int:
         return len(self.images)
 
     def __getitem__(self, number: int) -> tuple[Tensor, int]:
-        array = self.images[number]
-        pixels = self.pipeline(array[None])[0] if self.augment else array * self.pipeline.scale + self.pipeline.shift
-        return torch.from_numpy(pixels).permute(2, 0, 1).contiguous(), int(self.labels[number])
+        image = Image.fromarray(self.images[number])
+        if self.augment:
+            image = self._augmented(image)
+        pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous().float().div(255)
+        mean, std = torch.tensor(MEAN)[:, None, None], torch.tensor(STD)[:, None, None]
+        return pixels.sub_(mean).div_(std), int(self.labels[number])
+
+    @staticmethod
+    def _augmented(image: Image.Image) -> Image.Image:
+        width, height = image.size
+        padded = ImageOps.expand(image, border=PADDING, fill=0)
+        top, left = (int(torch.randint(2 * PADDING + 1, (1,))) for _ in range(2))
+        image = padded.crop((left, top, left + width, top + height))
+        if torch.rand(1) < 0.5:
+            image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+        operation = OPERATIONS[int(torch.randint(len(OPERATIONS), (1,)))]
+        strength = float(torch.linspace(0, 1, BINS)[int(torch.randint(BINS, (1,)))])
+        return apply_operation(image, operation, strength, 1 if torch.rand(1) < 0.5 else -1)
 
 
 class Reference:
     """The networks and their training; `width` and `dim` as of the backbone compared with."""
 
     def __init__(
-        self, *, width: int, dim: int, batch: int, workers: int, trivial: bool, samples: int = 10_000,
+        self, *, width: int, dim: int, batch: int, workers: int, samples: int = 10_000,
         topology: float = 5.0, ridge: float = 0.01,
     ) -> None:  # fmt: skip
         self.backbone = ResNet18(3, width=width, bottleneck=dim)
-        self.dim, self.batch, self.workers, self.trivial = dim, batch, workers, trivial
+        self.dim, self.batch, self.workers = dim, batch, workers
         self.samples, self.topology, self.ridge = samples, topology, ridge
         self.means: list[Tensor] = []
         self.covs: list[Tensor] = []
         self.teacher: Any = None
-        self.loaders: list[Any] = []
 
     def loader(self, images: np.ndarray, labels: np.ndarray, *, augment: bool, batch: int | None = None) -> Any:
-        dataset = PillowDataset(images, labels, augment=augment, trivial=self.trivial)
+        dataset = PillowDataset(images, labels, augment=augment)
         return DataLoader(
             dataset, batch or self.batch, shuffle=augment, drop_last=augment, num_workers=self.workers,
             persistent_workers=self.workers > 0,
@@ -94,14 +108,17 @@ class Reference:
             losses.append(loss.item())
         return float(np.mean(losses))
 
+    def map(self, old: Tensor) -> Tensor:
+        """Anchor and residual."""
+        return old @ self.weight.T + self.bias + self.residual(old)
+
     def loss(self, images: Tensor, labels: Tensor) -> Tensor:
         new = self.backbone(images)
         loss = cross_entropy(self.head(new), labels)
         if self.teacher is not None:
             with torch.no_grad():
                 old = self.teacher(images)
-            moved = old @ self.weight.T + self.bias + self.residual(old)
-            loss = loss + self.topology * (mse_loss(moved, new.detach()) + mse_loss(self.distiller(new), old))
+            loss = loss + self.topology * (mse_loss(self.map(old), new.detach()) + mse_loss(self.distiller(new), old))
         if len(new) > self.dim:
             lower = torch.linalg.cholesky(torch.cov(new.T) + 1e-4 * torch.eye(self.dim))
             loss = loss - lower.diagonal().clamp(max=1.0).mean()
@@ -124,15 +141,14 @@ class Reference:
         """Carry the old classes, one by one; then the statistics of the new ones, one by one."""
         self.backbone.eval()
         if self.teacher is not None:
-            self.means, self.covs = push_forward(
-                self.means, self.covs, lambda old: old @ self.weight.T + self.bias + self.residual(old), self.samples
-            )
+            moved = push_forward(torch.stack(self.means), torch.stack(self.covs), self.map, self.samples)
+            self.means, self.covs = list(moved[0]), list(moved[1])
         for number in np.unique(labels):
             chosen = images[labels == number]
             loader = self.loader(chosen, labels[labels == number], augment=False)
             features = torch.cat([self.backbone(view) for batch, _ in loader for view in (batch, batch.flip(3))])
             self.means.append(features.mean(0))
-            self.covs.append(torch.cov(features.T))
+            self.covs.append(torch.cov(features.T) + 1e-4 * torch.eye(self.dim))
         self.teacher = None
 
     @torch.no_grad()

@@ -317,12 +317,17 @@ def build_method(
 
 
 def compile_backbone(backbone: nn.Module, device: torch.device) -> None:
-    """Have the backbone compiled at its first call, or say why it cannot be."""
+    """Have the backbone compiled when training first calls it, or say why it cannot be.
+
+    In eval mode it runs as it is: batches of other sizes and modes would each be compiled again.
+    """
     if ranks.world() > 1:
         raise UserError("compile=true is for runs of one process; leave it out with several")
     if device.type == "cpu" and not any(shutil.which(name) for name in ("c++", "g++", "clang++")):
         raise UserError("compile=true needs a C++ compiler (g++ or clang++) on the PATH")
-    backbone.compile()
+    plain = backbone._call_impl
+    compiled = torch.compile(plain)
+    backbone._compiled_call_impl = lambda images: compiled(images) if backbone.training else plain(images)
 
 
 def _with_prefix(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:

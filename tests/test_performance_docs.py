@@ -1,0 +1,153 @@
+"""The pages on performance say what the benchmarks wrote, and the cost model counts what the code does."""
+
+import importlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parent.parent
+Load = Callable[[str], ModuleType]
+
+
+@pytest.fixture
+def load(monkeypatch: pytest.MonkeyPatch) -> Load:
+    for folder in ("benchmarks", "tools"):
+        monkeypatch.syspath_prepend(ROOT / folder)
+    return importlib.import_module
+
+
+def test_the_pages_are_up_to_date(load: Load) -> None:
+    performance = load("performance")
+    for name, parts in performance.sections(performance.RESULTS).items():
+        page = (ROOT / "docs" / name).read_text(encoding="utf-8")
+        assert page == performance.filled(page, parts), "run python tools/performance.py"
+        assert "<!-- /" in page
+
+
+def test_a_missing_result_is_named_with_the_command_that_makes_it(load: Load, tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match=r"no .*startup\.json: run python benchmarks/run\.py startup"):
+        load("performance").sections(tmp_path)
+    (tmp_path / "startup.json").write_text(json.dumps({"results": {}}), encoding="utf-8")
+    with pytest.raises(SystemExit, match="older kind"):
+        load("performance").sections(tmp_path)
+
+
+def test_a_target_that_was_missed_is_shown(load: Load) -> None:
+    performance = load("performance")
+    result: dict[str, Any] = {"what": "x", "unit": "MB", "ours": 1234.5, "reference": None, "ratio": None}
+    none: dict[str, Any] = {"results": []}
+    wholes = dict.fromkeys(performance.COMPARED, none) | {
+        "scoring": {"results": [{**result, "target": "ours ≤ 1 MB", "met": False}]}
+    }
+    assert performance.comparisons(wholes).splitlines()[2] == (
+        "| x (`scoring`) | 1 234 MB | – | – | ours ≤ 1 MB | **no** |"
+    )
+
+
+def test_numbers_for_people(load: Load) -> None:
+    performance = load("performance")
+    assert [performance.duration(each) for each in (7200, 90, 0.25, 2e-6)] == ["2 h", "1.5 min", "250 ms", "2 µs"]
+    assert [performance.size(each) for each in (12, 8_576, 3.3e9)] == ["12 B", "8.58 kB", "3.3 GB"]
+
+
+# the cost model
+
+
+def test_a_line_is_fitted_exactly_and_cannot_slope_down(load: Load) -> None:
+    costs = load("costs")
+    works = [{"once": 1, "operations": amount} for amount in (1e9, 2e9, 4e9)]
+    coefficients = costs.fit(works, [3.0, 5.0, 9.0])
+    assert coefficients == pytest.approx({"once": 1.0, "operations": 2e-9})
+    assert costs.predict(coefficients, {"once": 1, "operations": 8e9}) == pytest.approx(17)
+    assert costs.fit(works, [9.0, 5.0, 3.0])["operations"] == 0
+
+
+def test_the_largest_is_predicted_from_the_others(load: Load) -> None:
+    costs = load("costs")
+    works = [{"once": 1, "bytes": amount} for amount in (1, 2, 10)]
+    part = costs.Component("some", "s", ["a", "b", "c"], works, [1.0, 2.0, 20.0])
+    assert part.held_out() == {
+        "configuration": "c", "measured": 20.0, "predicted": pytest.approx(10.0), "error_percent": pytest.approx(-50.0),
+    }  # fmt: skip
+
+
+def test_operations_of_the_full_network(load: Load) -> None:
+    """ResNet-18 at 224 pixels has 1.81 · 10⁹ products an image (He et al., 2016, Table 1: 1.8 · 10⁹)."""
+    costs = load("costs")
+    net = costs.Network(64, 224, "7x7", 512)
+    once = costs.forward_work(net, images=1)["operations"]
+    assert once / 2 == pytest.approx(1.814e9, rel=1e-3)
+    both = costs.step_work(net, batch=2, new_classes=100)["operations"] / 2
+    maps = 3 * 2 * 4 * 32 * 512**2  # forward and backward of two maps, 4·32·S² operations forward
+    no_gradient_of_inputs = 2 * 3 * 49 * 64 * 112**2 + 2 * 32 * 512**2  # of the images, and of the residual's inputs
+    head = 3 * 2 * 512 * 100
+    assert both == pytest.approx(4 * once + maps + head - no_gradient_of_inputs, rel=1e-3)
+
+
+def test_memory_of_backward_by_hand(load: Load) -> None:
+    """The last layer keeps its inputs: a batch more adds what an image adds."""
+    costs = load("costs")
+    net = costs.Network(4)
+    one, two = (costs.kept_for_backward(net, batch=batch) for batch in (8, 16))
+    norms = 2 * 4 * sum(costs.channels(net))  # mean and deviation of every channel, whatever the batch
+    assert two - one == pytest.approx(one - norms, rel=0.01)
+
+
+def test_bytes_between_processes_by_hand(load: Load) -> None:
+    """Of a sum over W = 8 processes each sends 2·7/8; S = 64, 20 batch-norm layers of 300 channels in all."""
+    costs = load("costs")
+    net = costs.Network(4)
+    assert sum(costs.channels(net)) == 4 * 5 + 8 * 5 + 16 * 5 + 32 * 5
+    sent = costs.traffic(net, processes=8, new_classes=10, seen_classes=100, test_images=1000)
+    assert sent["step"]["gradients"] == 1.75 * 4 * costs.parameters(net, new_classes=10)
+    assert sent["step"]["batch norm"] == 1.75 * 4 * 2 * (2 * 300 + 20)
+    assert sent["step"]["anti-collapse"] == 1.75 * 4 * (1 + 2 * (64 + 64**2))
+    assert sent["refresh"]["anchor moments"] == 1.75 * 8 * (1 + 128 + 128**2)
+    assert sent["task"]["class moments"] == 1.75 * 8 * 10 * (1 + 64 + 64**2)
+    assert sent["task"]["test scores"] == 7 / 8 * 1000 * 100 * 8
+    alone = costs.traffic(net, processes=1, new_classes=10, seen_classes=100, test_images=1000)
+    assert alone["step"] == dict.fromkeys(alone["step"], 0)
+
+
+def test_parameters_are_those_a_task_trains(load: Load) -> None:
+    from gatf.config import load_config
+    from gatf.data.loader import TaskInfo
+    from gatf.experiment import build_method
+
+    costs = load("costs")
+    method = build_method(load_config("cifar100-cpu", overrides={"backbone.width": 4}), (3, 32, 32))
+    for task in range(2):
+        info = TaskInfo(task, 10 * task, 10, 100)
+        method.begin_task(info)
+        trained = sum(p.numel() for module in method.phases(info)[0].modules.values() for p in module.parameters())
+        assert costs.parameters(costs.Network(4), new_classes=10, first=task == 0) == trained
+
+
+@pytest.mark.parametrize("kind", ["full", "lowrank", "diag", "shared"])
+def test_bytes_a_class_are_those_of_the_tensors(load: Load, kind: str) -> None:
+    outlook, scaling = load("outlook"), load("scaling")
+    found = scaling.sizes_of(kind, 16)
+    assert found["kept"] == outlook.bytes_kept(kind, dim=16)
+    assert found["read"] == outlook.bytes_read(kind, dim=16)
+
+
+def test_seconds_on_a_device(load: Load) -> None:
+    device = load("outlook").Device(operations=10.0, doubles=2.0, written=5.0, sent=1.0)
+    assert device.seconds({"once": 1, "operations": 30.0, "bytes": 10.0}) == 5
+    assert device.seconds({"operations": 30.0}, double=True) == 15
+
+
+def test_one_image_reaches_its_limit(load: Load) -> None:
+    """Diagonals of S = 64: 8·(2·64 + 1) bytes a class and image, at 1 GB/s and 1 ms once."""
+    outlook = load("outlook")
+    fitted = {"scoring one image, diag": {"once": 1e-3, "bytes": 1e-9}}
+    assert outlook._image_limit(fitted, "diag", 64) == pytest.approx((0.1 - 1e-3) / (8 * 129e-9))
+
+
+def test_counting_makes_no_tensors(load: Load) -> None:
+    assert {p.device for p in load("costs").build(load("costs").Network(64)).parameters()} == {torch.device("meta")}

@@ -1,0 +1,367 @@
+"""Write the tables of docs/performance.md and docs/scaling.md from benchmarks/results/*.json.
+
+python tools/performance.py            after `make bench`
+"""
+
+import argparse
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from update_docs import replace_between
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+PICTURE = ROOT / "docs" / "img" / "pushforward.svg"
+COMPARED = (
+    "startup", "augment", "decode", "training", "refresh", "anchor", "pushforward", "scoring", "compiling", "memory",
+    "whole_run",
+)  # fmt: skip
+"""Benchmarks whose results are lines of the table; `covariance` and `scaling` have tables of their own."""
+KINDS = ("full", "lowrank", "diag", "shared")
+PICTURED = 0.3
+"""Size of the residual whose error curve is drawn."""
+Whole = dict[str, Any]
+
+
+def read(name: str, results: Path) -> Whole:
+    """What a benchmark wrote."""
+    path = results / f"{name}.json"
+    try:
+        whole: Whole = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise SystemExit(f"there is no {path}: run python benchmarks/run.py {name}") from None
+    if "environment" not in whole:
+        raise SystemExit(f"{path} is of an older kind: run python benchmarks/run.py {name}")
+    return whole
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """Few digits, thousands apart; nothing is a dash."""
+    if value is None:
+        return "–"
+    if abs(value) >= 100:
+        return f"{value:,.0f}".replace(",", " ")
+    return f"{value:.{digits}g}" if abs(value) >= 1e-3 or value == 0 else f"{value:.1e}"
+
+
+def size(count: float) -> str:
+    """Bytes for people."""
+    for unit, one in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= one:
+            return f"{number(count / one)} {unit}"
+    return f"{count:.0f} B"
+
+
+def duration(seconds: float) -> str:
+    """A time for people."""
+    for unit, one in (("h", 3600.0), ("min", 60.0), ("s", 1.0), ("ms", 1e-3)):
+        if seconds >= one:
+            return f"{number(seconds / one)} {unit}"
+    return f"{number(seconds * 1e6)} µs"
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """The first column is text, the others are numbers."""
+    lines = ["| " + " | ".join(head) + " |", "|---|" + "---:|" * (len(head) - 1)]
+    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)]) + "\n"
+
+
+# docs/performance.md
+
+
+def machine(wholes: dict[str, Whole]) -> str:
+    """What the numbers were measured on, and which come from quick runs."""
+    environments = {name: whole["environment"] for name, whole in wholes.items()}
+    first = next(iter(environments.values()))
+    facts = [("processor", first["processor"]), ("processors", str(first["processors"])), ("system", first["system"])]
+    packages: dict[str, str] = {}
+    for each in environments.values():
+        packages |= {name: value for name, value in each.items() if name not in NOT_PACKAGES}
+    facts.append(("versions", ", ".join(f"{name} {value}" for name, value in packages.items())))
+    threads: dict[int, list[str]] = {}
+    for name, each in environments.items():
+        threads.setdefault(each["threads"], []).append(name)
+    facts.append(("threads", "; ".join(f"{count}: {', '.join(names)}" for count, names in sorted(threads.items()))))
+    quick = [name for name, whole in wholes.items() if whole["quick"]]
+    if quick:
+        facts.append(("from quick runs, not to be quoted", ", ".join(quick)))
+    return "| machine | |\n|---|---|\n" + "".join(f"| {name} | {value} |\n" for name, value in facts)
+
+
+NOT_PACKAGES = ("system", "processor", "processors", "threads")
+
+
+def comparisons(wholes: dict[str, Whole]) -> str:
+    """Every result of every benchmark, a line each."""
+    rows = []
+    for name in COMPARED:
+        for result in wholes[name]["results"]:
+            unit = f" {result['unit']}" if result["unit"] else ""
+            ours, reference = (
+                number(result[side]) + (unit if result[side] is not None else "") for side in ("ours", "reference")
+            )
+            met = {True: "yes", False: "**no**", None: ""}[result["met"]]
+            ratio = "–" if result["ratio"] is None else f"{result['ratio']:.3g}"
+            target = "" if result["target"] == "none" else result["target"]
+            rows.append((f"{result['what']} (`{name}`)", ours, reference, ratio, target, met))
+    return table(("what", "ours", "reference", "× better", "target", "met"), rows)
+
+
+def profile(training: Whole) -> str:
+    rows = [(f"`{row['operation']}`", f"{row['percent']:.1f}", number(row["calls"])) for row in training["profile"]]
+    return table(("operation", "% of the time", "calls an epoch"), rows)
+
+
+def curves(pushforward: Whole) -> list[tuple[str, dict[str, dict[str, dict[str, float]]]]]:
+    """Name and error curve of every size of the residual: kind of draws → samples → errors."""
+    return [(result["what"], result["error_curve"]) for result in pushforward["results"] if "error_curve" in result]
+
+
+def errors(pushforward: Whole) -> str:
+    """Errors of covariances in per cent: a row a number of samples, and for each residual a column a kind of draws."""
+    found = [(what.split("g = ")[1].split(",")[0], curve) for what, curve in curves(pushforward)]
+    kinds = list(found[0][1])
+    head = ["samples", *(f"{kind}, g = {residual}" for residual, _ in found for kind in kinds)]
+    rows = []
+    for count in found[0][1][kinds[0]]:
+        cells = [curve[kind].get(count, {}).get("cov") for _, curve in found for kind in kinds]
+        rows.append((number(float(count)), *(number(None if cell is None else 100 * cell, 2) for cell in cells)))
+    return table(head, rows)
+
+
+def draw(pushforward: Whole, path: Path) -> None:
+    """The error curve of one residual, both axes logarithmic."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    matplotlib.rcParams["svg.hashsalt"] = "gatf"
+    from matplotlib import pyplot
+
+    curve = next(curve for what, curve in curves(pushforward) if f"g = {PICTURED}," in what)
+    figure, axes = pyplot.subplots(figsize=(6, 3.5), layout="constrained")
+    for kind, by_count in curve.items():
+        counts = sorted(by_count, key=int)
+        axes.loglog([int(each) for each in counts], [100 * by_count[each]["cov"] for each in counts], "o-", label=kind)
+    axes.set(xlabel="samples a class", ylabel="error of covariances, %")
+    axes.grid(visible=True, which="both", alpha=0.2)
+    axes.legend(frameon=False)
+    figure.savefig(path, metadata={"Date": None})
+    pyplot.close(figure)
+
+
+def memory(whole: Whole) -> str:
+    """Memory as each task begins."""
+    columns = [("tensors alive, MB", whole["living_megabytes"]), ("resident, MB", whole["resident_megabytes"])]
+    shown = sorted({*range(0, whole["tasks"], 5), 1, 2, whole["tasks"] - 1})
+    rows = [(name, *(f"{values[task]:.1f}" for task in shown)) for name, values in columns]
+    return table(("as a task begins", *(f"task {task}" for task in shown)), rows)
+
+
+def compiling(whole: Whole) -> str:
+    (result,) = whole["results"]
+    even = result["break_even_steps"]
+    rows = [
+        ("a step, eager", duration(result["reference"])),
+        ("a step, compiled", duration(result["ours"])),
+        ("compiling", duration(result["compile_seconds"])),
+        ("earned after", "never" if even is None else f"{number(even)} steps"),
+    ]
+    return table(("", f"batch {whole['batch']}"), rows)
+
+
+def covariances(whole: Whole) -> str:
+    rows = []
+    for data, kinds in whole["results"].items():
+        for kind, row in kinds.items():
+            last, along = (f"{row[name]['mean']:.1f} ± {row[name]['std']:.1f}" for name in ("a_last", "a_inc"))
+            seeds = str(len(row["a_last"]["values"]))
+            rows.append(
+                (f"{data}, `{kind}`", seeds, last, along, number(row["bytes_per_class"]), number(row["seconds"]))
+            )
+    return table(("data and kind", "seeds", "A_last %", "A_inc %", "bytes a class", "seconds a run"), rows)
+
+
+# docs/scaling.md
+
+
+def model(scaling: Whole) -> str:
+    rows = []
+    for part in scaling["components"]:
+        shown = duration if part["unit"] == "s" else size
+        largest = part["held_out"]
+        terms = " + ".join(_term(name, value, shown) for name, value in part["coefficients"].items() if value > 0)
+        rows.append((
+            part["name"], terms, f"{part['median_error_percent']:.0f}", f"{part['worst_error_percent']:.0f}",
+            f"{largest['configuration']}: {shown(largest['measured'])}", f"{largest['error_percent']:+.0f}",
+        ))  # fmt: skip
+    head = (
+        "part",
+        "fitted cost",
+        "median error %",
+        "worst %",
+        "largest, measured",
+        "predicted from the others, error %",
+    )
+    return table(head, rows)
+
+
+PER = {
+    "operations": (1e9, "10⁹ operations"),
+    "bytes": (1e9, "GB"),
+    "squares": (1e6, "10⁶ S²"),
+    "cubes": (1e6, "10⁶ S³"),
+}
+
+
+def _term(name: str, value: float, shown: Any) -> str:
+    if name == "once":
+        return str(shown(value))
+    if name == "bytes" and shown is size:
+        return f"{value:.2f} × counted bytes"
+    one, unit = PER[name]
+    return f"{shown(value * one)}/{unit}"
+
+
+def whole_run(scaling: Whole) -> str:
+    checked = scaling.get("whole_run")
+    if checked is None:
+        return "A quick run does not check the sum.\n"
+    return (
+        f"{checked['what']}: measured {duration(checked['measured'])}, predicted {duration(checked['predicted'])} "
+        f"({checked['error_percent']:+.0f} %).\n"
+    )
+
+
+def bytes_a_class(scaling: Whole) -> str:
+    rows = [
+        (f"`{row['kind']}`, S = {row['dim']}", number(row["kept"]), number(row["read"]))
+        for row in scaling["bytes_a_class"]
+    ]
+    return table(("covariance", "kept, bytes a class", "more while scoring"), rows)
+
+
+def traffic(scaling: Whole) -> str:
+    jobs = scaling["imagenet"]
+    rows = []
+    for when in ("step", "refresh", "task"):
+        for what in jobs[0]["bytes_sent"][when]:
+            rows.append((f"each {when}: {what}", *(size(job["bytes_sent"][when][what]) for job in jobs)))
+    for link in jobs[0]["exchange_percent"]:
+        cells = (f"{job['exchange_percent'][link]:.0f} %" for job in jobs)
+        rows.append((f"part of a step's time, {link}", *cells))
+    return table(("a process sends", *(f"S = {job['dim']}" for job in jobs)), rows)
+
+
+def imagenet(scaling: Whole) -> str:
+    jobs = scaling["imagenet"]
+    rows = [("parameters trained", *(f"{job['trained_parameters'] / 1e6:.1f} M" for job in jobs))]
+    rows.append(("images a second, all GPUs", *(number(job["images_a_second"]) for job in jobs)))
+    rows += [(name, *(duration(3600 * job["hours"][name]) for job in jobs)) for name in jobs[0]["hours"]]
+    rows.append(("**in all**", *(f"**{duration(3600 * job['hours_in_all'])}**" for job in jobs)))
+    rows += [
+        (f"memory of a process: {name}", *(size(job["bytes_a_process"][name]) for job in jobs))
+        for name in jobs[0]["bytes_a_process"]
+    ]
+    return table(("", *(f"S = {job['dim']}, batch {job['batch']}" for job in jobs)), rows)
+
+
+def decoding(scaling: Whole, decode: Whole) -> str:
+    """Cores that keep the GPUs of the ImageNet prediction busy."""
+    slowest = min(result["ours"] for result in decode["results"])
+    wanted = max(job["images_a_second"] for job in scaling["imagenet"])
+    return (
+        f"A core of this machine decodes {number(slowest)} JPEG photos a second: {number(wanted)} images a second take "
+        f"{number(wanted / slowest, 2)} such cores (`data.workers` a process).\n"
+    )
+
+
+def many_classes(scaling: Whole) -> str:
+    rows = []
+    for row in scaling["many_classes"]:
+        rows.append((
+            f"`{row['kind']}`, S = {row['dim']}", size(row["bytes_kept"]), size(row["bytes_read"]),
+            duration(row["seconds_alone"]), duration(row["seconds_in_batch"]), duration(row["transport_here"]),
+            duration(row["transport_gpu"]),
+        ))  # fmt: skip
+    head = (
+        "covariance", "kept", "more while scoring", "one image here", "an image of 256 here", "transport a task, here",
+        "transport a task, GPU",
+    )  # fmt: skip
+    return table(head, rows)
+
+
+def walls(scaling: Whole) -> str:
+    rows = [
+        (f"{row['what']}, S = {row['dim']}", *(number(float(f"{row['classes'][kind]:.2g}")) for kind in KINDS))
+        for row in scaling["walls"]
+    ]
+    return table(("what happens", *(f"`{kind}`" for kind in KINDS)), rows)
+
+
+def assumptions(scaling: Whole) -> str:
+    assumed = scaling["assumptions"]
+    gpu = assumed["gpu"]
+    rows = [
+        ("GPUs, one process each", str(assumed["processes"])),
+        ("float32 operations a second", f"{gpu['operations'] / 1e12:g} × 10¹²"),
+        ("float64 operations a second", f"{gpu['doubles'] / 1e12:g} × 10¹²"),
+        ("bytes written a second", size(gpu["written"])),
+        ("bytes sent a second, within a node", size(gpu["sent"])),
+        ("bytes sent a second, between nodes", size(assumed["ethernet"])),
+        ("samples a class in transport", number(assumed["samples"])),
+    ]
+    return table(("assumed, not measured", "value"), rows)
+
+
+# all of it
+
+
+def sections(results: Path) -> dict[str, dict[str, str]]:
+    """Page → marker → what stands between."""
+    wholes = {name: read(name, results) for name in (*COMPARED, "covariance", "scaling")}
+    scaling = wholes["scaling"]
+    return {
+        "performance.md": {
+            "machine": machine(wholes),
+            "comparisons": comparisons(wholes),
+            "profile": profile(wholes["training"]),
+            "errors": errors(wholes["pushforward"]),
+            "memory": memory(wholes["memory"]),
+            "compiling": compiling(wholes["compiling"]),
+            "covariances": covariances(wholes["covariance"]),
+        },
+        "scaling.md": {
+            "model": model(scaling),
+            "whole-run": whole_run(scaling),
+            "bytes": bytes_a_class(scaling),
+            "assumptions": assumptions(scaling),
+            "imagenet": imagenet(scaling),
+            "decoding": decoding(scaling, wholes["decode"]),
+            "traffic": traffic(scaling),
+            "many-classes": many_classes(scaling),
+            "walls": walls(scaling),
+        },
+    }
+
+
+def filled(page: str, parts: dict[str, str]) -> str:
+    """A page with its generated parts replaced."""
+    for name, content in parts.items():
+        page = replace_between(page, name, content)
+    return page
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the JSON files")
+    results: Path = parser.parse_args().results
+    for name, parts in sections(results).items():
+        path = ROOT / "docs" / name
+        path.write_text(filled(path.read_text(encoding="utf-8"), parts), encoding="utf-8")
+    draw(read("pushforward", results), PICTURE)
+
+
+if __name__ == "__main__":
+    main()
