@@ -83,6 +83,15 @@ def gather_rows(rows: Tensor) -> Tensor:
     return torch.cat([part[: int(count)] for part, count in zip(gathered, counts, strict=True)])
 
 
+def gather_list(items: list[Any]) -> list[Any]:
+    """The items of all processes, in their order; tensors among them on the CPU."""
+    if world() == 1:
+        return items
+    gathered: list[Any] = [None] * world()
+    dist.all_gather_object(gathered, items)
+    return [item for items in gathered for item in items]
+
+
 @torch.no_grad()
 def take_from_first(tensors: Iterable[Tensor]) -> None:
     """Overwrite the tensors with those of the first process, so that rounding cannot let the processes drift apart."""

@@ -70,7 +70,7 @@ class GaussianMemory(Growing):
 
     def set(self, stored: gaussians.Gaussians) -> None:
         """Replace all classes."""
-        parts = (stored[chunk.start : chunk.stop] for chunk in self._chunks(len(stored)))
+        parts = (stored[chunk.start : chunk.stop] for chunk in self._chunks(slice(0, len(stored))))
         self._join([(part.means, self.storage.encode(part.covs)) for part in parts])
 
     def move_means(self, mapping: Callable[[Tensor], Tensor], *, dtype: torch.dtype = torch.float32) -> None:
@@ -78,11 +78,11 @@ class GaussianMemory(Growing):
         self.means = mapping(self.means.to(dtype)).float()
         self._readout = None
 
-    def _chunks(self, classes: int, *, multiple: int = 1) -> Iterator[range]:
+    def _chunks(self, classes: slice, *, multiple: int = 1) -> Iterator[range]:
         """Consecutive classes, a multiple of so many at a time; one empty chunk where there is no class."""
         size = multiple * max(1, CHUNK_ELEMENTS // (multiple * self.dim**2))
-        for start in range(0, max(classes, 1), size):
-            yield range(start, min(start + size, classes))
+        for start in range(classes.start, max(classes.stop, classes.start + 1), size):
+            yield range(start, min(start + size, classes.stop))
 
     def _some(self, classes: range) -> gaussians.Gaussians:
         means = self.means[classes.start : classes.stop].double()
@@ -96,7 +96,7 @@ class GaussianMemory(Growing):
         means = [means for means, _ in parts]
         joined = self.storage.join([kept for _, kept in parts], [len(some) for some in means])
         for name, tensor in {"means": torch.cat(means), **joined}.items():
-            setattr(self, name, tensor.float())
+            setattr(self, name, tensor.float().to(self.means.device))
         self._readout = None
 
     def learn(self, net: nn.Module, data: TaskData, *, shrink: float = 0.0, diagonal: bool = False) -> None:
@@ -114,22 +114,26 @@ class GaussianMemory(Growing):
     ) -> dict[str, float]:  # fmt: skip
         """Push every stored Gaussian through a map: draw, map, re-estimate mean and covariance (AdaGauss Alg. 1).
 
-        Returns how many covariances had to be repaired before they could be factorised.
+        Each process of a run moves its part of the classes. Returns how many covariances had to be repaired before they
+        could be factorised.
         """
         draws = generator(self.seed, "transport", task)
         noise = gaussians.white_noise(samples, self.dim, generator=draws, matched=matched, device=self.means.device)
-        moved, repairs = [], {"jittered": 0.0, "clipped": 0.0}
-        for chunk in self._chunks(len(self), multiple=max(1, CHUNK_ROWS // samples)):
+        moved, repaired = [], torch.zeros(2)
+        divided = len(self) >= ranks.world()
+        for chunk in self._chunks(ranks.part(len(self)), multiple=max(1, CHUNK_ROWS // samples)):
             stored = self._some(chunk)
             factor = spd.cholesky(stored.covs)
-            repairs["jittered"] += float((factor.jitter > 0).sum())
-            repairs["clipped"] += float(factor.clipped.sum())
+            repaired += torch.stack([(factor.jitter > 0).sum(), factor.clipped.sum()]).cpu()
             pushed = gaussians.push_forward(
                 stored, mapping, noise=noise, chunk_rows=CHUNK_ROWS, factor=factor, dtype=dtype
             )
             moved.append((pushed.means, self.storage.encode(_limited(pushed.covs, shrink, diagonal))))
+        if divided and ranks.world() > 1:
+            moved = ranks.gather_list([(means.cpu(), _on(kept, "cpu")) for means, kept in moved])
+            repaired = ranks.total(repaired.to(self.means.device)).cpu()
         self._join(moved)
-        return repairs
+        return {"jittered": float(repaired[0]), "clipped": float(repaired[1])}
 
     def scores(self, features: Tensor) -> Tensor:
         """[B, classes]: minus the distance of the chosen rule, or the logits of `linear`."""
@@ -163,6 +167,10 @@ class GaussianMemory(Growing):
     def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *args: Any) -> None:
         self._readout = None
         super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+def _on(kept: Kept, device: str) -> Kept:
+    return {name: tensor.to(device) for name, tensor in kept.items()}
 
 
 def _limited(covariances: Tensor, shrink: float, diagonal: bool) -> Tensor:
