@@ -13,6 +13,7 @@ test: $(VENV)/.installed-dev lint
 
 bench: $(VENV)/.installed-dev
 	$(VENV)/bin/python benchmarks/run.py
+	$(VENV)/bin/python tools/performance.py
 
 lint: $(VENV)/.installed-dev
 	$(VENV)/bin/ruff check .

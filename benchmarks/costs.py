@@ -9,6 +9,7 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -46,6 +47,7 @@ def build(net: Network) -> ResNet18:
         return ResNet18(width=net.width, stem=net.stem, bottleneck=net.dim)
 
 
+@cache
 def backbone_parameters(net: Network) -> int:
     return sum(parameter.numel() for parameter in build(net).parameters())
 
@@ -59,9 +61,10 @@ def parameters(net: Network, *, new_classes: int, first: bool = False) -> int:
     return backbone + new_classes * (net.dim + 1) + 2 * (2 * hidden * net.dim + hidden + net.dim)
 
 
-def channels(net: Network) -> list[int]:
+@cache
+def channels(net: Network) -> tuple[int, ...]:
     """Of every batch-norm layer."""
-    return [module.num_features for module in build(net).modules() if isinstance(module, nn.BatchNorm2d)]
+    return tuple(module.num_features for module in build(net).modules() if isinstance(module, nn.BatchNorm2d))
 
 
 class _Written(TorchDispatchMode):
@@ -78,6 +81,7 @@ class _Written(TorchDispatchMode):
         return out
 
 
+@cache
 def step_work(net: Network, *, batch: int, new_classes: int, first: bool = False) -> Work:
     """One step: student forward and backward; after the first task also the teacher forward and both maps."""
     student, teacher = build(net), build(net).eval()
@@ -96,15 +100,22 @@ def step_work(net: Network, *, batch: int, new_classes: int, first: bool = False
     return {"once": 1, "operations": counter.get_total_flops(), "bytes": written.bytes}
 
 
-def forward_work(net: Network, *, images: int, networks: int = 1) -> Work:
-    """Images through so many frozen networks."""
+@cache
+def _forward_once(net: Network) -> tuple[int, int]:
+    """Operations and bytes of one image."""
     frozen, image = build(net).eval(), torch.empty(1, 3, net.pixels, net.pixels, device="meta")
     with FlopCounterMode(display=False) as counter, _Written() as written, torch.no_grad():
         frozen(image)
-    passes = images * networks
-    return {"once": 1, "operations": counter.get_total_flops() * passes, "bytes": written.bytes * passes}
+    return counter.get_total_flops(), written.bytes
 
 
+def forward_work(net: Network, *, images: int, networks: int = 1) -> Work:
+    """Images through so many frozen networks."""
+    operations, written = _forward_once(net)
+    return {"once": 1, "operations": images * networks * operations, "bytes": images * networks * written}
+
+
+@cache
 def kept_for_backward(net: Network, *, batch: int) -> int:
     """Bytes of activations that autograd holds between the student's forward and backward."""
     student = build(net)

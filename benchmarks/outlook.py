@@ -6,12 +6,14 @@ overlap.
 """
 
 from dataclasses import asdict, dataclass
+from functools import cache
 from typing import Any
 
 import costs
 from costs import Network, Work
 
 KINDS = ("full", "lowrank", "diag", "shared")
+DIMS = (64, 128)
 RANK = 8
 SAMPLES = 10_000
 
@@ -75,6 +77,7 @@ CPU_RECIPE = Job(Network(16), classes=100, tasks=10, images=20_000, test_images=
 """recipes/cifar100-cpu.yaml."""
 
 
+@cache
 def on_gpus(job: Job) -> dict[str, Any]:
     """Hours, memory and traffic of a run on `PROCESSES` of `GPU`; old Gaussians are carried by every process alike."""
     share = job.batch // PROCESSES
@@ -236,5 +239,13 @@ def _transport_a_class(fitted: dict[str, Work], kind: str, dim: int) -> float:
     return seconds
 
 
-def assumptions() -> dict[str, Any]:
-    return {"gpu": asdict(GPU), "ethernet": ETHERNET, "processes": PROCESSES, "samples": SAMPLES, "rank": RANK}
+def everything(fitted: dict[str, Work]) -> dict[str, Any]:
+    """All that is said, with what it rests on."""
+    return {
+        "assumptions": {
+            "gpu": asdict(GPU), "ethernet": ETHERNET, "processes": PROCESSES, "samples": SAMPLES, "rank": RANK
+        },
+        "imagenet": [on_gpus(imagenet(dim)) for dim in (64, 512)],
+        "many_classes": [row for dim in DIMS for row in many_classes(fitted, classes=100_000, dim=dim)],
+        "walls": [row for dim in DIMS for row in walls(fitted, dim)],
+    }  # fmt: skip

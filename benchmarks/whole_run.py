@@ -1,9 +1,10 @@
 """Wall time of a whole run: five tasks of CIFAR-100, 100 images a class, training to evaluation.
 
-    python benchmarks/whole_run.py [--quick] [--data-root FOLDER] [--out benchmarks/results/whole_run.json]
+    python benchmarks/whole_run.py [--quick] [--out benchmarks/results/whole_run.json]
 
-CIFAR-100 is taken from the folder given, or from where `gatf data get cifar100` put it; with --quick, or where there
-is none, random images of the same number and size stand in, which take as long. One run of each, ours first.
+CIFAR-100 is taken from the folder in GATF_BENCH_CIFAR100, or from where `gatf data get cifar100` put it; with --quick,
+or where there is none, random images of the same number and size stand in, which take as long. One run of each, ours
+first.
 """
 
 import os

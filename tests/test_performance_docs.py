@@ -37,6 +37,81 @@ def test_a_missing_result_is_named_with_the_command_that_makes_it(load: Load, tm
         load("performance").sections(tmp_path)
 
 
+@pytest.fixture
+def results(load: Load, tmp_path: Path) -> Path:
+    """What all benchmarks would write, in small."""
+    environment = {"python": "3.11", "torch": "2.6", "system": "Linux", "processor": "x", "processors": 2, "threads": 2}
+    comparison = {"what": "some", "unit": "s", "ours": 2.0, "reference": 6.0, "ratio": 3.0, "target": "ratio ≥ 2"}
+    comparison["met"] = True
+    wholes: dict[str, dict[str, Any]] = {name: {"results": [comparison]} for name in load("performance").COMPARED}
+    wholes["training"]["profile"] = [{"operation": "conv", "percent": 51.23, "calls": 40}]
+    curve = {"loop": {"100": {"cov": 0.2}, "200": {"cov": 0.1}}, "mirrored": {"200": {"cov": 0.05}}}
+    wholes["pushforward"]["results"].append(comparison | {"what": "equal error, g = 0.3, 200", "error_curve": curve})
+    wholes["memory"] |= {"tasks": 3, "living_megabytes": [1.0, 2.0, 2.5], "resident_megabytes": [100.0, 101.0, 102.0]}
+    compiled = {"compile_seconds": 30.0, "break_even_steps": 500.0}
+    wholes["compiling"] = {"batch": 128, "results": [comparison | compiled]}
+    accuracy = {"mean": 90.0, "std": 1.5, "values": [88.5, 91.5]}
+    row = {"a_last": accuracy, "a_inc": accuracy, "bytes_per_class": 8576, "seconds": 12.0}
+    wholes["covariance"] = {"results": {"digits": {"full": row}}}
+    costs, outlook = load("costs"), load("outlook")
+    rate = {"once": 1e-3, "operations": 1e-11, "bytes": 1e-10}
+    names = ["training step", "anchor refresh, pass", "transport"]
+    names += [f"scoring {images}, {kind}" for images in ("one image", "256 images") for kind in outlook.KINDS]
+    fitted = dict.fromkeys(names, rate) | {"fitting low rank": {"once": 0.0, "squares": 0.0, "cubes": 1e-9}}
+    works = [{"once": 1, "bytes": amount * 1e9} for amount in (1, 2, 4)]
+    part = costs.Component("checkpoint", "s", ["1 GB", "2 GB", "4 GB"], works, [1.0, 2.0, 8.0])
+    sizes = [{"kind": "full", "dim": 64, "kept": 8576, "read": 33792}]
+    wholes["scaling"] = {
+        "components": [part.report()],
+        "bytes_a_class": sizes,
+        "results": [],
+        **outlook.everything(fitted),
+    }
+    for name, whole in wholes.items():
+        text = json.dumps({**whole, "quick": name == "memory", "environment": environment})
+        (tmp_path / f"{name}.json").write_text(text, encoding="utf-8")
+    return tmp_path
+
+
+def test_every_table_has_its_rows(load: Load, results: Path) -> None:
+    pages = load("performance").sections(results)
+    expected = {
+        "machine": "| from quick runs, not to be quoted | memory |",
+        "comparisons": "| some (`startup`) | 2 s | 6 s | 3 | ratio ≥ 2 | yes |",
+        "profile": "| `conv` | 51.2 | 40 |",
+        "errors": "| 100 | 20 | – |",
+        "memory": "| resident, MB | 100.0 | 101.0 | 102.0 |",
+        "compiling": "| earned after | 500 steps |",
+        "covariances": "| digits, `full` | 2 | 90.0 ± 1.5 | 90.0 ± 1.5 | 8 576 | 12 |",
+        "bytes": "| `full`, S = 64 | 8 576 | 33 792 |",
+        "assumptions": "| float32 operations a second | 15 × 10¹² |",
+        "imagenet": "| parameters trained | 11.7 M | 45.1 M |",
+        "decoding": "A core of this machine decodes 2 JPEG photos a second",
+        "traffic": "| each refresh: anchor moments | 231 kB | 14.7 MB |",
+        "many-classes": "| `full`, S = 64 | 858 MB | 3.38 GB |",
+        "walls": "| kept Gaussians take 1 GB, S = 64 | 120 000 | 390 000 | 2 000 000 | 3 900 000 |",
+        "whole-run": "does not check",
+        "model": "| 4 GB: 8 s | -50 |",
+    }
+    found = {name: text for parts in pages.values() for name, text in parts.items()}
+    assert found.keys() == expected.keys()
+    for name, line in expected.items():
+        assert line in found[name], found[name]
+
+
+def test_the_pages_have_a_place_for_every_table(load: Load, results: Path) -> None:
+    performance = load("performance")
+    for name, parts in performance.sections(results).items():
+        page = performance.filled((ROOT / "docs" / name).read_text(encoding="utf-8"), parts)
+        assert all(content in page for content in parts.values())
+
+
+def test_the_error_curve_is_drawn(load: Load, results: Path) -> None:
+    performance = load("performance")
+    performance.draw(performance.read("pushforward", results), results / "curve.svg")
+    assert "mirrored" in (results / "curve.svg").read_text(encoding="utf-8")
+
+
 def test_a_target_that_was_missed_is_shown(load: Load) -> None:
     performance = load("performance")
     result: dict[str, Any] = {"what": "x", "unit": "MB", "ours": 1234.5, "reference": None, "ratio": None}
