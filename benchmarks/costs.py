@@ -197,8 +197,9 @@ def traffic(
 
     gradients (DDP), batch-norm sums (nets/shared_norm.py: C + 1 and C numbers forward, the same backward),
     anti-collapse (methods/components.py: count, sum and scatter forward, the last two backward), anchor moments
-    (geometry/moments.py `over`, vectors of 2S, float64), class moments (methods/memory.py), scores of test images
-    (`ranks.gather_rows`, float64), what the first process overwrites (`ranks.take_from_first`).
+    (geometry/moments.py `over`, vectors of 2S, float64), class moments and Gaussians that were carried
+    (methods/memory.py, float64), scores of test images (`ranks.gather_rows`, float64), what the first process overwrites
+    (`ranks.take_from_first`).
     """
     dim, norms = net.dim, channels(net)
     sums = {
@@ -216,6 +217,7 @@ def traffic(
         "refresh": {"anchor moments": anchor},
         "task": {
             "class moments": ring(new_classes * (1 + dim + dim**2), processes=processes, size=DOUBLE),
+            "moved Gaussians": others * (seen_classes - new_classes) * (dim + dim * (dim + 1) // 2) * DOUBLE,
             "test scores": others * test_images * seen_classes * DOUBLE,
             "state from the first process": FLOAT * (backbone + gaussians),
         },

@@ -99,7 +99,7 @@ def on_gpus(job: Job) -> dict[str, Any]:
     once = GPU.seconds(costs.refresh_work(job.net, images=job.images_a_task // PROCESSES))
     hours["anchor refreshes"] = (job.tasks - 1) * (job.epochs // job.refresh) * once
     carried = sum(task * job.new for task in range(1, job.tasks))
-    hours["transport"] = GPU.seconds(costs.transport_work(carried, samples=SAMPLES, dim=job.net.dim))
+    hours["transport"] = GPU.seconds(costs.transport_work(carried // PROCESSES, samples=SAMPLES, dim=job.net.dim))
     learnt = costs.statistics_work(job.net, images=job.images // PROCESSES)
     hours["class statistics"] = GPU.seconds(learnt)
     seen = sum((task + 1) / job.tasks for task in range(job.tasks))
@@ -210,7 +210,7 @@ def walls(fitted: dict[str, Work], dim: int) -> list[dict[str, Any]]:
     job = imagenet(dim)
     result = on_gpus(job)
     per_task = 3600 * sum(result["hours"][name] for name in result["hours"] if name.startswith("later"))
-    per_class = GPU.seconds(costs.transport_work(1, samples=SAMPLES, dim=dim))
+    per_class = GPU.seconds(costs.transport_work(1, samples=SAMPLES, dim=dim)) / PROCESSES
     add(
         "transport takes as long as training, 8 GPUs, a task of ImageNet-1k",
         dict.fromkeys(KINDS, per_task / (job.tasks - 1) / per_class),

@@ -108,7 +108,7 @@ class ReferenceEpochs:
 
 def main() -> None:
     arguments = options("training", __doc__)
-    count, repeats = (4 * BATCH, 1) if arguments.quick else (8 * BATCH, 7)
+    count, repeats = (4 * BATCH, 1) if arguments.quick else (10 * BATCH, 4)
     report = Report(arguments, {"batch": BATCH, "width": WIDTH, "images": count, "reference_workers": WORKERS})
     ours, reference = Ours(count), ReferenceEpochs(count)
     turns = take_turns(reference.epoch, ours.epoch, repeats=repeats)

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from harness import Report, options, seconds
 from reference.gatf_run import Reference, run
+from scaling import random_archive
 
 from gatf.config import load_config
 from gatf.data.sources import SOURCES
@@ -28,9 +29,9 @@ def main() -> None:
     arguments = options("whole_run", __doc__)
     epochs = 1
     with tempfile.TemporaryDirectory() as place:
-        root, source = data_folder(Path(place), quick=arguments.quick)
+        data, source = data_settings(Path(place), quick=arguments.quick)
         settings = {
-            "data.root": root, "data.max_per_class": PER_CLASS, "scenario.tasks": TASKS, "scenario.order": "natural",
+            **data, "data.max_per_class": PER_CLASS, "scenario.tasks": TASKS, "scenario.order": "natural",
             "backbone.width": WIDTH, "backbone.bottleneck": DIM, "method.refresh": REFRESH,
         }  # fmt: skip
         for part in ("first", "next"):
@@ -51,28 +52,19 @@ def main() -> None:
             lambda: accuracies.extend(run(reference, train, test, tasks=TASKS, epochs=epochs, refresh=REFRESH))
         )
         report.add(
-            "whole run, 5 tasks of CIFAR-100, 100 images a class", ours=ours, reference=theirs, ratio=theirs / ours,
-            target=2.5, a_last_ours=summary["a_last"], a_last_reference=accuracies[-1],
+            f"whole run, 5 tasks of {source}, 100 images a class, {epochs} epoch", ours=ours, reference=theirs,
+            ratio=theirs / ours, target=2.5, a_last_ours=summary["a_last"], a_last_reference=accuracies[-1],
         )  # fmt: skip
         report.write("pillow", "scipy")
 
 
-def data_folder(place: Path, *, quick: bool) -> tuple[str | None, str]:
-    """Where CIFAR-100 lies, or a stand-in written there in the layout of its python version; and what it is."""
+def data_settings(place: Path, *, quick: bool) -> tuple[dict[str, object], str]:
+    """Where CIFAR-100 lies, or random images that stand in for it; and what it is."""
     root = os.environ.get("GATF_BENCH_CIFAR100")
     if not quick and SOURCES["cifar100"].missing(DataConfig(name="cifar100", root=root)) is None:
-        return root, "CIFAR-100"
-    import pickle
-
-    folder = place / "cifar-100-python"
-    folder.mkdir()
-    draws = np.random.default_rng(0)
-    for name, per_class in (("train", PER_CLASS), ("test", 10 if quick else 100)):
-        labels = np.arange(100).repeat(per_class)
-        pixels = draws.integers(0, 256, (len(labels), 3072), dtype=np.uint8)
-        (folder / name).write_bytes(pickle.dumps({b"data": pixels, b"fine_labels": labels.tolist()}, protocol=2))
-    (folder / "meta").write_bytes(pickle.dumps({b"fine_label_names": [f"class {n}".encode() for n in range(100)]}, 2))
-    return str(place), "random images"
+        return {"data.root": root}, "CIFAR-100"
+    archive = random_archive(place / "random.npz", PER_CLASS, 10 if quick else 100)
+    return {"data.name": "npz", "data.root": str(archive)}, "random images"
 
 
 if __name__ == "__main__":

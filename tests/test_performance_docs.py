@@ -82,7 +82,7 @@ def test_every_table_has_its_rows(load: Load, results: Path) -> None:
         "errors": "| 100 | 20 | – |",
         "memory": "| resident, MB | 100.0 | 101.0 | 102.0 |",
         "compiling": "| earned after | 500 steps |",
-        "covariances": "| digits, `full` | 2 | 90.0 ± 1.5 | 90.0 ± 1.5 | 8 576 | 12 |",
+        "covariances": "| digits, `full` | 2 | 90.0 ± 1.5 | 90.0 ± 1.5 | 8 576 |",
         "bytes": "| `full`, S = 64 | 8 576 | 33 792 |",
         "assumptions": "| float32 operations a second | 15 × 10¹² |",
         "imagenet": "| parameters trained | 11.7 M | 45.1 M |",
