@@ -198,8 +198,8 @@ def traffic(
     gradients (DDP), batch-norm sums (nets/shared_norm.py: C + 1 and C numbers forward, the same backward),
     anti-collapse (methods/components.py: count, sum and scatter forward, the last two backward), anchor moments
     (geometry/moments.py `over`, vectors of 2S, float64), class moments and Gaussians that were carried
-    (methods/memory.py, float64), scores of test images (`ranks.gather_rows`, float64), what the first process overwrites
-    (`ranks.take_from_first`).
+    (methods/memory.py, float64), scores of test images (`ranks.gather_rows`, float64), what the first process sends
+    to the others (`ranks.take_from_first`).
     """
     dim, norms = net.dim, channels(net)
     sums = {
