@@ -76,7 +76,7 @@ def main() -> None:
     arguments = options("decode", __doc__, threads=1)
     images = f"{PHOTOS} JPEG photos of 500 x 375, cut from scikit-learn's samples"
     report = Report(arguments, {"images": images, "clock": "CPU time of the process"})
-    repeats = 5 if arguments.quick else 25
+    repeats = 5 if arguments.quick else 15
     with tempfile.TemporaryDirectory() as folder:
         paths = write_photos(Path(folder), PHOTOS)
         numbers = list(range(PHOTOS))

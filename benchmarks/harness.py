@@ -64,23 +64,24 @@ def seconds(call: Call, clock: Callable[[], float] = time.perf_counter) -> float
 
 
 def take_turns(
-    reference: Call, ours: Call, *, repeats: int, clock: Callable[[], float] = time.perf_counter
+    reference: Call, ours: Call, *, repeats: int, clock: Callable[[], float] = time.perf_counter, warm_up: bool = True
 ) -> dict[str, Any]:
-    """Median seconds of both, and median and lowest of reference/ours over the turns, after one turn to warm up.
+    """Median seconds of both, and median and lowest of reference/ours over the turns, after one turn to warm up (which
+    calls of many seconds do not need).
 
     Who goes first changes from turn to turn. Garbage is not collected while a call is timed, and between turns only
     where they are long: a collection empties the caches, which short calls would feel.
     """
     turns: list[tuple[float, float]] = []
     gc.disable()
-    for turn in range(repeats + 1):
+    for turn in range(repeats + warm_up):
         first, second = (reference, ours) if turn % 2 else (ours, reference)
         times = seconds(first, clock), seconds(second, clock)
         turns.append(times if turn % 2 else times[::-1])
         if sum(times) > LONG_TURN:
             gc.collect()
     gc.enable()
-    turns = turns[1:]
+    turns = turns[warm_up:]
     return {
         "reference": statistics.median(theirs for theirs, _ in turns),
         "ours": statistics.median(own for _, own in turns),

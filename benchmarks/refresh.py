@@ -21,7 +21,7 @@ PAPER_MODEL = 6.7
 
 def main() -> None:
     arguments = options("refresh", __doc__)
-    count, repeats = (2 * BATCH, 1) if arguments.quick else (4 * BATCH, 3)
+    count, repeats = (2 * BATCH, 1) if arguments.quick else (4 * BATCH, 2)
     epochs = {"optimisation.next.epochs": K, "method.refresh": K}
     ours = Ours(count, **epochs)
     shares = [100 * share(ours) for _ in range(repeats)]

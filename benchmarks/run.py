@@ -17,10 +17,10 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 NAMES = (
     "startup", "augment", "decode", "scoring", "pushforward", "anchor", "training", "refresh", "compiling", "memory",
-    "whole_run", "scaling",
+    "whole_run",
 )  # fmt: skip
-ASKED_FOR = ("covariance",)
-"""Takes longer, and is about accuracy: only run by name."""
+ASKED_FOR = ("scaling", "covariance")
+"""Not comparisons of speed, and not quick: only run by name."""
 THREADS = 2
 
 

@@ -26,7 +26,7 @@ def main() -> None:
     empty = min(seconds(process("-c", "pass")) for _ in range(5))
     report = Report(arguments, {"reference": "import torch", "empty_process": round(empty, 4)})
     for what, command in COMMANDS.items():
-        turns = take_turns(process(*TORCH), process(*command), repeats=2 if arguments.quick else 5)
+        turns = take_turns(process(*TORCH), process(*command), repeats=2 if arguments.quick else 4)
         report.add(what, **turns, at_most=LIMIT)
     report.write("typer")
 
