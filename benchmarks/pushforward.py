@@ -146,9 +146,7 @@ def main() -> None:
         counts = {kind: fewest(curve[kind], wanted) for kind in KINDS[1:]}
         report.add(
             f"the same for {classes // 10} at equal error, g = {size}, {counts['matched']} samples",
-            **compare(
-                gaussians[: classes // 10], adapter, counts["matched"], 1 if arguments.quick else 3, warm_up=True
-            ),
+            **compare(gaussians[: classes // 10], adapter, counts["matched"], repeats, warm_up=True),
             target=TARGET,
             samples_of_equal_error=counts,
             bent_share=bent_share(few, adapter),
