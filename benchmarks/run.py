@@ -16,10 +16,9 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 NAMES = (
-    "startup", "augment", "decode", "scoring", "pushforward", "anchor", "training", "refresh", "compiling", "memory",
-    "whole_run",
+    "startup", "augment", "decode", "scoring", "pushforward", "anchor", "training", "refresh", "memory", "whole_run",
 )  # fmt: skip
-ASKED_FOR = ("scaling", "covariance")
+ASKED_FOR = ("compiling", "scaling", "covariance")
 """Not comparisons of speed, and not quick: only run by name."""
 THREADS = 2
 
