@@ -45,7 +45,7 @@ def test_all_digits_get_the_same_labels(grown: Any, digit_images: Any, tmp_path:
     assert_equal(grown, tmp_path / "shop.onnx", digit_images[0])
 
 
-@pytest.mark.skipif(not CIFAR.is_file(), reason="CIFAR-100 is not beside the repository (../shared/data/cifar100)")
+@pytest.mark.skipif(not CIFAR.is_file(), reason="CIFAR-100 is not beside the repository")
 def test_cifar_images_get_the_same_labels(tmp_path: Path) -> None:
     import io
 
