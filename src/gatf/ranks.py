@@ -32,10 +32,13 @@ def is_first() -> bool:
 
 
 def part(count: int) -> slice:
-    """This process's part of `count` rows: a contiguous share, or all of them where there are fewer than processes."""
-    if count < world():
-        return slice(0, count)
+    """This process's part of `count` rows: contiguous, and each row is in the part of one process only."""
     return slice(count * rank() // world(), count * (rank() + 1) // world())
+
+
+def part_of_step(count: int) -> slice:
+    """`part` of a batch that is trained on, which nobody can do with no images: fewer than processes go to all."""
+    return slice(0, count) if count < world() else part(count)
 
 
 class _Total(torch.autograd.Function):

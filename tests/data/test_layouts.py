@@ -221,16 +221,18 @@ def test_a_test_class_without_training_images_is_left_out(tmp_path: Path, image_
     assert "class ufo has no training images and is left out" in source.warnings[0]
 
 
+def read_all(config: DataConfig) -> torch.Tensor:
+    """Every training image, decoded."""
+    source = open_source(config)
+    return torch.cat(list(source.train.stream([torch.arange(len(source.train))])))
+
+
 @pytest.mark.parametrize("size", [32, 224])
 def test_a_bad_image_fails_or_is_skipped(tmp_path: Path, image_folder: Build, size: int) -> None:
     image_folder(tmp_path, {"train/cat": 3, "train/dog": 2, "test/cat": 1, "test/dog": 1})
     bad = tmp_path / "train" / "cat" / "001.png"
     bad.write_bytes(bad.read_bytes()[:50])
     config = DataConfig(name="folder", root=str(tmp_path), image_size=size, workers=2)
-
-    def read_all(config: DataConfig) -> torch.Tensor:
-        source = open_source(config)
-        return torch.cat(list(source.train.stream([torch.arange(len(source.train))])))
 
     with pytest.raises(UserError, match=r"cat/001\.png cannot be decoded"):
         read_all(config)
@@ -249,10 +251,6 @@ def test_a_file_that_cannot_be_read_is_a_bad_image_too(tmp_path: Path, image_fol
     gone.unlink()
     gone.symlink_to(tmp_path / "nowhere.png")
     failing = DataConfig(name="folder", root=str(tmp_path), image_size=size, workers=0)
-
-    def read_all(config: DataConfig) -> torch.Tensor:
-        source = open_source(config)
-        return torch.cat(list(source.train.stream([torch.arange(len(source.train))])))
 
     with pytest.raises(UserError, match=r"cat/000\.png cannot be read \(No such file or directory\)"):
         read_all(failing)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from gatf import ranks
 from gatf.data.augment import Pipeline, parse_augmentation
 from gatf.data.base import ImageSet
 from gatf.data.decode import RandomWindows
@@ -143,3 +144,23 @@ def square(number: int) -> int:
 
 def test_work_is_handed_over_in_order() -> None:
     assert list(in_order(square, range(50), workers=3)) == [n * n for n in range(50)]
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_processes_divide_every_batch_without_rest(files: Files, monkeypatch: pytest.MonkeyPatch, lazy: bool) -> None:
+    """70 images in batches of 23 leave one, fewer than the two processes: one has it in a pass over all images, both
+    have it in a step of training."""
+    images = LazyImages(files, 16) if lazy else torch.arange(70 * 192).remainder(251).byte().reshape(70, 3, 8, 8)
+    data = task_data(images, [])
+    whole = [batch.images for batch in data.batches("test", batch_size=23)]
+    monkeypatch.setattr(ranks, "world", lambda: 2)
+    passes, steps = [], []
+    for rank in range(2):
+        monkeypatch.setattr(ranks, "rank", lambda rank=rank: rank)
+        passes.append([batch.images for batch in data.batches("test", batch_size=23, part=ranks.part)])
+        steps.append(list(data.batches("test", batch_size=23, part=ranks.part_of_step)))
+    for both, expected in zip(zip(*passes, strict=True), whole, strict=True):
+        assert torch.equal(torch.cat(both), expected)
+    assert [len(batch.images) for batch in steps[0]] == [11, 11, 11, 1]
+    assert [len(batch.images) for batch in steps[1]] == [12, 12, 12, 1]
+    assert [batch.weight for batch in steps[0]] == [22 / 23, 22 / 23, 22 / 23, 1.0]

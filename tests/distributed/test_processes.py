@@ -120,11 +120,7 @@ def test_a_killed_process_ends_the_job_with_one_message_and_the_run_resumes(undi
     job = subprocess.Popen(
         [*command, "--out", str(folder), "--devices", "2"], env=ALONE, stderr=subprocess.PIPE, text=True
     )
-    deadline = time.monotonic() + 120
-    while not ((folder / "metrics.jsonl").exists() and '"task": 1, "phase"' in (folder / "metrics.jsonl").read_text()):
-        assert job.poll() is None, job.stderr.read() if job.stderr else ""
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
+    wait_for_task(1, job, folder)
     os.kill(second_process(job.pid), signal.SIGKILL)
     _, told = job.communicate(timeout=60)
     assert job.returncode == 1
@@ -137,6 +133,15 @@ def test_a_killed_process_ends_the_job_with_one_message_and_the_run_resumes(undi
     assert done.returncode == 0, done.stderr
     expected, found = (load_file(place / "model.safetensors") for place in (undisturbed / "run", folder))
     assert all(torch.equal(expected[name], found[name]) for name in expected)
+
+
+def wait_for_task(task: int, job: "subprocess.Popen[str]", folder: Path) -> None:
+    """Until the run in the folder has trained an epoch of the task."""
+    events, deadline = folder / "metrics.jsonl", time.monotonic() + 120
+    while not (events.exists() and f'"task": {task}, "phase"' in events.read_text()):
+        assert job.poll() is None, job.stderr.read() if job.stderr else ""
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
 
 
 def second_process(launcher: int) -> int:
@@ -154,11 +159,7 @@ def test_a_terminated_job_stops_together_and_resumes_in_one_process(undisturbed:
     job = subprocess.Popen(
         [*command, "--out", str(folder), "--devices", "2"], env=ALONE, stdout=subprocess.PIPE, text=True
     )
-    deadline = time.monotonic() + 120
-    while not ((folder / "metrics.jsonl").exists() and '"task": 0, "phase"' in (folder / "metrics.jsonl").read_text()):
-        assert job.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
+    wait_for_task(0, job, folder)
     job.terminate()
     printed, _ = job.communicate(timeout=60)
     assert job.returncode == 130

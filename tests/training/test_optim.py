@@ -3,7 +3,6 @@ import torch
 from torch import nn
 
 from gatf.settings import StageConfig
-from gatf.training import checkpoint
 from gatf.training.optim import build_optimiser, rate_factor, set_rates
 from gatf.training.phase import Phase
 
@@ -77,32 +76,3 @@ class TestLookahead:
         """The buffer of a constant gradient does not depend on the weights: 1 + 0.9 + 0.81 + 0.729 after four steps."""
         weight, optimiser = self.steps(4, momentum=0.9, lookahead=2)
         assert optimiser.state[weight]["momentum_buffer"].item() == pytest.approx(3.439)
-
-    @pytest.mark.parametrize("kind", ["sgd", "adam"])
-    def test_a_restored_optimiser_looks_ahead_from_where_it_stood(self, kind: str) -> None:
-        def build() -> tuple[nn.Conv2d, torch.optim.Optimizer]:
-            torch.manual_seed(0)
-            net = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
-            stage = StageConfig.model_validate({"optimiser": kind, "lookahead": 5})
-            return net, build_optimiser(Phase("x", {"net": net}, lambda batch: {}, stage))
-
-        def step(net: nn.Conv2d, optimiser: torch.optim.Optimizer, seed: int) -> None:
-            x = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(seed))
-            optimiser.zero_grad()
-            net(x).square().mean().backward()
-            optimiser.step()
-
-        whole, whole_optimiser = build()
-        net, optimiser = build()
-        for seed in range(12):
-            step(whole, whole_optimiser, seed)
-        for seed in range(7):
-            step(net, optimiser, seed)
-        saved = {name: value.clone() for name, value in checkpoint.flatten_optimiser(optimiser).items()}
-        resumed, resumed_optimiser = build()
-        resumed.load_state_dict(net.state_dict())
-        checkpoint.restore_optimiser(resumed_optimiser, saved)
-        for seed in range(7, 12):
-            step(resumed, resumed_optimiser, seed)
-        assert torch.equal(resumed.weight, whole.weight)
-        assert torch.equal(resumed.bias, whole.bias)

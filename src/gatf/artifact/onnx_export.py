@@ -19,7 +19,7 @@ from gatf.artifact.container import replace_file
 from gatf.data.base import ImageSet
 from gatf.errors import UserError
 from gatf.geometry.compact import LowRankReadout, SharedReadout
-from gatf.geometry.readout import NORM_GUARD, QuadraticReadout
+from gatf.geometry.readout import QuadraticReadout, seen
 from gatf.learner.judge import softmax_with_temperature
 from gatf.learner.model import Model
 from gatf.methods.memory import GaussianMemory
@@ -43,7 +43,7 @@ class QuadraticScores(nn.Module):
         self.register_buffer("offset", whitened)
 
     def forward(self, features: Tensor) -> Tensor:
-        vectors = _seen(features, self.normalise)
+        vectors = seen(features, self.normalise)
         offsets = vectors @ self.weight.T - self.offset
         return -offsets.square().reshape(-1, self.classes, self.dim).sum(-1)
 
@@ -68,7 +68,7 @@ class LowRankScores(nn.Module):
         self.register_buffer("offsets", readout.offsets.flatten())
 
     def forward(self, features: Tensor) -> Tensor:
-        vectors = _seen(features, self.normalise) - self.origin
+        vectors = seen(features, self.normalise) - self.origin
         distances = vectors.square() @ self.weights.T - vectors @ self.slopes.T + self.constants
         if self.rank:
             along = vectors @ self.directions.T - self.offsets
@@ -90,13 +90,8 @@ class SharedScores(nn.Module):
         self.nearest = LinearScores(2 * readout.centres, -readout.centres.square().sum(-1), minus_square=True)
 
     def forward(self, features: Tensor) -> Tensor:
-        scores: Tensor = self.nearest((_seen(features, self.normalise) - self.origin) @ self.whitener.T)
+        scores: Tensor = self.nearest((seen(features, self.normalise) - self.origin) @ self.whitener.T)
         return scores
-
-
-def _seen(features: Tensor, normalise: bool) -> Tensor:
-    vectors = features.double()
-    return nn.functional.normalize(vectors, dim=-1, eps=NORM_GUARD) if normalise else vectors
 
 
 class LinearScores(nn.Module):

@@ -41,7 +41,8 @@ class LazyImages:
         pieces = [batch[at : at + PIECE] for batch in numbers for at in range(0, len(batch), PIECE)]
         decoded = in_order(DecodePiece(self.encoded, self.size, windows), pieces, workers=self.workers)
         for batch in numbers:
-            yield torch.cat([next(decoded) for _ in range(0, len(batch), PIECE)])
+            parts = [next(decoded) for _ in range(0, len(batch), PIECE)]
+            yield torch.cat(parts) if parts else torch.empty((0, 3, self.size, self.size), dtype=torch.uint8)
 
 
 @dataclass(frozen=True)

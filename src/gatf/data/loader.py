@@ -27,6 +27,11 @@ def shuffled(labels: Tensor, draws: torch.Generator) -> Tensor:
     return torch.randperm(len(labels), generator=draws)
 
 
+def everything(count: int) -> slice:
+    """All of a batch."""
+    return slice(0, count)
+
+
 class Batch:
     """One step's images and labels, with where it stands and a generator for draws inside the loss.
 
@@ -98,14 +103,14 @@ class TaskData:
 
     def batches(
         self, view: Literal["train", "test"], *, batch_size: int = EVALUATION_BATCH, purpose: str = "", epoch: int = 0,
-        start: int = 0, order: Order | None = None, drop_last: bool = False, shared: bool = False,
-        also: tuple[Step, ...] = (),
+        start: int = 0, order: Order | None = None, drop_last: bool = False,
+        part: Callable[[int], slice] = everything, also: tuple[Step, ...] = (),
     ) -> Iterator[Batch]:  # fmt: skip
         """Batches of the task, as stored or in a random `order`. `train` augments, `test` only normalises. Order and
         augmentation depend on nothing but (seed, purpose, task, epoch, step), so `start` can enter an epoch anywhere.
 
-        With `shared` the processes of a run divide each batch between them; else each of them sees all of it. Steps in
-        `also` follow the augmentation of the data.
+        Processes of a run may divide each batch between them: `part` says which of so many images are this one's
+        (`ranks.part`, `ranks.part_of_step`). Steps in `also` follow the augmentation of the data.
         """
         visited = torch.arange(len(self))
         if order is not None:
@@ -113,19 +118,19 @@ class TaskData:
         visited = visited.to(self._device)
         steps = range(start, _steps(len(visited), batch_size, drop_last))
         chosen = [visited[step * batch_size : (step + 1) * batch_size] for step in steps]
-        parts = [ranks.part(len(numbers)) if shared else slice(0, len(numbers)) for numbers in chosen]
-        own = [numbers[part] for numbers, part in zip(chosen, parts, strict=True)]
+        parts = [part(len(numbers)) for numbers in chosen]
+        own = [numbers[rows] for numbers, rows in zip(chosen, parts, strict=True)]
         windows = None
         if view == "train" and self._window is not None:
             windows = RandomWindows(self._window.scale, (self._seed, "decode", purpose, self.info.index, epoch))
         pixels = self._open().stream(own, windows)
         pipeline = replace(self._pipeline, steps=self._pipeline.steps + also) if also else self._pipeline
-        for step, numbers, part, loaded in zip(steps, chosen, parts, pixels, strict=True):
-            labels = self._open().labels[numbers[part]]  # closing ends iterators that are under way, too
+        for step, numbers, rows, loaded in zip(steps, chosen, parts, pixels, strict=True):
+            labels = self._open().labels[numbers[rows]]  # closing ends iterators that are under way, too
             seed = key(self._seed, "batch", purpose, self.info.index, epoch, step)
             draws = BatchGenerator()
             draws.manual_seed(seed)
-            draws.first, draws.whole = part.start, len(numbers)
+            draws.first, draws.whole = rows.start, len(numbers)
             images = pipeline(loaded.to(self._device), draws if view == "train" else None)
             draws.whole = None
             yield Batch(

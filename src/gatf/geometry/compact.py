@@ -10,10 +10,9 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from gatf.geometry import readout, spd
-from gatf.geometry.readout import CHUNK_ELEMENTS, CHUNK_ROWS, NORM_GUARD, Sampler
+from gatf.geometry.readout import CHUNK_ELEMENTS, CHUNK_ROWS, Sampler, seen
 
 FIT_STEPS = 10
 """Alternating steps of `fit_low_rank`. The first is principal components, of which a covariance that is fitted anew
@@ -81,12 +80,6 @@ def fit_low_rank(covs: Tensor, rank: int, *, steps: int = FIT_STEPS) -> LowRank:
     return LowRank(factors * shorter[..., None], rest)
 
 
-def _seen(vectors: Tensor, normalise: bool) -> Tensor:
-    """Vectors in float64, over their norm where a rule compares directions."""
-    vectors = vectors.to(torch.float64)
-    return functional.normalize(vectors, dim=-1, eps=NORM_GUARD) if normalise else vectors
-
-
 @dataclass(frozen=True)
 class LowRankReadout:
     """Squared Mahalanobis distances for M_c = U_c·U_cᵀ + D_c, by Woodbury's identity:
@@ -113,7 +106,7 @@ class LowRankReadout:
 
     def distances(self, features: Tensor) -> Tensor:
         """[B, S] → [B, C]; what is made on the way is not larger than a few [B, C]."""
-        features = _seen(features.to(self.origin), self.normalise) - self.origin
+        features = seen(features.to(self.origin), self.normalise) - self.origin
         out = features.square() @ self.weights.mT - features @ self.slopes.mT + self.constants
         classes, rank, dim = self.directions.shape
         if rank == 0:
@@ -144,7 +137,7 @@ def low_rank_readout(means: Tensor, covs: LowRank, shrink: float, *, normalise: 
         own = torch.where(dead, 1.0, own / std.square())
         factors = factors.masked_fill(dead[..., None], 0.0) / std.masked_fill(dead, 1.0)[..., None]
     own = _repaired(own, own + factors.square().sum(-1))
-    centres = _seen(means, normalise)
+    centres = seen(means, normalise)
     origin = centres.mean(0)
     centres, weights = centres - origin, 1 / own
     scaled = weights[..., None] * factors  # D⁻¹ U, [C, S, r]
@@ -179,7 +172,7 @@ class SharedReadout:
 
     def distances(self, features: Tensor) -> Tensor:
         """[B, S] → [B, C]."""
-        features = _seen(features.to(self.origin), self.normalise) - self.origin
+        features = seen(features.to(self.origin), self.normalise) - self.origin
         return readout.nearest_mean_distances(features @ self.whitener.mT, self.centres)
 
 
@@ -188,7 +181,7 @@ def shared_readout(means: Tensor, cov: Tensor, shrink: float, *, normalise: bool
     matrix = spd.shrink(cov, shrink)
     lower = spd.cholesky(spd.correlation(matrix) if normalise else matrix).lower
     whitener = torch.linalg.solve_triangular(lower, torch.eye(len(lower)).to(lower), upper=False)
-    centres = _seen(means, normalise)
+    centres = seen(means, normalise)
     origin = centres.mean(0)
     return SharedReadout(origin, whitener, (centres - origin) @ whitener.mT, normalise)
 

@@ -23,8 +23,10 @@ NORM_GUARD = 1e-12
 """Smallest norm a vector is divided by."""
 
 
-def _unit(vectors: Tensor) -> Tensor:
-    return functional.normalize(vectors, dim=-1, eps=NORM_GUARD)
+def seen(vectors: Tensor, normalise: bool) -> Tensor:
+    """Vectors [..., S] in float64, over their norm where a rule compares directions."""
+    vectors = vectors.to(torch.float64)
+    return functional.normalize(vectors, dim=-1, eps=NORM_GUARD) if normalise else vectors
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,7 @@ class QuadraticReadout:
             factor = spd.cholesky(matrices[chunk] if prepare is None else prepare(matrices[chunk]))
             whiteners[chunk] = torch.linalg.solve_triangular(factor.lower, eye.expand_as(factor.lower), upper=False)
             repaired[chunk] = factor.repaired
-        return cls(_unit(centres) if normalise else centres, whiteners, normalise, repaired)
+        return cls(seen(centres, normalise), whiteners, normalise, repaired)
 
     @cached_property
     def _origin(self) -> Tensor:
@@ -89,7 +91,7 @@ class QuadraticReadout:
         for row in range(0, len(features), rows_at_once):
             rows = slice(row, row + rows_at_once)
             block = features[rows].to(self.centres)
-            block = (_unit(block) if self.normalise else block) - self._origin
+            block = seen(block, self.normalise) - self._origin
             classes_at_once = max(1, CHUNK_ELEMENTS // block.numel())
             for start in range(0, classes, classes_at_once):
                 chunk = slice(start, start + classes_at_once)
@@ -123,9 +125,7 @@ def nearest_mean_distances(features: Tensor, means: Tensor, *, normalise: bool =
 
     Expanded as ‖z‖² − 2zᵀμ + ‖μ‖² around the centre of the means, which spares the digits a common offset would cost.
     """
-    features, means = features.to(torch.float64), means.to(torch.float64)
-    if normalise:
-        features, means = _unit(features), _unit(means)
+    features, means = seen(features, normalise), seen(means, normalise)
     origin = means.mean(0)
     features, means = features - origin, means - origin
     squares = features.square().sum(-1)[:, None] + means.square().sum(-1)  # [B, C]

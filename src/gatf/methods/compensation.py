@@ -10,11 +10,10 @@ from typing import Annotated, Any, Literal, Protocol
 import torch
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 from torch import Tensor, nn
-from torch.nn.functional import one_hot
 
 from gatf.geometry.readout import nearest_mean_distances
 from gatf.methods.base import Method, TaskData
-from gatf.methods.components import Growing, extract
+from gatf.methods.components import Growing, class_means, extract
 from gatf.methods.distillation import BaseLearner, FeatureDistillationBase, LwfBase
 from gatf.methods.embedding import Regulariser, TripletBase
 from gatf.methods.triplets import LwfLoss, Triplets, check_class_batches
@@ -135,8 +134,7 @@ class Prototypes(Growing):
     def learn(self, net: nn.Module, data: TaskData) -> None:
         """Append the means of the task's classes: training images under the test transform, `net` in eval mode."""
         features, labels = extract(net, data)
-        members = one_hot(labels - data.info.old, data.info.new).double()  # [N, new]
-        means = (members.T @ features.double()) / members.sum(0)[:, None]
+        means = class_means(features, labels - data.info.old, classes=data.info.new)
         self.means = torch.cat([self.means, finite(means.float())])
 
     def scores(self, features: Tensor) -> Tensor:

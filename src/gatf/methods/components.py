@@ -1,7 +1,7 @@
 """What several methods are made of: losses, feature passes, buffers that grow."""
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from gatf import ranks
 from gatf.data.augment import four_rotations, rotation_labels
 from gatf.errors import UserError
+from gatf.geometry.moments import Moments, PairedMoments
 from gatf.methods.base import Batch, Phase, TaskData, TaskInfo, shuffled
 from gatf.settings import OptimisationConfig, StageConfig
 
@@ -75,10 +76,18 @@ def own_features(net: nn.Module, data: TaskData, *, mirror: bool = False) -> tup
     net.eval()
     features, labels = [], []
     for flip in (False, True) if mirror else (False,):
-        for batch in data.batches("test", shared=True):
+        for batch in data.batches("test", part=ranks.part):
             features.append(net(batch.images.flip(-1) if flip else batch.images))
             labels.append(batch.labels)
     return torch.cat(features), torch.cat(labels)
+
+
+AnyMoments = TypeVar("AnyMoments", Moments, PairedMoments)
+
+
+def of_all_processes(own: AnyMoments) -> AnyMoments:
+    """Moments of the vectors of all processes, from each one's own."""
+    return own.over(ranks.total) if ranks.world() > 1 else own
 
 
 def extract(net: nn.Module, data: TaskData, *, mirror: bool = False) -> tuple[Tensor, Tensor]:
@@ -115,7 +124,7 @@ def feature_pairs(
     """(old, new) features of the same augmented images, both networks in eval mode; this process's part of an epoch."""
     student.eval()
     for batch in data.batches(
-        "train", batch_size=batch_size, purpose=purpose, epoch=epoch, order=shuffled, shared=True
+        "train", batch_size=batch_size, purpose=purpose, epoch=epoch, order=shuffled, part=ranks.part
     ):
         yield teacher(batch.images), student(batch.images)
 

@@ -10,7 +10,6 @@ from pydantic import PositiveInt, model_validator
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
 
-from gatf import ranks
 from gatf.geometry import anchor, gaussians, moments, spd
 from gatf.methods.anchoring import RunningAnchor
 from gatf.methods.base import Batch, Method, Phase, TaskData, TaskInfo
@@ -23,6 +22,7 @@ from gatf.methods.components import (
     feature_pairs,
     frozen_features,
     has_covariance,
+    of_all_processes,
     perturbation_terms,
     task_batch,
     warmup_epochs,
@@ -217,7 +217,7 @@ class GATF(Method):
         size = self.optimisation.stage(data.info.index).batch_size
         for old, new in feature_pairs(self.teacher, self.backbone, data, batch_size=size, purpose=purpose, epoch=epoch):
             total = total.merge(moments.PairedMoments.of(old, new if residual is None else new - residual(old)))
-        total = total.over(ranks.total) if ranks.world() > 1 else total
+        total = of_all_processes(total)
         self.note("anchor", epoch=epoch, condition_old=float(spd.condition_number(total.cov_old)))
         return anchor.fit_anchor(total, self.config.ridge, kind=self.config.anchor)
 

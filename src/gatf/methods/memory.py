@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from gatf import ranks
 from gatf.geometry import gaussians, moments, readout, spd
 from gatf.methods.base import TaskData
-from gatf.methods.components import Growing, own_features
+from gatf.methods.components import Growing, of_all_processes, own_features
 from gatf.methods.storage import DiagonalStorage, FullStorage, Kept, LowRankStorage, SharedStorage, Storage
 from gatf.seeding import generator, key
 from gatf.settings import MethodConfig
@@ -102,8 +102,7 @@ class GaussianMemory(Growing):
     def learn(self, net: nn.Module, data: TaskData, *, shrink: float = 0.0, diagonal: bool = False) -> None:
         """Append the new classes: moments of the features of every image and of its mirror image (AdaGauss)."""
         features, labels = own_features(net, data, mirror=True)
-        own = moments.class_moments(features, labels - data.info.old, classes=data.info.new)
-        new = own.over(ranks.total) if ranks.world() > 1 else own
+        new = of_all_processes(moments.class_moments(features, labels - data.info.old, classes=data.info.new))
         learnt = self.storage.encode(_limited(new.covariance(), shrink, diagonal))
         self._join([(self.means, self._kept()), (new.mean, learnt)])
 
@@ -120,7 +119,6 @@ class GaussianMemory(Growing):
         draws = generator(self.seed, "transport", task)
         noise = gaussians.white_noise(samples, self.dim, generator=draws, matched=matched, device=self.means.device)
         moved, repaired = [], torch.zeros(2)
-        divided = len(self) >= ranks.world()
         for chunk in self._chunks(ranks.part(len(self)), multiple=max(1, CHUNK_ROWS // samples)):
             stored = self._some(chunk)
             factor = spd.cholesky(stored.covs)
@@ -129,7 +127,7 @@ class GaussianMemory(Growing):
                 stored, mapping, noise=noise, chunk_rows=CHUNK_ROWS, factor=factor, dtype=dtype
             )
             moved.append((pushed.means, self.storage.encode(_limited(pushed.covs, shrink, diagonal))))
-        if divided and ranks.world() > 1:
+        if ranks.world() > 1:
             moved = ranks.gather_list([(means.cpu(), _on(kept, "cpu")) for means, kept in moved])
             repaired = ranks.total(repaired.to(self.means.device)).cpu()
         self._join(moved)

@@ -66,7 +66,7 @@ def train_phase(
         set_rates(optimiser, stage, position.epoch)
         batches = data.batches(
             "train", batch_size=phase.loaded, purpose=phase.name, epoch=position.epoch, start=position.step,
-            order=order, drop_last=stage.drop_last, shared=True, also=phase.augment,
+            order=order, drop_last=stage.drop_last, part=ranks.part_of_step, also=phase.augment,
         )  # fmt: skip
         for batch in batches:
             terms = module(batch)
