@@ -17,6 +17,8 @@ from gatf.nets.heads import Heads
 from gatf.seeding import generator
 from gatf.settings import MethodConfig, NotNegative, Positive
 
+ADAM = {"optimiser": "adam", "weight_decay": 2e-4, "clip": None, "drop_last": False, "warmup": 0.0}
+
 
 class EFCConfig(MethodConfig):
     name: Literal["efc"] = "efc"
@@ -93,8 +95,7 @@ def prototype_labels(old: int, batch: int, count: int, draws: torch.Generator) -
 
 
 class LastBatch(Growing):
-    """The mini-batch before this one; it lives for its task only. Pixels are kept [B, H, W, C], as they lie in memory,
-    so that a resumed run computes with the same layout."""
+    """The mini-batch before this one, in its task; pixels [B, H, W, C], so that a resumed run has the same layout."""
 
     pixels: Tensor
     labels: Tensor
@@ -125,14 +126,8 @@ class EFC(Method):
     defaults: ClassVar[dict[str, Any]] = {
         "backbone": {"bottleneck": None},
         "optimisation": {
-            "first": {
-                "optimiser": "adam", "lr": 1e-3, "weight_decay": 2e-4, "schedule": "steps",
-                "milestones": [0.45, 0.9], "decay": 0.1, "clip": None, "drop_last": False, "warmup": 0.0,
-            },
-            "next": {
-                "optimiser": "adam", "lr": 1e-4, "weight_decay": 2e-4, "schedule": "constant",
-                "clip": None, "drop_last": False, "warmup": 0.0,
-            },
+            "first": ADAM | {"lr": 1e-3, "schedule": "steps", "milestones": [0.45, 0.9], "decay": 0.1},
+            "next": ADAM | {"lr": 1e-4, "schedule": "constant"},
         },
     }  # fmt: skip
     efm: Tensor

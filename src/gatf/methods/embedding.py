@@ -17,7 +17,7 @@ from gatf.errors import UserError
 from gatf.methods.base import Batch, Method, Phase, TaskData, TaskInfo
 from gatf.methods.components import frozen_features, warmup_epochs
 from gatf.methods.distillation import BaseLearner, training_mode
-from gatf.methods.ewc import Springs, kept_buffers
+from gatf.methods.springs import Springs, kept_buffers
 from gatf.methods.triplets import ClassBalanced, LwfLoss, Triplets, batch_triplet_loss, embedding_change
 from gatf.seeding import keyed_init
 from gatf.settings import StageConfig

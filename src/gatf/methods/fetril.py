@@ -2,7 +2,7 @@
 Learning", WACV 2023). By default task 0 is trained as PyCIL does; `recipe` has the authors' way."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -53,8 +53,7 @@ class FeTrILConfig(MethodConfig):
     official_epochs: tuple[PositiveInt, PositiveInt] = (90, 290)
     """Epochs of the two stages of recipe official."""
     decay: Literal["release", "step"] = "release"
-    """Second stage of recipe official: a tenth of the rate during epochs 80 and 120 of 290 only, as the release does by
-    accident, or ten times less from each of them on."""
+    """Second stage of recipe official: a tenth of the rate in epochs 80 and 120 alone (the release) or from them on."""
 
 
 def official_stages(config: FeTrILConfig) -> tuple[StageConfig, StageConfig]:
@@ -173,10 +172,8 @@ class FeTrIL(Method):
         if self.config.recipe == "official":
             first, second = official_stages(self.config)
             without_relu = self._phase("cosine", self.cosine_head, first, task, rectified=False)
-            without_relu.augment = (RandomFlip(),)
             training = self._phase("train", self.head, second, task)
-            training.augment = (AugMix(severity=5, depth=7),)
-            return [without_relu, training]
+            return [replace(without_relu, augment=(RandomFlip(),)), replace(training, augment=(AugMix(5, 7),))]
         return [self._phase("train", self.head, self.optimisation.first, task)]
 
     def _phase(self, name: str, head: nn.Module, stage: StageConfig, task: TaskInfo, rectified: bool = True) -> Phase:
