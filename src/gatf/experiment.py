@@ -154,10 +154,11 @@ class Experiment:
         self.method.eval()
         images = self.scenario.source.test
         members, labels = self.scenario.members(images, 0, task)
-        scores = [
-            self.method.scores(self.pipeline(pixels.to(self.fabric.device), None))
-            for pixels in images.stream(members[ranks.part(len(members))].split(EVALUATION_BATCH))
-        ]
+        with self.method.frozen():
+            scores = [
+                self.method.scores(self.pipeline(pixels.to(self.fabric.device), None))
+                for pixels in images.stream(members[ranks.part(len(members))].split(EVALUATION_BATCH))
+            ]
         return ranks.gather_rows(torch.cat(scores)).cpu(), labels
 
 

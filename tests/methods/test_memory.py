@@ -177,7 +177,6 @@ def test_in_the_shared_covariance_every_class_counts_the_same(tiny_config: Tiny)
 @pytest.mark.parametrize("chunk", [1, 2, 512])
 def test_an_affine_map_is_followed_exactly(kind: str, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory_module, "CHUNK_ELEMENTS", chunk * 36)
-    monkeypatch.setattr(memory_module, "CHUNK_ROWS", 40)
     memory = filled(kind)
     before = memory.get()
     with torch.random.fork_rng():
@@ -191,8 +190,7 @@ def test_an_affine_map_is_followed_exactly(kind: str, chunk: int, monkeypatch: p
 
 @pytest.mark.parametrize("kind", ["full", "lowrank", "diag"])
 def test_chunks_do_not_change_a_bit(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many classes are unpacked at once, the map sees the same batches: three classes of 40 vectors."""
-    monkeypatch.setattr(memory_module, "CHUNK_ROWS", 120)
+    """However many classes are unpacked at once."""
     states = []
     for matrices in (1, 7, 1000):
         monkeypatch.setattr(memory_module, "CHUNK_ELEMENTS", matrices * 36)
@@ -210,7 +208,6 @@ def test_few_matrices_exist_at_once(kind: str, monkeypatch: pytest.MonkeyPatch) 
     memory = empty(kind)
     decode, encode = memory.storage.decode, memory.storage.encode
     monkeypatch.setattr(memory_module, "CHUNK_ELEMENTS", 4 * 36)
-    monkeypatch.setattr(memory_module, "CHUNK_ROWS", 40)
     monkeypatch.setattr(memory.storage, "decode", lambda kept, chosen: made.append(len(chosen)) or decode(kept, chosen))
     monkeypatch.setattr(memory.storage, "encode", lambda covs: made.append(len(covs)) or encode(covs))
     memory.set(some(11))

@@ -1,9 +1,10 @@
 """Frozen copies without batch-norm, and batch-norm over processes (its collective part: tests/distributed)."""
 
+import pytest
 import torch
 from torch import Tensor, nn
 
-from gatf.nets.folding import folded
+from gatf.nets.folding import FusedConv2d, folded
 from gatf.nets.resnet import ResNet18
 from gatf.nets.shared_norm import SharedBatchNorm2d, share_batch_norm
 
@@ -95,6 +96,93 @@ def test_what_cannot_be_folded_stays() -> None:
         copy = folded(settled(net))
         assert norms(copy) == left
         torch.testing.assert_close(copy(IMAGES), net(IMAGES))
+
+
+def test_hooks_and_computed_weights_stay() -> None:
+    hooked, computed = settled(ResNet18(width=4)), settled(ResNet18(width=4))
+    hooked.layer1.register_forward_hook(lambda module, inputs, output: 2 * output)  # type: ignore[union-attr]
+    nn.utils.parametrizations.weight_norm(computed.conv1)  # type: ignore[arg-type]
+    for net in (hooked, computed):
+        copy = folded(net)
+        assert norms(copy) == 20
+        torch.testing.assert_close(copy(IMAGES), net(IMAGES))
+
+
+# --- what follows a convolution ---------------------------------------------------------------------------------------
+
+
+def fused(net: nn.Module) -> int:
+    return sum(isinstance(module, FusedConv2d) for module in net.modules())
+
+
+def one_by_one(convolution: nn.Conv2d, image: Tensor, shortcut: Tensor | None = None) -> Tensor:
+    out = convolution(image)
+    return torch.relu(out if shortcut is None else out + shortcut)
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("shape", [{}, {"stride": 2, "padding": 1}, {"dilation": 2, "bias": False}, {"groups": 3}])
+def test_a_fused_convolution_is_convolution_sum_and_relu(shape: dict, layout: torch.memory_format) -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        plain = nn.Conv2d(3, 6, 3, **shape).requires_grad_(False)
+    images = IMAGES.to(memory_format=layout)
+    shortcut = torch.randn(plain(images).shape, generator=torch.Generator().manual_seed(2))
+    layer, kept = FusedConv2d(plain), shortcut.clone()
+    with torch.inference_mode():
+        torch.testing.assert_close(layer(images), one_by_one(plain, images))
+        torch.testing.assert_close(layer(images, shortcut), one_by_one(plain, images, shortcut))
+        assert torch.equal(shortcut, kept)
+        torch.testing.assert_close(layer(images, kept, True), one_by_one(plain, images, shortcut))
+
+
+def test_a_shortcut_of_another_shape_and_other_numbers_take_the_long_way() -> None:
+    plain = nn.Conv2d(3, 6, 3).requires_grad_(False)
+    layer, bias = FusedConv2d(plain), torch.randn(6, 1, 1, generator=torch.Generator().manual_seed(2))
+    torch.testing.assert_close(layer(IMAGES, bias), one_by_one(plain, IMAGES, bias))
+    torch.testing.assert_close(layer.double()(IMAGES.double()), one_by_one(plain.double(), IMAGES.double()))
+
+
+def test_gradients_pass_a_fused_convolution() -> None:
+    """ADC walks images along the gradient of a frozen network."""
+    net = settled(ResNet18(width=4, bottleneck=8))
+    ours, theirs = IMAGES.clone().requires_grad_(), IMAGES.clone().requires_grad_()
+    folded(net).requires_grad_(False)(ours).square().sum().backward()
+    net(theirs).square().sum().backward()
+    torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-3, atol=1e-3)
+
+
+def test_every_relu_of_a_resnet_goes_into_a_convolution() -> None:
+    copy = folded(settled(ResNet18(width=4, bottleneck=8)))
+    assert fused(copy) == 17  # 1 + 16; the three of the shortcuts have no ReLU
+    assert "relu" not in copy.code  # type: ignore[operator]
+    assert copy.feature_dim == 8
+
+
+class Awkward(nn.Module):
+    """Sums that must not be fused, or whose shortcut somebody needs afterwards."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c, self.d = (nn.Conv2d(3, 3, 1) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        a = self.a(x)  # read again at the end
+        b = torch.relu(self.b(x) + a)
+        c = self.c(b)
+        c = torch.relu(c + c)
+        d = torch.relu(self.d(c) + 1)
+        return d * a + torch.relu(x)
+
+
+def test_awkward_sums() -> None:
+    net = Awkward().eval()
+    before = IMAGES.clone()
+    copy = folded(net)
+    with torch.inference_mode():
+        torch.testing.assert_close(copy(IMAGES), net(IMAGES))
+    assert torch.equal(IMAGES, before)
+    assert fused(copy) == 1
 
 
 def test_shared_batch_norm_has_the_names_and_alone_the_values_of_the_plain_one() -> None:

@@ -15,7 +15,8 @@ from gatf.data.draws import BatchGenerator
 from gatf.errors import UserError
 from gatf.seeding import generator, key
 
-EVALUATION_BATCH = 512
+EVALUATION_BATCH = 256
+"""Images a batch where nothing is trained: enough for an accelerator, and layers of small images still fit a cache."""
 
 Order = Callable[[Tensor, torch.Generator], Tensor]
 """Labels [N] of a task and a generator → numbers of the images an epoch visits, in order. The labels alone decide how

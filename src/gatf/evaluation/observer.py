@@ -5,7 +5,7 @@ import csv
 import io
 import json
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -37,6 +37,8 @@ class Observed(Protocol):
     def backbone(self) -> nn.Module: ...
 
     def modules(self) -> Iterator[nn.Module]: ...
+
+    def frozen(self) -> AbstractContextManager[None]: ...
 
     def eval(self) -> Any: ...
 
@@ -134,7 +136,7 @@ class DiagnosticsObserver:
         """Inside, the method is in eval mode and without gradient; afterwards its modes, and every generator, are as
         they were."""
         modes = [(module, module.training) for module in self.method.modules()]
-        with torch.random.fork_rng(), torch.no_grad():
+        with torch.random.fork_rng(), torch.no_grad(), self.method.frozen():
             self.method.eval()
             try:
                 yield

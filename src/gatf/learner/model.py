@@ -4,16 +4,18 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from gatf.config import RunConfig
 from gatf.data.augment import Pipeline, parse_augmentation
 from gatf.data.base import ImageSet
+from gatf.data.loader import EVALUATION_BATCH
 from gatf.errors import UserError
 from gatf.learner.inputs import Shape
 from gatf.learner.judge import Judge
 from gatf.learner.record import UpdateRecord
 from gatf.methods import Method
+from gatf.nets.folding import folded
 
 Label = str | int | bool
 
@@ -70,11 +72,16 @@ class Model:
             )
         return Judge(stored.to("cpu"), self.errors)
 
+    @cached_property
+    def _backbone(self) -> nn.Module:
+        """Quicker to run than the method's, which can still be trained."""
+        return folded(self.method.backbone).requires_grad_(False)
+
     @torch.no_grad()
     def look(self, images: ImageSet) -> Looks:
         """Scores and features of images in the model's shape."""
         method, pipeline = self.method.eval(), self.pipeline
-        batch = 512 if self.preprocessing.shape[1] <= 64 else 64
+        batch = EVALUATION_BATCH if self.preprocessing.shape[1] <= 64 else 64
         known = method.keeps_gaussians_only
         scores, features = [], []
         for pixels in images.stream(torch.arange(len(images)).split(batch)):
@@ -82,7 +89,7 @@ class Model:
             if not known:
                 scores.append(method.scores(inputs).double().cpu())
                 continue
-            seen = method.backbone(inputs)
+            seen = self._backbone.to(method.device)(inputs)
             features.append(seen.cpu())
             scores.append(method.feature_scores(seen).double().cpu())
         return Looks(torch.cat(scores), torch.cat(features) if known else None)

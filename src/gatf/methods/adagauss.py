@@ -57,10 +57,6 @@ class AdaGaussConfig(CovarianceConfig):
     transport: Literal["full", "diag", "mean", "none"] = "full"
     """What the adapter moves: mean and covariance, mean and variances, the mean alone, or nothing. With `diag` also new
     classes keep variances alone, as with `covariance: diag`, which takes less memory."""
-    samples: PositiveInt = 10_000
-    """Points drawn from each Gaussian to carry it through the adapter."""
-    matched_noise: bool = True
-    """Draw points whose sample mean and covariance are exact, so that an affine map adds no sampling error."""
     shrink: NotNegative = 0.0
     """Shrinkage of stored covariances (0.5 in the ablation without anti-collapse)."""
     readout: Rule = "bayes"
@@ -95,6 +91,7 @@ class AdaGauss(Method):
         super().__init__(*args)
         if self.config.anti_collapse:
             check_batches(self.optimisation, self.feature_dim)
+        self.samples = self.config.draws(self.feature_dim)
         self.memory = GaussianMemory(
             self.feature_dim, rule=self.config.readout, seed=self.seed, readout_shrink=self.config.readout_shrink,
             storage=self.config.storage,
@@ -186,7 +183,7 @@ class AdaGauss(Method):
             return
         repairs = self.memory.transport(
             self.adapter,
-            samples=self.config.samples,
+            samples=self.samples,
             matched=self.config.matched_noise,
             task=task,
             shrink=self.config.shrink,

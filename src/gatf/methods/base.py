@@ -2,7 +2,8 @@
 never knows where it runs."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -125,6 +126,15 @@ class Method(nn.Module, ABC):
     def frozen_copy(self, module: nn.Module) -> Any:
         """A teacher: a copy in eval mode whose parameters take no gradient, its batch-norm folded away."""
         return folded(module).requires_grad_(False)
+
+    @contextmanager
+    def frozen(self) -> Iterator[None]:
+        """Within, the backbone is a frozen copy of itself, which is quicker to run."""
+        backbone, self.backbone = self.backbone, self.frozen_copy(self.backbone)
+        try:
+            yield
+        finally:
+            self.backbone = backbone
 
     def train_groups(self, stage: StageConfig, *others: nn.Module) -> list[dict[str, Any]]:
         """Parameter groups of the backbone, at its own rate where the stage has one, and of other modules."""

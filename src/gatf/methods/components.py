@@ -11,6 +11,7 @@ from gatf.data.augment import four_rotations, rotation_labels
 from gatf.errors import UserError
 from gatf.geometry.moments import Moments, PairedMoments
 from gatf.methods.base import Batch, Phase, TaskData, TaskInfo, shuffled
+from gatf.nets.folding import folded
 from gatf.settings import OptimisationConfig, StageConfig
 
 
@@ -73,7 +74,7 @@ def perturbation_terms(head: nn.Module, features: Tensor, labels: Tensor, step: 
 def own_features(net: nn.Module, data: TaskData, *, mirror: bool = False) -> tuple[Tensor, Tensor]:
     """Features [N, S] and labels [N] of this process's share of a task's images under the test transform, `net` in
     eval mode. With `mirror` the horizontally flipped images follow the plain ones."""
-    net.eval()
+    net = folded(net.eval())
     features, labels = [], []
     for flip in (False, True) if mirror else (False,):
         for batch in data.batches("test", part=ranks.part):
@@ -122,7 +123,7 @@ def feature_pairs(
     teacher: nn.Module, student: nn.Module, data: TaskData, *, batch_size: int, purpose: str, epoch: int = 0
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """(old, new) features of the same augmented images, both networks in eval mode; this process's part of an epoch."""
-    student.eval()
+    student = folded(student.eval())
     for batch in data.batches(
         "train", batch_size=batch_size, purpose=purpose, epoch=epoch, order=shuffled, part=ranks.part
     ):
@@ -144,8 +145,10 @@ def adapter_phase(
 ) -> Phase:  # fmt: skip
     """AdaGauss's adapter stage: with both networks frozen, fit old → new features and keep the images full rank."""
 
+    frozen = [student]
+
     def loss(batch: Batch) -> dict[str, Tensor]:
-        old, new = frozen_features(teacher, batch.images), frozen_features(student, batch.images)
+        old, new = frozen_features(teacher, batch.images), frozen_features(frozen[0], batch.images)
         moved = mapping(old)
         terms = {"adapter": nn.functional.mse_loss(moved, new)}
         if anti_collapse_weight and has_covariance(moved, batch):
@@ -153,7 +156,7 @@ def adapter_phase(
         return terms
 
     def set_mode() -> None:
-        student.eval()
+        frozen[:] = [folded(student.eval())]
         adapter.train()
 
     return Phase("adapter", {"adapter": adapter}, loss, stage, on_epoch_start=on_epoch_start, set_mode=set_mode)

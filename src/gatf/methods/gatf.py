@@ -78,10 +78,6 @@ class GATFConfig(CovarianceConfig):
     """Weight of the release's pairwise cosine terms."""
     perturb: NotNegative = 0.0
     """Step of the release's task-0 feature perturbation (0.5 in its CUB script)."""
-    samples: PositiveInt = 10_000
-    """Points drawn from each Gaussian to carry it through the map."""
-    matched_noise: bool = True
-    """Draw points whose sample mean and covariance are exact, so that the anchor adds no sampling error."""
     readout: Rule = "bayes"
     """How classes are told apart."""
 
@@ -112,6 +108,7 @@ class GATF(Method):
         super().__init__(*args)
         if self.config.anti_collapse:
             check_batches(self.optimisation, self.feature_dim)
+        self.samples = self.config.draws(self.feature_dim)
         self.memory = GaussianMemory(
             self.feature_dim, rule=self.config.readout, seed=self.seed, storage=self.config.storage
         )
@@ -234,7 +231,7 @@ class GATF(Method):
         config = self.config
         if config.final_refresh and self.anchor is not None:
             self.anchor.update(self._estimate(data, 0, "final anchor", self.residual), restart=True)
-        how = {"samples": config.samples, "matched": config.matched_noise, "task": data.info.index}
+        how = {"samples": self.samples, "matched": config.matched_noise, "task": data.info.index}
         self.note("transport", **self.memory.transport(self.map, dtype=self.dtype, **how))
 
     def scores(self, images: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from gatf.geometry.moments import PairedMoments
 from gatf.methods.base import Batch, Method, Phase, TaskData, TaskInfo
 from gatf.methods.compensation import LWF_OPTIMISATION, PrototypeConfig, Prototypes, Report, finite
 from gatf.methods.components import feature_pairs
+from gatf.nets.folding import folded
 from gatf.settings import Positive, StageConfig
 
 RELEASE_BATCH = 128
@@ -74,13 +75,15 @@ def projector_stage(config: LDCConfig, images: int) -> StageConfig:
 def projector_phase(projector: nn.Module, old: nn.Module, new: nn.Module, stage: StageConfig) -> Phase:
     """Fit W·f_{t−1}(x) ≈ f_t(x) on current images, both networks frozen, no label read."""
 
+    frozen = [new]
+
     def loss(batch: Batch) -> dict[str, Tensor]:
         with torch.no_grad():
-            before, after = old(batch.images), new(batch.images)
+            before, after = old(batch.images), frozen[0](batch.images)
         return {"projector": mse_loss(projector(before), after)}
 
     def set_mode() -> None:
-        new.eval()
+        frozen[:] = [folded(new.eval())]
         projector.train()
 
     return Phase("projector", {"projector": projector}, loss, stage, set_mode=set_mode)

@@ -8,6 +8,7 @@ from pydantic import PositiveInt
 from torch import Tensor, nn
 
 from gatf import ranks
+from gatf.errors import UserError
 from gatf.geometry import gaussians, moments, readout, spd
 from gatf.methods.base import TaskData
 from gatf.methods.components import Growing, of_all_processes, own_features
@@ -16,8 +17,8 @@ from gatf.seeding import generator, key
 from gatf.settings import MethodConfig
 
 Rule = Literal["bayes", "mahalanobis", "nmc", "linear"]
-CHUNK_ROWS = 20_000
-"""Vectors that go through a map at once."""
+PLAIN_SAMPLES, SAMPLES_PER_DIMENSION = 10_000, 16
+"""Points drawn from each Gaussian to move it: plain ones as published, or mirrored ones with exact moments."""
 CHUNK_ELEMENTS = 2**21
 """Float64 elements of the matrices [classes, S, S] that exist at once while all are moved or replaced (16 MB)."""
 
@@ -31,6 +32,23 @@ class CovarianceConfig(MethodConfig):
     mean."""
     covariance_rank: PositiveInt = 8
     """Directions that lowrank keeps of each class."""
+    samples: PositiveInt | None = None
+    """Points drawn from each Gaussian to carry it through the map. Default: the papers' 10 000, or with `matched_noise`
+    16 for each dimension of the features, whose error is smaller."""
+    matched_noise: bool = True
+    """Draw points in mirrored pairs whose sample mean and covariance are exact, so that an affine map adds no sampling
+    error."""
+
+    def draws(self, dim: int) -> int:
+        """Points drawn from each Gaussian of S = `dim` dimensions."""
+        if self.samples is None:
+            return SAMPLES_PER_DIMENSION * dim if self.matched_noise else PLAIN_SAMPLES
+        if self.matched_noise and self.samples < 2 * dim:
+            raise UserError(
+                f"method.samples is {self.samples}, but points with exact moments must be at least twice as many as "
+                f"the features have dimensions ({dim}): raise it, leave it out, or set method.matched_noise=false"
+            )
+        return self.samples
 
     def storage(self, dim: int) -> Storage:
         """What keeps covariances of S = `dim` dimensions that way."""
@@ -78,9 +96,9 @@ class GaussianMemory(Growing):
         self.means = mapping(self.means.to(dtype)).float()
         self._readout = None
 
-    def _chunks(self, classes: slice, *, multiple: int = 1) -> Iterator[range]:
-        """Consecutive classes, a multiple of so many at a time; one empty chunk where there is no class."""
-        size = multiple * max(1, CHUNK_ELEMENTS // (multiple * self.dim**2))
+    def _chunks(self, classes: slice) -> Iterator[range]:
+        """Consecutive classes; one empty chunk where there is no class."""
+        size = max(1, CHUNK_ELEMENTS // self.dim**2)
         for start in range(classes.start, max(classes.stop, classes.start + 1), size):
             yield range(start, min(start + size, classes.stop))
 
@@ -117,15 +135,16 @@ class GaussianMemory(Growing):
         could be factorised.
         """
         draws = generator(self.seed, "transport", task)
-        noise = gaussians.white_noise(samples, self.dim, generator=draws, matched=matched, device=self.means.device)
+        samples += samples % 2 if matched else 0  # pairs
+        noise = gaussians.white_noise(
+            samples, self.dim, generator=draws, matched=matched, mirrored=matched, device=self.means.device
+        )
         moved, repaired = [], torch.zeros(2)
-        for chunk in self._chunks(ranks.part(len(self)), multiple=max(1, CHUNK_ROWS // samples)):
+        for chunk in self._chunks(ranks.part(len(self))):
             stored = self._some(chunk)
             factor = spd.cholesky(stored.covs)
             repaired += torch.stack([(factor.jitter > 0).sum(), factor.clipped.sum()]).cpu()
-            pushed = gaussians.push_forward(
-                stored, mapping, noise=noise, chunk_rows=CHUNK_ROWS, factor=factor, dtype=dtype
-            )
+            pushed = gaussians.push_forward(stored, mapping, noise=noise, factor=factor, dtype=dtype)
             moved.append((pushed.means, self.storage.encode(_limited(pushed.covs, shrink, diagonal))))
         if ranks.world() > 1:
             moved = ranks.gather_list([(means.cpu(), _on(kept, "cpu")) for means, kept in moved])

@@ -1,45 +1,159 @@
-"""Batch-norm folded into the convolution before it: what a frozen network does not need to compute again."""
+"""Frozen networks with less to compute: batch-norm goes into the convolution before it, and what follows a convolution
+(adding a shortcut, ReLU) is done in the same pass over memory."""
 
+import operator
 from collections import Counter
 from copy import deepcopy
+from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import Tensor, fx, nn
+from torch.nn.functional import relu
 from torch.nn.utils.fusion import fuse_conv_bn_eval
+from torch.nn.utils.parametrize import is_parametrized
+
+SUMS = (operator.add, operator.iadd, torch.add)
+RELUS = (torch.relu, torch.relu_, relu)
+
+
+class FusedConv2d(nn.Conv2d):
+    """relu(convolution + shortcut): what the three operations give, on a CPU by one of oneDNN's."""
+
+    def __init__(self, plain: nn.Conv2d) -> None:
+        sizes = (plain.in_channels, plain.out_channels, plain.kernel_size)
+        steps = (plain.stride, plain.padding, plain.dilation, plain.groups)
+        super().__init__(*sizes, *steps, plain.bias is not None, device="meta")  # type: ignore[arg-type]
+        self.weight, self.bias = plain.weight, plain.bias
+        self.geometry = [list(each) for each in (plain.padding, plain.stride, plain.dilation)]
+
+    def forward(self, input: Tensor, shortcut: Tensor | None = None, overwrite: bool = False) -> Tensor:
+        """`overwrite` says that nobody needs the shortcut afterwards."""
+        if not self._in_one_pass(input) or (shortcut is not None and shortcut.shape != self._output_shape(input)):
+            out = super().forward(input)
+            return torch.relu_(out if shortcut is None else out + shortcut)
+        layer = (self.weight, self.bias, *self.geometry, self.groups)
+        if shortcut is None:
+            return torch.ops.mkldnn._convolution_pointwise(input, *layer, "relu", [], "")
+        if overwrite:
+            return torch.ops.mkldnn._convolution_pointwise_.binary(shortcut, input, *layer, "add", 1.0, "relu", [], "")
+        return torch.ops.mkldnn._convolution_pointwise.binary(input, shortcut, *layer, "add", 1.0, "relu", [], "")
+
+    def _in_one_pass(self, input: Tensor) -> bool:
+        """Whether oneDNN's operation, which has no gradient, can do it."""
+        return bool(
+            input.device.type == "cpu"
+            and input.dtype == self.weight.dtype == torch.float32
+            and not (torch.is_grad_enabled() and (input.requires_grad or self.weight.requires_grad))
+            and not torch.is_autocast_enabled("cpu")
+            and torch.backends.mkldnn.is_available()
+            and torch.backends.mkldnn.enabled
+        )
+
+    def _output_shape(self, input: Tensor) -> tuple[int, ...]:
+        sizes = zip(input.shape[2:], *self.geometry, self.kernel_size, strict=True)
+        places = ((size + 2 * pad - apart * (kernel - 1) - 1) // step + 1 for size, pad, step, apart, kernel in sizes)
+        return (input.shape[0], self.out_channels, *places)
 
 
 def folded(net: nn.Module) -> nn.Module:
     """A copy in eval mode that computes the same, up to rounding, with fewer operations.
 
-    Convolutions whose output goes to a batch-norm layer and nowhere else take its scale and shift into their weights. A
-    network that cannot be traced (its path depends on values) is copied as it is.
+    Convolutions whose output goes to a batch-norm layer and nowhere else take its scale and shift into their weights,
+    and then the sum and the ReLU that alone use what they give. A network that cannot be traced (its path depends on
+    values), that has hooks or whose weights are computed is copied as it is.
     """
     copy = deepcopy(net).eval()
-    if not any(isinstance(module, nn.BatchNorm2d) for module in copy.modules()):
+    layers = list(copy.modules())
+    if not any(isinstance(layer, nn.Conv2d) for layer in layers) or any(map(_has_more_to_do, layers)):
         return copy
     try:
         traced = fx.symbolic_trace(copy)
     except Exception:  # tracing runs the network's own code on stand-ins, so anything can be raised
         return copy
-    modules = dict(traced.named_modules())
-    calls = Counter(node.target for node in traced.graph.nodes if node.op == "call_module")
-    for node in traced.graph.nodes:
-        if not _calls(node, nn.BatchNorm2d, modules):
-            continue
-        before = node.args[0]
-        if not _calls(before, nn.Conv2d, modules) or len(before.users) > 1:
-            continue
-        if calls[node.target] > 1 or calls[before.target] > 1:  # a layer in two places has no one weight to fold into
-            continue
-        _replace(traced, before.target, fuse_conv_bn_eval(modules[before.target], modules[node.target]))
-        _replace(traced, node.target, nn.Identity())
+    if hasattr(net, "feature_dim"):
+        traced.feature_dim = net.feature_dim
+    _fold_batch_norm(traced)
+    _fuse_what_follows(traced)
+    traced.recompile()
     return traced.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 
-def _calls(node: fx.Node, kind: type[nn.Module], modules: dict[str, nn.Module]) -> bool:
-    return node.op == "call_module" and isinstance(modules[str(node.target)], kind)
+def _has_more_to_do(layer: nn.Module) -> bool:
+    return bool(layer._forward_hooks or layer._forward_pre_hooks) or is_parametrized(layer)
 
 
-def _replace(net: nn.Module, path: str, module: nn.Module) -> None:
-    parent, _, name = path.rpartition(".")
+def _fold_batch_norm(net: fx.GraphModule) -> None:
+    calls = _calls_of_each(net)
+    for conv in _convolutions(net):
+        norm = _only_user(conv)
+        if norm is not None and _is_layer(net, norm, nn.BatchNorm2d) and calls[norm.target] == 1:
+            _replace(net, conv, fuse_conv_bn_eval(_layer(net, conv), _layer(net, norm)))
+            _replace(net, norm, nn.Identity())
+    for node in net.graph.nodes:
+        if _is_layer(net, node, nn.Identity):
+            node.replace_all_uses_with(node.args[0])
+            net.graph.erase_node(node)
+
+
+def _fuse_what_follows(net: fx.GraphModule) -> None:
+    for conv in _convolutions(net):
+        layer, then = _layer(net, conv), _only_user(conv)
+        if layer.padding_mode != "zeros" or isinstance(layer.padding, str) or len(conv.args) != 1:
+            continue
+        shortcut: Any = None
+        chain = [conv]
+        if then is not None and then.target in SUMS and len(then.args) == 2:
+            shortcut = then.args[1] if then.args[0] is conv else then.args[0]
+            chain, then = [conv, then], _only_user(then)
+        if then is None or not _rectifies(net, then) or (shortcut is not None and not _differs(shortcut, conv)):
+            continue
+        with net.graph.inserting_before(then):
+            more = () if shortcut is None else (shortcut, _free_after(net, shortcut, chain[-1]))
+            fused = net.graph.call_module(str(conv.target), (*conv.args, *more))
+        then.replace_all_uses_with(fused)
+        for node in (then, *reversed(chain)):
+            net.graph.erase_node(node)
+        _replace(net, fused, FusedConv2d(layer))
+
+
+def _convolutions(net: fx.GraphModule) -> list[fx.Node]:
+    """Calls of convolutions; a layer in two places has no one weight to fold into, and is left out."""
+    calls = _calls_of_each(net)
+    return [node for node in net.graph.nodes if _is_layer(net, node, nn.Conv2d) and calls[node.target] == 1]
+
+
+def _calls_of_each(net: fx.GraphModule) -> Counter[object]:
+    return Counter(node.target for node in net.graph.nodes if node.op == "call_module")
+
+
+def _only_user(node: fx.Node) -> fx.Node | None:
+    return next(iter(node.users)) if len(node.users) == 1 else None
+
+
+def _rectifies(net: fx.GraphModule, node: fx.Node) -> bool:
+    return _is_layer(net, node, nn.ReLU) or node.target in RELUS
+
+
+def _differs(shortcut: object, conv: fx.Node) -> bool:
+    """Whether it is another tensor of the graph, no number."""
+    return isinstance(shortcut, fx.Node) and shortcut is not conv
+
+
+def _free_after(net: fx.GraphModule, shortcut: fx.Node, total: fx.Node) -> bool:
+    """Whether a convolution made the shortcut, and only convolutions read it before the sum: nobody needs it then."""
+    return _is_layer(net, shortcut, nn.Conv2d) and all(
+        user is total or (user < total and _is_layer(net, user, nn.Conv2d)) for user in shortcut.users
+    )
+
+
+def _is_layer(net: fx.GraphModule, node: fx.Node, kind: type[nn.Module]) -> bool:
+    return node.op == "call_module" and isinstance(_layer(net, node), kind)
+
+
+def _layer(net: fx.GraphModule, node: fx.Node) -> Any:
+    return net.get_submodule(str(node.target))
+
+
+def _replace(net: fx.GraphModule, node: fx.Node, module: nn.Module) -> None:
+    parent, _, name = str(node.target).rpartition(".")
     setattr(net.get_submodule(parent), name, module)
