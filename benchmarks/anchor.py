@@ -3,14 +3,14 @@
     python benchmarks/anchor.py [--quick] [--threads 2] [--out benchmarks/results/anchor.json]
 
 SciPy's routine is for any two matrices (two Schur forms, then a triangular solve); ours knows that covariances are
-symmetric. Each uses its own LAPACK: OpenBLAS in SciPy's wheels, MKL in torch's. One thread is measured as well, for
-small matrices gain nothing from more. How long the two eigendecompositions take alone is written down beside.
+symmetric. Each uses its own LAPACK: OpenBLAS in SciPy's wheels, MKL in torch's. How long the two eigendecompositions
+take alone is written down beside.
 """
 
 import statistics
 
 import torch
-from harness import Report, options, seconds, set_threads, take_turns
+from harness import Report, options, seconds, take_turns
 from reference import sylvester
 from torch import Tensor
 
@@ -18,7 +18,8 @@ from gatf.geometry import PairedMoments, solve_sylvester
 
 RIDGE = 0.01
 TARGETS = {64: 5, 512: 10}
-REPEATS = {64: 200, 512: 10}
+TURNS = {64: (15, 50), 512: (7, 3)}
+"""How many turns, and calls in each."""
 
 
 def make_problem(dim: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -37,31 +38,32 @@ def make_problem(dim: int) -> tuple[Tensor, Tensor, Tensor]:
 def main() -> None:
     arguments = options("anchor", __doc__)
     report = Report(arguments, {"ridge": RIDGE})
-    for threads in sorted({1, arguments.threads}):
-        set_threads(threads)
-        for dim in TARGETS:
-            compare(report, dim, threads)
+    for dim in TARGETS:
+        compare(report, dim)
     report.write("scipy")
 
 
-def compare(report: Report, dim: int, threads: int) -> None:
+def compare(report: Report, dim: int) -> None:
     """One size: time, and how well the two agree."""
     cov_old, cov_new, cross = make_problem(dim)
     expected = sylvester.solve(cov_old, cov_new, cross, RIDGE)
     got = solve_sylvester(cov_old, cov_new, cross, RIDGE)
     residual = (got @ cov_old + RIDGE * cov_new @ got - cross).norm() / cross.norm()
-    repeats = REPEATS[dim] // (5 if report.arguments.quick else 1)
+    repeats, calls = (2, 1) if report.arguments.quick else TURNS[dim]
     turns = take_turns(
         lambda: sylvester.solve(cov_old, cov_new, cross, RIDGE),
         lambda: solve_sylvester(cov_old, cov_new, cross, RIDGE),
         repeats=repeats,
+        calls=calls,
+        rest=0.2,
     )
-    eigen = [seconds(lambda: (torch.linalg.eigh(cov_old), torch.linalg.eigh(cov_new))) for _ in range(repeats)]
+    eigen = [
+        seconds(lambda: (torch.linalg.eigh(cov_old), torch.linalg.eigh(cov_new)), calls=calls) for _ in range(repeats)
+    ]
     report.add(
-        f"anchor of S = {dim}, threads: {threads}",
+        f"anchor of S = {dim}",
         **turns,
         target=TARGETS[dim],
-        threads=threads,
         eigendecompositions=statistics.median(eigen),
         largest_relative_difference=float((got - expected).abs().max() / expected.abs().max()),
         relative_residual=float(residual),

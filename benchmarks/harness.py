@@ -56,18 +56,23 @@ def set_threads(threads: int) -> None:
         os.environ[variable] = str(threads)
 
 
-def seconds(call: Call, clock: Callable[[], float] = time.perf_counter) -> float:
-    """Time of one call."""
+def seconds(call: Call, clock: Callable[[], float] = time.perf_counter, calls: int = 1) -> float:
+    """Time of one call, the mean of so many in a row."""
     start = clock()
-    call()
-    return clock() - start
+    for _ in range(calls):
+        call()
+    return (clock() - start) / calls
 
 
 def take_turns(
-    reference: Call, ours: Call, *, repeats: int, clock: Callable[[], float] = time.perf_counter, warm_up: bool = True
-) -> dict[str, Any]:
+    reference: Call, ours: Call, *, repeats: int, calls: int = 1, clock: Callable[[], float] = time.perf_counter,
+    warm_up: bool = True, rest: float = 0.0,
+) -> dict[str, Any]:  # fmt: skip
     """Median seconds of both, and median and lowest of reference/ours over the turns, after one turn to warm up (which
     calls of many seconds do not need).
+
+    A turn is so many `calls` in a row, before which both sides `rest` for some seconds: short calls would otherwise be
+    timed while the threads of the other side's libraries still spin.
 
     Who goes first changes from turn to turn. Garbage is not collected while a call is timed, and between turns only
     where they are long: a collection empties the caches, which short calls would feel.
@@ -76,8 +81,8 @@ def take_turns(
     gc.disable()
     for turn in range(repeats + warm_up):
         first, second = (reference, ours) if turn % 2 else (ours, reference)
-        times = seconds(first, clock), seconds(second, clock)
-        turns.append(times if turn % 2 else times[::-1])
+        times = tuple(_rested(call, rest, clock, calls) for call in (first, second))
+        turns.append((times[0], times[1]) if turn % 2 else (times[1], times[0]))
         if sum(times) > LONG_TURN:
             gc.collect()
     gc.enable()
@@ -89,6 +94,11 @@ def take_turns(
         "ratio_lowest": min(theirs / own for theirs, own in turns),
         "repeats": repeats,
     }
+
+
+def _rested(call: Call, rest: float, clock: Callable[[], float], calls: int) -> float:
+    time.sleep(rest)
+    return seconds(call, clock, calls)
 
 
 def per_second(turns: dict[str, Any], count: int) -> dict[str, Any]:

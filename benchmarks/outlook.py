@@ -12,10 +12,17 @@ from typing import Any
 import costs
 from costs import Network, Work
 
+from gatf.data.loader import EVALUATION_BATCH
+from gatf.methods.gatf import GATFConfig
+
 KINDS = ("full", "lowrank", "diag", "shared")
 DIMS = (64, 128)
 RANK = 8
-SAMPLES = 10_000
+
+
+def draws(dim: int) -> int:
+    """Samples a class in transport, as by default."""
+    return GATFConfig().draws(dim)
 
 
 @dataclass(frozen=True)
@@ -99,7 +106,9 @@ def on_gpus(job: Job) -> dict[str, Any]:
     once = GPU.seconds(costs.refresh_work(job.net, images=job.images_a_task // PROCESSES))
     hours["anchor refreshes"] = (job.tasks - 1) * (job.epochs // job.refresh) * once
     carried = sum(task * job.new for task in range(1, job.tasks))
-    hours["transport"] = GPU.seconds(costs.transport_work(carried // PROCESSES, samples=SAMPLES, dim=job.net.dim))
+    hours["transport"] = GPU.seconds(
+        costs.transport_work(carried // PROCESSES, samples=draws(job.net.dim), dim=job.net.dim)
+    )
     learnt = costs.statistics_work(job.net, images=job.images // PROCESSES)
     hours["class statistics"] = GPU.seconds(learnt)
     seen = sum((task + 1) / job.tasks for task in range(job.tasks))
@@ -117,7 +126,7 @@ def on_gpus(job: Job) -> dict[str, Any]:
         "activations": costs.kept_for_backward(job.net, batch=share),
         "Gaussians": job.classes * stored,
         "readout of the Gaussians": job.classes * bytes_read("full", dim=job.net.dim),
-        "test scores": job.test_images * job.classes * BYTES_A_SCORE,
+        "test scores": EVALUATION_BATCH * job.classes * BYTES_A_SCORE,
     }
     return {
         "dim": job.net.dim, "batch": job.batch, "trained_parameters": trained, "steps_a_task": steps,
@@ -158,7 +167,7 @@ def bytes_read(kind: str, *, dim: int, rank: int = RANK) -> int:
 def many_classes(fitted: dict[str, Work], *, classes: int, dim: int) -> list[dict[str, Any]]:
     """So many classes, each kind of covariance: bytes, and seconds here and on a GPU."""
     rows = []
-    transport = costs.transport_work(classes, samples=SAMPLES, dim=dim)
+    transport = costs.transport_work(classes, samples=draws(dim), dim=dim)
     for kind in KINDS:
         alone = costs.scoring_work(kind, images=1, classes=classes, dim=dim, rank=RANK)
         many = costs.scoring_work(kind, images=256, classes=classes, dim=dim, rank=RANK)
@@ -197,10 +206,6 @@ def walls(fitted: dict[str, Work], dim: int) -> list[dict[str, Any]]:
             f"Gaussians and readout take {name}",
             {kind: limit / (bytes_kept(kind, dim=dim) + bytes_read(kind, dim=dim)) for kind in KINDS},
         )
-    add(
-        "scores of 10 test images a class take 16 GB in evaluation",
-        dict.fromkeys(KINDS, (16e9 / (10 * BYTES_A_SCORE)) ** 0.5),
-    )
     add("scoring one image takes 100 ms here", {kind: _image_limit(fitted, kind, dim) for kind in KINDS})
     train = training_of_a_task(fitted, CPU_RECIPE)
     add(
@@ -210,7 +215,7 @@ def walls(fitted: dict[str, Work], dim: int) -> list[dict[str, Any]]:
     job = imagenet(dim)
     result = on_gpus(job)
     per_task = 3600 * sum(result["hours"][name] for name in result["hours"] if name.startswith("later"))
-    per_class = GPU.seconds(costs.transport_work(1, samples=SAMPLES, dim=dim)) / PROCESSES
+    per_class = GPU.seconds(costs.transport_work(1, samples=draws(dim), dim=dim)) / PROCESSES
     add(
         "transport takes as long as training, 8 GPUs, a task of ImageNet-1k",
         dict.fromkeys(KINDS, per_task / (job.tasks - 1) / per_class),
@@ -231,7 +236,7 @@ def _image_limit(fitted: dict[str, Work], kind: str, dim: int, limit: float = 0.
 
 
 def _transport_a_class(fitted: dict[str, Work], kind: str, dim: int) -> float:
-    one, two = (costs.transport_work(count, samples=SAMPLES, dim=dim) for count in (1, 2))
+    one, two = (costs.transport_work(count, samples=draws(dim), dim=dim) for count in (1, 2))
     seconds = _slope(fitted["transport"], one, two)
     if kind == "lowrank":
         few, more = (costs.per_class_work(count, dim=dim) for count in (1, 2))
@@ -243,7 +248,8 @@ def everything(fitted: dict[str, Work]) -> dict[str, Any]:
     """All that is said, with what it rests on."""
     return {
         "assumptions": {
-            "gpu": asdict(GPU), "ethernet": ETHERNET, "processes": PROCESSES, "samples": SAMPLES, "rank": RANK
+            "gpu": asdict(GPU), "ethernet": ETHERNET, "processes": PROCESSES, "samples_a_dimension": draws(1),
+            "rank": RANK,
         },
         "imagenet": [on_gpus(imagenet(dim)) for dim in (64, 512)],
         "many_classes": [row for dim in DIMS for row in many_classes(fitted, classes=100_000, dim=dim)],

@@ -82,8 +82,13 @@ def test_merging_gives_the_moments_of_all_images_together() -> None:
     torch.testing.assert_close(merged.covs, torch.stack([torch.cov(z.T) for z in both]))
 
 
-def test_a_method_with_heads_refuses_known_classes(tiny_classifier: Tiny, digit_images: Digits) -> None:
-    learner = tiny_classifier(method="finetune", epochs=1).fit(*some_digits(digit_images, "d0", "d1", most=60))
+@pytest.mark.parametrize("choice", [{"method": "finetune"}, {"method": "adagauss", "distillation": "logit"}])
+def test_a_method_with_heads_refuses_known_classes(
+    choice: dict[str, str], tiny_classifier: Tiny, digit_images: Digits
+) -> None:
+    settings = {f"method.{name}": value for name, value in choice.items() if name != "method"}
+    learner = tiny_classifier(method=choice["method"], epochs=1, settings=settings)
+    learner.fit(*some_digits(digit_images, "d0", "d1", most=60))
     with pytest.raises(UserError, match="cannot go on with classes it knows"):
         learner.partial_fit(*some_digits(digit_images, "d1", "d2", most=60))
 
@@ -129,6 +134,11 @@ def test_other_methods_fit_too(method: str, tiny_classifier: Tiny, digit_images:
 def test_a_method_that_needs_old_images_is_refused(tiny_classifier: Tiny, digit_images: Digits) -> None:
     with pytest.raises(UserError, match="needs all earlier images"):
         tiny_classifier(method="joint").fit(*some_digits(digit_images, "d0", "d1", most=40))
+
+
+def test_a_setting_without_effect_is_refused(tiny_classifier: Tiny, digit_images: Digits) -> None:
+    with pytest.raises(UserError, match=r"data\.test_crop is for runs alone"):
+        tiny_classifier(settings={"data.test_crop": 6}).fit(*some_digits(digit_images, "d0", "d1", most=40))
 
 
 # --- conventions ------------------------------------------------------------------------------------------------------

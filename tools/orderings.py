@@ -26,7 +26,7 @@ from update_docs import ROOT, replace_between
 
 from gatf.config import load_config
 from gatf.data.loader import TaskData
-from gatf.evaluation.metrics import evaluate, forgetting, incremental_accuracy, last_accuracy
+from gatf.evaluation.metrics import forgetting, incremental_accuracy, last_accuracy
 from gatf.experiment import CHECKPOINTS, Experiment
 from gatf.files import write_text
 from gatf.methods import Method
@@ -191,8 +191,7 @@ def replayed(once: Trained, after: dict[str, Any], oracle: str | None) -> dict[s
         for notice in method.notices:
             take_note(notes, notice.name, notice.values)
         method.notices.clear()
-        scores, labels = experiment.test_scores(task)
-        result = evaluate(scores, labels, experiment.scenario.task_of_class()[: scores.shape[1]])
+        result = experiment.evaluate(task)
         matrix.append(result.by_task)
         seen.append(result.seen)
     metrics = {"a_last": last_accuracy(seen), "a_inc": incremental_accuracy(seen), "forgetting": forgetting(matrix)}

@@ -313,7 +313,7 @@ def assumptions(scaling: Whole) -> str:
         ("bytes written a second", size(gpu["written"])),
         ("bytes sent a second, within a node", size(gpu["sent"])),
         ("bytes sent a second, between nodes", size(assumed["ethernet"])),
-        ("samples a class in transport", number(assumed["samples"])),
+        ("samples a class in transport", f"{assumed['samples_a_dimension']} S"),
     ]
     return table(("assumed, not measured", "value"), rows)
 

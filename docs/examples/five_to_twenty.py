@@ -66,11 +66,11 @@ def draw(tables, letters, path):
 
 
 def main(quick, out):
-    images_per_class, epochs, samples = (12, 1, 200) if quick else (200, "auto", 10_000)
+    images_per_class, epochs = (12, 1) if quick else (200, "auto")
     data = load_letters(images_per_class, tests_per_class=5 if quick else 50)
     letters = np.unique(data[1])
 
-    remembering = IncrementalClassifier(method="gatf", epochs=epochs, settings={"method.samples": samples})
+    remembering = IncrementalClassifier(method="gatf", epochs=epochs)
     forgetting = IncrementalClassifier(method="finetune", epochs=epochs, settings={"optimisation.next.lr": 0.1})
     tables = {"GATF": grow(remembering, *data), "Plain fine-tuning": grow(forgetting, *data)}
     draw(tables, letters, out)

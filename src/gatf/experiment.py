@@ -25,7 +25,7 @@ from gatf.data.loader import EVALUATION_BATCH, TaskData, TaskInfo, split_pipelin
 from gatf.data.scenario import Scenario, build_scenario
 from gatf.data.sources import open_source
 from gatf.errors import UserError
-from gatf.evaluation.metrics import Evaluation, evaluate, forgetting, incremental_accuracy, last_accuracy
+from gatf.evaluation.metrics import Evaluation, choose, evaluate, forgetting, incremental_accuracy, last_accuracy
 from gatf.evaluation.observer import DiagnosticsData, DiagnosticsObserver
 from gatf.files import write_text
 from gatf.methods import Method, method_class
@@ -149,17 +149,31 @@ class Experiment:
                 events.close()
 
     @torch.inference_mode()
+    def evaluate(self, task: int) -> Evaluation:
+        """How the method does on the test images of tasks 0..task."""
+        tasks = self.scenario.task_of_class()
+        tasks = tasks[tasks <= task]
+        device = self.fabric.device
+        chosen = [choose(scores, own.to(device), tasks.to(device)) for scores, own in self._scored(task)]
+        _, labels = self.scenario.members(self.scenario.source.test, 0, task)
+        return evaluate(ranks.gather_rows(torch.cat(chosen)).cpu(), labels, tasks)
+
+    @torch.inference_mode()
     def test_scores(self, task: int) -> tuple[Tensor, Tensor]:
         """Scores [N, classes seen] and labels [N] of the test images of tasks 0..task, on the CPU."""
+        scores = torch.cat([scores for scores, _ in self._scored(task)])
+        _, labels = self.scenario.members(self.scenario.source.test, 0, task)
+        return ranks.gather_rows(scores).cpu(), labels
+
+    def _scored(self, task: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Scores and labels of this process's part of the test images, a batch at a time."""
         self.method.eval()
         images = self.scenario.source.test
-        members, labels = self.scenario.members(images, 0, task)
+        members, labels = (part[ranks.part(len(part))] for part in self.scenario.members(images, 0, task))
+        batches = members.split(EVALUATION_BATCH)
         with self.method.frozen():
-            scores = [
-                self.method.scores(self.pipeline(pixels.to(self.fabric.device), None))
-                for pixels in images.stream(members[ranks.part(len(members))].split(EVALUATION_BATCH))
-            ]
-        return ranks.gather_rows(torch.cat(scores)).cpu(), labels
+            for pixels, wanted in zip(images.stream(batches), labels.split(EVALUATION_BATCH), strict=True):
+                yield self.method.scores(self.pipeline(pixels.to(self.fabric.device), None)), wanted
 
 
 class _Session:
@@ -216,9 +230,7 @@ class _Session:
         ranks.take_from_first(method.state_dict().values())
         data.close()
         self._drain_notices(task)
-        scores, labels = self.experiment.test_scores(task)
-        task_of_class = self.experiment.scenario.task_of_class()[: data.info.seen]
-        result = evaluate(scores, labels, task_of_class)
+        result = self.experiment.evaluate(task)
         self.progress.add(result, self._seconds_of_task(), peak_memory_mb(self.experiment.fabric.device))
         self.tell("task", task=task, seen=result.seen, accuracies=result.by_task, seconds=self.progress.seconds[-1])
         self._save(task + 1, 0, Position(), None)

@@ -1,7 +1,12 @@
 import pytest
 import torch
+from torch import Tensor
 
-from gatf.evaluation.metrics import evaluate, forgetting, incremental_accuracy, last_accuracy
+from gatf.evaluation.metrics import Evaluation, choose, evaluate, forgetting, incremental_accuracy, last_accuracy
+
+
+def judged(scores: Tensor, labels: Tensor, task_of_class: Tensor) -> Evaluation:
+    return evaluate(choose(scores, labels, task_of_class), labels, task_of_class)
 
 
 def test_evaluation_by_hand() -> None:
@@ -17,7 +22,7 @@ def test_evaluation_by_hand() -> None:
             [9.0, 0, 0, 0, 5],  # 4 taken for 0; within task 1 right
         ]
     )
-    result = evaluate(scores, labels, torch.tensor([0, 0, 1, 1, 1]))
+    result = judged(scores, labels, torch.tensor([0, 0, 1, 1, 1]))
     assert result.by_task == pytest.approx([200 / 3, 100 / 3])
     assert result.seen == pytest.approx(50)
     assert result.task_aware == pytest.approx([100, 200 / 3])
@@ -28,13 +33,13 @@ def test_evaluation_by_hand() -> None:
 def test_seen_is_weighted_by_images_not_by_tasks() -> None:
     labels = torch.tensor([0, 0, 0, 1])
     scores = torch.eye(2)[torch.tensor([0, 0, 0, 0])]
-    result = evaluate(scores, labels, torch.tensor([0, 1]))
+    result = judged(scores, labels, torch.tensor([0, 1]))
     assert result.by_task == [100.0, 0.0]
     assert result.seen == 75.0
 
 
 def test_first_task_has_no_old_classes() -> None:
-    assert evaluate(torch.eye(2), torch.tensor([0, 1]), torch.tensor([0, 0])).old_to_new is None
+    assert judged(torch.eye(2), torch.tensor([0, 1]), torch.tensor([0, 0])).old_to_new is None
 
 
 def test_headline_numbers_by_hand() -> None:

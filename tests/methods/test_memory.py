@@ -188,6 +188,26 @@ def test_an_affine_map_is_followed_exactly(kind: str, chunk: int, monkeypatch: p
     torch.testing.assert_close(memory.get().covs, kept_of(kind, weight @ before.covs @ weight.T), atol=1e-4, rtol=1e-4)
 
 
+def test_how_many_points_are_drawn() -> None:
+    assert GATFConfig().draws(64) == 16 * 64
+    assert GATFConfig(matched_noise=False).draws(64) == 10_000
+    assert GATFConfig(samples=130).draws(64) == 130
+    assert GATFConfig(samples=10, matched_noise=False).draws(64) == 10
+    release = load_config("digits", method="gatf", overrides={"method.preset": "release"}).method
+    assert release.draws(64) == 10_000  # type: ignore[attr-defined]
+    with pytest.raises(UserError, match=r"method\.samples is 127, but .* \(64\): raise it"):
+        GATFConfig(samples=127).draws(64)
+
+
+def test_an_odd_number_of_points_is_made_even() -> None:
+    """Pairs ±ε: a map without a linear part leaves no covariance with it, however few the points."""
+    memory = filled("full")
+    memory.set(Gaussians(torch.zeros(1, 6), torch.eye(6)[None]))
+    memory.transport(lambda z: torch.cat([z[:, :3], z[:, 3:].abs()], dim=1), samples=13, matched=True, task=1)
+    torch.testing.assert_close(memory.get().covs[0, :3, :3], torch.eye(3).double(), atol=1e-5, rtol=0)
+    assert memory.get().covs[0, :3, 3:].abs().max() < 1e-6
+
+
 @pytest.mark.parametrize("kind", ["full", "lowrank", "diag"])
 def test_chunks_do_not_change_a_bit(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many classes are unpacked at once."""

@@ -22,20 +22,25 @@ class Evaluation:
     """Share of old-class images taken for a class of the newest task; None at task 0."""
 
 
-def evaluate(scores: Tensor, labels: Tensor, task_of_class: Tensor) -> Evaluation:
-    """From scores [N, classes seen] and labels [N]; task_of_class [classes seen] must be sorted."""
-    predicted = scores.argmax(dim=1)
+def choose(scores: Tensor, labels: Tensor, task_of_class: Tensor) -> Tensor:
+    """The best class of all, and the best of the image's own task, [N, 2]: scores [N, classes seen], labels [N]."""
+    other_task = task_of_class[None, :] != task_of_class[labels][:, None]  # [N, classes]
+    aware = scores.masked_fill(other_task, -torch.inf)
+    return torch.stack([scores.argmax(dim=1), aware.argmax(dim=1)], dim=1)
+
+
+def evaluate(chosen: Tensor, labels: Tensor, task_of_class: Tensor) -> Evaluation:
+    """From what `choose` gave of all images [N, 2] and labels [N]; task_of_class [classes seen] must be sorted."""
+    predicted, aware = chosen.T
     tasks = task_of_class[labels]  # [N]
     newest = int(task_of_class.max())
     right = (predicted == labels).double()
-    other_task = task_of_class[None, :] != tasks[:, None]  # [N, classes]
-    aware = (scores.masked_fill(other_task, -torch.inf).argmax(dim=1) == labels).double()
     old = tasks < newest
     confused = (task_of_class[predicted[old]] == newest).double()
     return Evaluation(
         by_task=_group_means(right, tasks, newest + 1),
         seen=100 * float(right.mean()),
-        task_aware=_group_means(aware, tasks, newest + 1),
+        task_aware=_group_means((aware == labels).double(), tasks, newest + 1),
         by_class=_group_means(right, labels, len(task_of_class)),
         old_to_new=100 * float(confused.mean()) if newest > 0 else None,
     )

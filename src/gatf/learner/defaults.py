@@ -15,7 +15,7 @@ TINY_SIDE, MEMORY_SIDE = 16, 64
 """Up to the first, the small network; up to the second, a 3×3 stem."""
 ANCHORS_PER_UPDATE = 30
 """How often GATF estimates its anchor during an update."""
-FIXED = ("method.name", "method.readout", "method.covariance", "method.covariance_rank")
+FIXED = ("method.name", "method.readout", "method.covariance", "method.covariance_rank", "method.distillation")
 """What a model is made of, beside backbone and scenario."""
 
 
@@ -28,6 +28,10 @@ def first_config(
     chosen = method_class(method)
     if not chosen.exemplar_free:
         raise UserError(f"method '{method}' needs all earlier images at every update; choose another one")
+    if overrides.get("data.test_crop") is not None:
+        raise UserError(
+            "data.test_crop is for runs alone: a model sees whole images; leave it out or crop them yourself"
+        )
     sections: dict[str, Any] = {
         "data": {"name": "folder", "augment": augmentation(side)},
         "backbone": {

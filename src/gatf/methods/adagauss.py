@@ -99,6 +99,7 @@ class AdaGauss(Method):
         self.head: Any = None
         self.heads = Heads(self.feature_dim) if self.config.distillation == "logit" else None
         """Of the past tasks, where logits are distilled."""
+        self.keeps_gaussians_only = self.heads is None
         self.teacher: Any = None
         self.teacher_heads: Any = None
         self.projector: Any = None

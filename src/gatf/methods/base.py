@@ -45,7 +45,7 @@ class Method(nn.Module, ABC):
     """Only `joint` says False, and is then handed the data of all tasks so far."""
     defaults: ClassVar[dict[str, Any]] = {}
     """Settings of other sections that belong to the method (its optimiser, no bottleneck), shaped like a config."""
-    keeps_gaussians_only: ClassVar[bool] = False
+    keeps_gaussians_only: bool = False
     """Between tasks there is nothing but the backbone and `stored()`: then `keep` and `feature_scores` work, and a
     class that comes back can be merged into what is stored of it."""
 
