@@ -30,7 +30,10 @@ from gatf.evaluation.observer import DiagnosticsData, DiagnosticsObserver
 from gatf.files import write_text
 from gatf.methods import Method, method_class
 from gatf.nets import build_backbone, wrap_backbone
+from gatf.nets.folding import check_folding
+from gatf.nets.resnet import ResNet18
 from gatf.nets.shared_norm import share_batch_norm
+from gatf.nets.small import SmallNet
 from gatf.seeding import keyed_init
 from gatf.training import checkpoint
 from gatf.training.events import JsonLines, Listener
@@ -326,6 +329,8 @@ def build_method(
         with keyed_init(config.seed, "init", "backbone"):
             backbone = build_backbone(config.backbone, image_shape[0], notes)
     backbone = backbone.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    if not isinstance(backbone, ResNet18 | SmallNet):
+        check_folding(backbone, image_shape)
     return method_class(config.method.name)(config.method, backbone, config.optimisation, config.seed)
 
 

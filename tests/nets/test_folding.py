@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gatf.nets.folding import FusedConv2d, folded
+from gatf.nets.folding import FusedConv2d, check_folding, folded
 from gatf.nets.resnet import ResNet18
 from gatf.nets.shared_norm import SharedBatchNorm2d, share_batch_norm
 
@@ -145,6 +145,8 @@ def test_a_shortcut_of_another_shape_and_other_numbers_take_the_long_way() -> No
 
 def test_gradients_pass_a_fused_convolution() -> None:
     """ADC walks images along the gradient of a frozen network."""
+    plain, shortcut = nn.Conv2d(3, 3, 1).requires_grad_(False), torch.zeros_like(IMAGES, requires_grad=True)
+    assert FusedConv2d(plain)(IMAGES, shortcut).requires_grad
     net = settled(ResNet18(width=4, bottleneck=8))
     ours, theirs = IMAGES.clone().requires_grad_(), IMAGES.clone().requires_grad_()
     folded(net).requires_grad_(False)(ours).square().sum().backward()
@@ -157,6 +159,8 @@ def test_every_relu_of_a_resnet_goes_into_a_convolution() -> None:
     assert fused(copy) == 17  # 1 + 16; the three of the shortcuts have no ReLU
     assert "relu" not in copy.code  # type: ignore[operator]
     assert copy.feature_dim == 8
+    with torch.inference_mode():
+        assert copy(IMAGES[:0]).shape == (0, 8)  # what a process does that got no image
 
 
 class Awkward(nn.Module):
@@ -164,15 +168,16 @@ class Awkward(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.a, self.b, self.c, self.d = (nn.Conv2d(3, 3, 1) for _ in range(4))
+        self.a, self.b, self.c, self.d, self.e, self.f = (nn.Conv2d(3, 3, 1) for _ in range(6))
 
     def forward(self, x: Tensor) -> Tensor:
         a = self.a(x)  # read again at the end
-        b = torch.relu(self.b(x) + a)
+        b = torch.relu(self.b(x) + a)  # the one that is fused
         c = self.c(b)
         c = torch.relu(c + c)
         d = torch.relu(self.d(c) + 1)
-        return d * a + torch.relu(x)
+        e = torch.relu(torch.add(self.e(d), a, alpha=-2))
+        return torch.relu(self.f(e)[:, :1] + e) * a + torch.relu(x)
 
 
 def test_awkward_sums() -> None:
@@ -181,8 +186,33 @@ def test_awkward_sums() -> None:
     copy = folded(net)
     with torch.inference_mode():
         torch.testing.assert_close(copy(IMAGES), net(IMAGES))
+        assert copy(IMAGES[:0]).shape == net(IMAGES[:0]).shape
     assert torch.equal(IMAGES, before)
     assert fused(copy) == 1
+
+
+class Aliased(nn.Module):
+    """Tracing takes the assignment for `y = y + …`, which leaves x alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 3, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = y = 2 * x
+        y += self.conv(x)
+        return (torch.relu(y) - x).flatten(1)
+
+
+def test_a_network_that_does_not_survive_tracing_is_left_alone() -> None:
+    net, good = Aliased(), nn.Sequential(nn.Conv2d(3, 3, 1), nn.ReLU(), nn.Flatten())
+    with torch.no_grad():
+        assert not torch.allclose(folded(net)(IMAGES), net(IMAGES))
+        for each in (net, good):
+            check_folding(each.train(), (3, 16, 16))
+            assert each.training
+            torch.testing.assert_close(folded(each)(IMAGES), each(IMAGES))
+    assert (fused(folded(net)), fused(folded(good))) == (0, 1)
 
 
 def test_shared_batch_norm_has_the_names_and_alone_the_values_of_the_plain_one() -> None:
