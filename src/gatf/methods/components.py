@@ -156,7 +156,8 @@ def adapter_phase(
         return terms
 
     def set_mode() -> None:
-        frozen[:] = [folded(student.eval())]
+        if frozen[0] is student:  # its training is over
+            frozen[0] = folded(student.eval())
         adapter.train()
 
     return Phase("adapter", {"adapter": adapter}, loss, stage, on_epoch_start=on_epoch_start, set_mode=set_mode)

@@ -83,7 +83,8 @@ def projector_phase(projector: nn.Module, old: nn.Module, new: nn.Module, stage:
         return {"projector": mse_loss(projector(before), after)}
 
     def set_mode() -> None:
-        frozen[:] = [folded(new.eval())]
+        if frozen[0] is new:  # its training is over
+            frozen[0] = folded(new.eval())
         projector.train()
 
     return Phase("projector", {"projector": projector}, loss, stage, set_mode=set_mode)
