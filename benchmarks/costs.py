@@ -27,7 +27,7 @@ Work = dict[str, float]
 """Amounts by name: `once` (1, the constant), `operations`, `bytes`, …"""
 EXPANSION = 32
 """Hidden units of GATF's maps, as a multiple of S: the method's default."""
-FLOAT, DOUBLE = 4, 8
+FLOAT, DOUBLE, LONG = 4, 8, 8
 
 
 @dataclass(frozen=True)
@@ -198,8 +198,8 @@ def traffic(
     gradients (DDP), batch-norm sums (nets/shared_norm.py: C + 1 and C numbers forward, the same backward),
     anti-collapse (methods/components.py: count, sum and scatter forward, the last two backward), anchor moments
     (geometry/moments.py `over`, vectors of 2S, float64), class moments and Gaussians that were carried
-    (methods/memory.py, float64), scores of test images (`ranks.gather_rows`, float64), what the first process sends
-    to the others (`ranks.take_from_first`).
+    (methods/memory.py, float64), the two classes chosen for each test image (evaluation/metrics.py, int64), what the
+    first process sends to the others (`ranks.take_from_first`).
     """
     dim, norms = net.dim, channels(net)
     sums = {
@@ -218,7 +218,7 @@ def traffic(
         "task": {
             "class moments": ring(new_classes * (1 + dim + dim**2), processes=processes, size=DOUBLE),
             "moved Gaussians": others * (seen_classes - new_classes) * (dim + dim * (dim + 1) // 2) * DOUBLE,
-            "test scores": others * test_images * seen_classes * DOUBLE,
+            "answers to test images": others * test_images * 2 * LONG,
             "state from the first process": FLOAT * (backbone + gaussians),
         },
     }

@@ -86,7 +86,7 @@ CPU_RECIPE = Job(Network(16), classes=100, tasks=10, images=20_000, test_images=
 
 @cache
 def on_gpus(job: Job) -> dict[str, Any]:
-    """Hours, memory and traffic of a run on `PROCESSES` of `GPU`; old Gaussians are carried by every process alike."""
+    """Hours, memory and traffic of a run on `PROCESSES` of `GPU`, which divide the old Gaussians between them."""
     share = job.batch // PROCESSES
     at_first, sent = (
         costs.traffic(

@@ -184,7 +184,7 @@ def test_bytes_between_processes_by_hand(load: Load) -> None:
     assert sent["step"]["anti-collapse"] == 1.75 * 4 * (1 + 2 * (64 + 64**2))
     assert sent["refresh"]["anchor moments"] == 1.75 * 8 * (1 + 128 + 128**2)
     assert sent["task"]["class moments"] == 1.75 * 8 * 10 * (1 + 64 + 64**2)
-    assert sent["task"]["test scores"] == 7 / 8 * 1000 * 100 * 8
+    assert sent["task"]["answers to test images"] == 7 / 8 * 1000 * 2 * 8
     alone = costs.traffic(net, processes=1, new_classes=10, seen_classes=100, test_images=1000)
     assert alone["step"] == dict.fromkeys(alone["step"], 0)
 

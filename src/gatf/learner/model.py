@@ -15,7 +15,6 @@ from gatf.learner.inputs import Shape
 from gatf.learner.judge import Judge
 from gatf.learner.record import UpdateRecord
 from gatf.methods import Method
-from gatf.nets.folding import folded
 
 Label = str | int | bool
 
@@ -75,7 +74,7 @@ class Model:
     @cached_property
     def _backbone(self) -> nn.Module:
         """Quicker to run than the method's, which can still be trained."""
-        return folded(self.method.backbone).requires_grad_(False)
+        return self.method.frozen_copy(self.method.backbone)
 
     @torch.no_grad()
     def look(self, images: ImageSet) -> Looks:

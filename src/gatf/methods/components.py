@@ -1,6 +1,7 @@
 """What several methods are made of: losses, feature passes, buffers that grow."""
 
 from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any, TypeVar
 
 import torch
@@ -144,11 +145,10 @@ def adapter_phase(
     on_epoch_start: Callable[[int, TaskData], None] | None = None,
 ) -> Phase:  # fmt: skip
     """AdaGauss's adapter stage: with both networks frozen, fit old → new features and keep the images full rank."""
-
-    frozen = [student]
+    at_rest = cache(lambda: folded(student))  # made in the first step, when the student's training is over
 
     def loss(batch: Batch) -> dict[str, Tensor]:
-        old, new = frozen_features(teacher, batch.images), frozen_features(frozen[0], batch.images)
+        old, new = frozen_features(teacher, batch.images), frozen_features(at_rest(), batch.images)
         moved = mapping(old)
         terms = {"adapter": nn.functional.mse_loss(moved, new)}
         if anti_collapse_weight and has_covariance(moved, batch):
@@ -156,8 +156,7 @@ def adapter_phase(
         return terms
 
     def set_mode() -> None:
-        if frozen[0] is student:  # its training is over
-            frozen[0] = folded(student.eval())
+        student.eval()
         adapter.train()
 
     return Phase("adapter", {"adapter": adapter}, loss, stage, on_epoch_start=on_epoch_start, set_mode=set_mode)

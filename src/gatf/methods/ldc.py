@@ -2,6 +2,7 @@
 2024)."""
 
 from collections.abc import Callable
+from functools import cache
 from math import ceil
 from typing import Any, ClassVar, Literal
 
@@ -74,17 +75,15 @@ def projector_stage(config: LDCConfig, images: int) -> StageConfig:
 
 def projector_phase(projector: nn.Module, old: nn.Module, new: nn.Module, stage: StageConfig) -> Phase:
     """Fit W·f_{t−1}(x) ≈ f_t(x) on current images, both networks frozen, no label read."""
-
-    frozen = [new]
+    at_rest = cache(lambda: folded(new))  # made in the first step, when its training is over
 
     def loss(batch: Batch) -> dict[str, Tensor]:
         with torch.no_grad():
-            before, after = old(batch.images), frozen[0](batch.images)
+            before, after = old(batch.images), at_rest()(batch.images)
         return {"projector": mse_loss(projector(before), after)}
 
     def set_mode() -> None:
-        if frozen[0] is new:  # its training is over
-            frozen[0] = folded(new.eval())
+        new.eval()
         projector.train()
 
     return Phase("projector", {"projector": projector}, loss, stage, set_mode=set_mode)
