@@ -68,6 +68,7 @@ def test_trivial_strengths_of_neighbours_are_independent() -> None:
         (Op.SHEAR_Y, 10, 0.33),
         (Op.TRANSLATE_X, 30, 32.0),
         (Op.TRANSLATE_Y, 14, 14.0),  # 14.93 pixels, truncated
+        (Op.TRANSLATE_X, 15, 15.0),  # 15.999999 pixels in float32, truncated
         (Op.ROTATE, 20, 90.0),
         (Op.SHARPNESS, 15, 0.495),
         (Op.POSTERIZE, 0, 8.0),

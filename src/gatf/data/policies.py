@@ -74,7 +74,8 @@ def magnitudes(op: Op, bins: int, *, wide: bool, height: int, width: int) -> lis
         **dict.fromkeys(ENHANCEMENTS, 0.99 if wide else 0.9),
     }
     if op in (Op.TRANSLATE_X, Op.TRANSLATE_Y):
-        return [float(int(ranges[op] * fraction)) for fraction in fractions]
+        # torchvision truncates float32 values: the middle one of 0 … 32 is 15.999999 there, that is 15 pixels
+        return [float(int(size)) for size in torch.linspace(0.0, ranges[op], bins, dtype=torch.float32).tolist()]
     if op in ranges:
         return [ranges[op] * fraction for fraction in fractions]
     if op is Op.POSTERIZE:
