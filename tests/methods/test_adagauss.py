@@ -20,6 +20,7 @@ from gatf.methods.memory import GaussianMemory
 from gatf.settings import StageConfig
 from gatf.training import checkpoint
 from gatf.training.loop import Interrupted, Position, train_phase
+from gatf.training.optim import rate_factor
 
 Tiny = Callable[..., RunConfig]
 
@@ -125,8 +126,43 @@ class TestWarmUp:
 def test_rates_of_later_tasks_and_of_the_adapter(tiny_config: Tiny) -> None:
     stage = tiny_config("adagauss").optimisation.next
     assert stage.lr == 0.01
-    adapter = adapter_stage(StageConfig(lr=0.01), 0.01, (0.3, 0.6, 0.9))
+    adapter = adapter_stage(StageConfig(lr=0.01), 0.01)
     assert (adapter.epochs, adapter.lr, adapter.drop_last, adapter.clip) == (100, 0.01, True, 1.0)
+
+
+class TestMilestonesOfTheAdapter:
+    """Its rate is divided by ten at epochs 30, 60 and 90 of its own, however many it has."""
+
+    def cuts(self, config: RunConfig) -> tuple[int, list[int]]:
+        """The adapter's epochs, and those at whose start its rate falls."""
+        experiment = Experiment(config)
+        task = experiment.task_info(1)
+        experiment.method.begin_task(task)
+        stage = experiment.method.phases(task)[1].stage
+        rates = [rate_factor(stage, epoch) for epoch in range(stage.epochs)]
+        assert rates[0] == 1.0
+        falls = [epoch for epoch in range(1, stage.epochs) if rates[epoch] < rates[epoch - 1]]
+        for epoch in falls:
+            assert rates[epoch] == pytest.approx(rates[epoch - 1] / 10)
+        return stage.epochs, falls
+
+    @pytest.mark.parametrize("method", ["adagauss", "gatf"])
+    @pytest.mark.parametrize(
+        ("epochs", "expected"),
+        [(200, (100, [30, 60, 90])), (80, (40, [30])), (61, (30, [])), (30, (15, [])), (62, (31, [30]))],
+    )
+    def test_are_epochs(self, method: str, epochs: int, expected: tuple[int, list[int]], tiny_config: Tiny) -> None:
+        refine = {"method.refine": True} if method == "gatf" else {}
+        assert self.cuts(tiny_config(method, **{"optimisation.next.epochs": epochs, **refine})) == expected
+
+    def test_of_the_papers_text(self, tiny_config: Tiny) -> None:
+        paper = {"optimisation.next.epochs": 200, "method.adapter_milestones": [45, 90]}
+        assert self.cuts(tiny_config("adagauss", **paper)) == (100, [45, 90])
+
+    def test_land_on_the_epoch_at_every_length(self) -> None:
+        for epochs in range(31, 300):
+            stage = adapter_stage(StageConfig(epochs=2 * epochs), 0.01)
+            assert (rate_factor(stage, 29), rate_factor(stage, 30)) == (1.0, 0.1)
 
 
 def test_the_distillation_is_a_mean_over_batch_and_coordinates(tiny_config: Tiny) -> None:

@@ -52,8 +52,9 @@ class AdaGaussConfig(CovarianceConfig):
     """Hidden units of the MLPs, as a multiple of S."""
     adapter_lr: Positive = 0.01
     """Learning rate of the adapter stage."""
-    adapter_milestones: tuple[float, ...] = (0.3, 0.6, 0.9)
-    """Fractions of the adapter's E/2 epochs at which its rate is divided by ten; the paper's text has 0.45 and 0.9."""
+    adapter_milestones: tuple[PositiveInt, ...] = (30, 60, 90)
+    """Epochs of the adapter, of which it has half as many as the task, at which its rate is divided by ten; those past
+    its end have no effect. The paper's text has 45 and 90."""
     transport: Literal["full", "diag", "mean", "none"] = "full"
     """What the adapter moves: mean and covariance, mean and variances, the mean alone, or nothing. With `diag` also new
     classes keep variances alone, as with `covariance: diag`, which takes less memory."""

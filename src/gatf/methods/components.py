@@ -162,9 +162,15 @@ def adapter_phase(
     return Phase("adapter", {"adapter": adapter}, loss, stage, on_epoch_start=on_epoch_start, set_mode=set_mode)
 
 
-def adapter_stage(stage: StageConfig, lr: float, milestones: tuple[float, ...]) -> StageConfig:
-    """How AdaGauss fits its adapter: half the epochs, SGD at its own rate, the last batch dropped."""
-    changes = {"optimiser": "sgd", "epochs": max(1, stage.epochs // 2), "lr": lr, "milestones": milestones}
+def adapter_stage(stage: StageConfig, lr: float, milestones: tuple[int, ...] = (30, 60, 90)) -> StageConfig:
+    """How AdaGauss fits its adapter: half the epochs, SGD at its own rate, the last batch dropped.
+
+    `milestones` are epochs of the adapter, not fractions of its length: one past its end has no effect, so that a short
+    stage keeps its full rate to the end.
+    """
+    epochs = max(1, stage.epochs // 2)
+    reached = tuple(milestone / epochs for milestone in milestones if milestone < epochs)
+    changes = {"optimiser": "sgd", "epochs": epochs, "lr": lr, "milestones": reached}
     return stage.model_copy(update={**changes, "schedule": "steps", "decay": 0.1, "drop_last": True})
 
 

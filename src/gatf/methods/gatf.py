@@ -71,7 +71,7 @@ class GATFConfig(CovarianceConfig):
     map_weight_decay: NotNegative | None = None
     """Weight decay of residual and distiller, where it differs from the stage's."""
     adapter_lr: Positive = 0.01
-    """Learning rate of `refine`."""
+    """Learning rate of `refine`, divided by ten at its epochs 30, 60 and 90."""
     cycle: NotNegative = 0.0
     """Weight of the release's cycle-consistency terms."""
     pairwise: NotNegative = 0.0
@@ -154,7 +154,7 @@ class GATF(Method):
             return [training]
         refining = adapter_phase(
             self.residual, self.map, self.teacher, self.backbone,
-            stage=adapter_stage(stage, config.adapter_lr, (0.3, 0.6, 0.9)),
+            stage=adapter_stage(stage, config.adapter_lr),
             anti_collapse_weight=config.anti_collapse, clamp=config.clamp, on_epoch_start=self._restart_anchor,
         )  # fmt: skip
         return [training, refining]
