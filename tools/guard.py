@@ -1,0 +1,130 @@
+"""A refactor shows the same bits: digests of small runs of every method and of a classifier that was updated twice.
+
+python tools/guard.py record before.json     with the code as it was
+python tools/guard.py check before.json      with the code as it is; names every run that differs and what in it
+
+Bits depend on the machine and on the number of threads, so a record is for one machine and is not committed. One thread
+is used, seed 0. Each run is the README's own API: `start` for experiments, `IncrementalClassifier` for models.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+os.environ["OMP_NUM_THREADS"] = "1"
+
+import numpy as np
+import torch
+from safetensors import safe_open
+from sklearn.datasets import load_digits
+
+from gatf import IncrementalClassifier
+from gatf.config import load_config
+from gatf.experiment import start
+from gatf.methods import METHODS
+
+SHORT = {
+    "device": "cpu",
+    "optimisation.first.epochs": 4,
+    "optimisation.next.epochs": 4,
+    # one epoch of warm-up, which methods that have none by default must heed as well
+    "optimisation.first.warmup": 0.25,
+    "optimisation.next.warmup": 0.25,
+}
+SCENARIOS: dict[str, dict[str, Any]] = {
+    "digits": {"scenario.stop_after": 3},
+    "glyphs": {"data.glyphs.classes": 9, "data.glyphs.train_per_class": 30, "scenario.tasks": 3},
+}
+UPDATED = ("gatf", "adagauss", "fetril", "lwf")
+"""Methods whose model is fitted and updated twice."""
+NOT_BITS = {"seconds", "total_seconds", "peak_memory_mb", "versions", "date"}
+"""Entries that differ from run to run."""
+
+
+def digest(value: Any) -> str:
+    """Of an array, or of numbers and texts in JSON (NaN and floating-point numbers by their exact value)."""
+    if isinstance(value, np.ndarray):
+        content = f"{value.dtype}{value.shape}".encode() + np.ascontiguousarray(value).tobytes()
+    else:
+        content = json.dumps(value, sort_keys=True, default=str).encode()
+    return hashlib.sha256(content).hexdigest()[:16]
+
+
+def numbers(summary: dict[str, Any], prefix: str = "") -> dict[str, str]:
+    return {f"{prefix}{name}": digest(value) for name, value in summary.items() if name not in NOT_BITS}
+
+
+def tensors(path: Path) -> dict[str, str]:
+    with safe_open(path, framework="np") as file:
+        return {f"tensor {name}": digest(file.get_tensor(name)) for name in file.keys()}  # noqa: SIM118
+
+
+def run(dataset: str, method: str) -> dict[str, str]:
+    """A short run: the tensors of its model file (networks, Gaussians), the numbers of its summary."""
+    config = load_config(dataset, method=method, overrides=SHORT | SCENARIOS[dataset])
+    with tempfile.TemporaryDirectory() as folder:
+        start(config, Path(folder))
+        summary = json.loads((Path(folder) / "summary.json").read_text(encoding="utf-8"))
+        return numbers(summary, "summary ") | tensors(Path(folder) / "model.safetensors")
+
+
+def updated(method: str) -> dict[str, str]:
+    """A classifier fitted to four digits, then taught three more and two of the old ones with one new."""
+    images, labels = load_digits(return_X_y=True)
+    images = (images.reshape(-1, 8, 8) * 15.9375).astype(np.uint8)
+    classifier = IncrementalClassifier(method=method, epochs=4, device="cpu", random_state=0)
+    known = METHODS[method].keeps_gaussians_only
+    found: dict[str, str] = {}
+    for step, classes in enumerate(((0, 1, 2, 3), (4, 5, 6), (1, 4, 7) if known else (7, 8))):
+        members = np.isin(labels, classes)
+        classifier.partial_fit(images[members], labels[members])
+        record = classifier.report_.model_dump(mode="json")
+        found |= numbers(record, f"update {step} ")
+    found["probabilities"] = digest(classifier.predict_proba(images[:50]))
+    with tempfile.TemporaryDirectory() as folder:
+        classifier.save(Path(folder) / "model.gatf")
+        return found | tensors(Path(folder) / "model.gatf")
+
+
+def jobs() -> dict[str, Callable[[], dict[str, str]]]:
+    made: dict[str, Callable[[], dict[str, str]]] = {}
+    for method in METHODS:
+        for dataset in SCENARIOS:
+            made[f"run {dataset} {method}"] = lambda dataset=dataset, method=method: run(dataset, method)
+    return made | {f"learn {method}": lambda method=method: updated(method) for method in UPDATED}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("record", "check"))
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--only", default="", help="jobs whose name contains this")
+    chosen = parser.parse_args()
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    found = {name: job() for name, job in jobs().items() if chosen.only in name}
+    if chosen.what == "record":
+        chosen.file.write_text(json.dumps(found, indent=1), encoding="utf-8")
+        print(f"{len(found)} runs, {sum(map(len, found.values()))} digests")
+        return 0
+    before = json.loads(chosen.file.read_text(encoding="utf-8"))
+    differing = 0
+    for name, digests in found.items():
+        known = before.get(name, {})
+        off = sorted(key for key in known.keys() | digests.keys() if known.get(key) != digests.get(key))
+        differing += bool(off)
+        if off:
+            print(f"{name}: {len(off)} of {len(known)} differ: {', '.join(off[:4])}{' …' if len(off) > 4 else ''}")
+    print(f"{len(found) - differing} of {len(found)} runs show the same bits")
+    return int(differing > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
