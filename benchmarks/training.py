@@ -19,7 +19,7 @@ from gatf.config import load_config
 from gatf.data.augment import Pipeline, parse_augmentation
 from gatf.data.base import ImageSet
 from gatf.data.loader import TaskData, TaskInfo
-from gatf.experiment import build_method
+from gatf.session import build_method
 from gatf.training.loop import Position, train_phase
 
 BATCH, WIDTH, DIM, CLASSES, WORKERS = 128, 16, 64, 10, 2

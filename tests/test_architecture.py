@@ -23,6 +23,7 @@ LAYERS = [
     {"report"},
     {"bench"},
     {"experiment"},
+    {"session"},
     {"config"},
     {"methods"},
     {"training"},

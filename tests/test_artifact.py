@@ -15,9 +15,9 @@ from gatf import IncrementalClassifier
 from gatf.artifact import container, model_file
 from gatf.config import load_config
 from gatf.errors import UserError
-from gatf.experiment import build_method
 from gatf.geometry.gaussians import Gaussians
-from gatf.learner.model import Model, Preprocessing
+from gatf.learner.model import Model
+from gatf.session import Preprocessing, build_method
 
 
 @pytest.fixture

@@ -192,7 +192,7 @@ def test_bytes_between_processes_by_hand(load: Load) -> None:
 def test_parameters_are_those_a_task_trains(load: Load) -> None:
     from gatf.config import load_config
     from gatf.data.loader import TaskInfo
-    from gatf.experiment import build_method
+    from gatf.session import build_method
 
     costs = load("costs")
     method = build_method(load_config("cifar100-cpu", overrides={"backbone.width": 4}), (3, 32, 32))

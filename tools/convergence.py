@@ -46,7 +46,7 @@ class Watcher:
         right = 0
         batches = members.split(EVALUATION_BATCH)
         for pixels, wanted in zip(images.stream(batches), labels.split(EVALUATION_BATCH), strict=True):
-            logits = method.head(method.backbone(self.experiment.pipeline(pixels, None)))
+            logits = method.head(method.backbone(self.experiment.session.pipeline(pixels, None)))
             own = logits[:, : scenario.task_sizes[task]]  # the upright images' outputs come first
             right += int((own.argmax(dim=1) == wanted - scenario.offsets[task]).sum())
         method.backbone.train(was_training)

@@ -19,7 +19,7 @@ from gatf.learner.inputs import Given, image_set, read_images, read_labelled
 from gatf.learner.judge import rejection_threshold, softmax_with_temperature
 from gatf.learner.model import Label, Looks, Model
 from gatf.learner.record import UpdateRecord
-from gatf.learner.update import Circumstances
+from gatf.learner.update import Conditions
 
 
 @dataclass(frozen=True)
@@ -113,14 +113,14 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):
     def fit(self, X: Any, y: Any = None) -> Self:
         """Learn the first classes, forgetting whatever was known. `y` is left out where X is a folder."""
         given, answers = read_labelled(X, y)
-        return self.learn(given, answers, Circumstances(), afresh=True)
+        return self.learn(given, answers, Conditions(), afresh=True)
 
     def partial_fit(self, X: Any, y: Any = None) -> Self:
         """Learn more classes; without a fit before, learn the first ones."""
         given, answers = read_labelled(X, y)
-        return self.learn(given, answers, Circumstances())
+        return self.learn(given, answers, Conditions())
 
-    def learn(self, given: Given, answers: np.ndarray, run: Circumstances, *, afresh: bool = False) -> Self:
+    def learn(self, given: Given, answers: np.ndarray, run: Conditions, *, afresh: bool = False) -> Self:
         """`partial_fit` (or `fit`, when `afresh`) of images already read, under the given circumstances."""
         model = None if afresh else getattr(self, "model_", None)
         config = self._config(model, given)

@@ -3,7 +3,6 @@
 import json
 import platform
 import resource
-import shutil
 import signal
 import sys
 import time
@@ -20,26 +19,20 @@ from torch import Tensor, nn
 
 from gatf import ranks
 from gatf.config import RunConfig, read_recipe, validated
-from gatf.data.augment import Pipeline, parse_augmentation
-from gatf.data.loader import EVALUATION_BATCH, TaskData, TaskInfo, split_pipeline
+from gatf.data.loader import TaskData, TaskInfo, split_pipeline
 from gatf.data.scenario import Scenario, build_scenario
 from gatf.data.sources import open_source
 from gatf.errors import UserError
 from gatf.evaluation.metrics import Evaluation, choose, evaluate, forgetting, incremental_accuracy, last_accuracy
 from gatf.evaluation.observer import DiagnosticsData, DiagnosticsObserver
 from gatf.files import write_text
-from gatf.methods import Method, method_class
-from gatf.nets import build_backbone, wrap_backbone
-from gatf.nets.folding import check_folding
-from gatf.nets.resnet import ResNet18
-from gatf.nets.shared_norm import share_batch_norm
-from gatf.nets.small import SmallNet
-from gatf.seeding import keyed_init
+from gatf.methods import Method
+from gatf.session import Circumstances, Preprocessing, Session
 from gatf.training import checkpoint
 from gatf.training.events import JsonLines, Listener
 from gatf.training.loop import Interrupted, Position
-from gatf.training.processes import AgreedStop, losing_a_process, open_fabric
-from gatf.training.task import Resumed, train_task
+from gatf.training.processes import AgreedStop, losing_a_process
+from gatf.training.task import Resumed
 
 CONFIG, SUMMARY, EVENTS, MODEL, CHECKPOINTS, DIAGNOSTICS = (
     "config.yaml", "summary.json", "metrics.jsonl", "model.safetensors", "checkpoints", "diagnostics",
@@ -99,40 +92,28 @@ def resume(folder: Path, listeners: tuple[Listener, ...] = (), *, backbone: nn.M
 
 
 class Experiment:
-    """A config brought to life: data, scenario, method and the engine that trains it."""
+    """A config brought to life: a scenario, and the session that learns it."""
 
     def __init__(self, config: RunConfig, backbone: nn.Module | None = None) -> None:
         self.config = config
         source = open_source(config.data)
         self.scenario: Scenario = build_scenario(source, config.scenario, config.class_order_seed)
-        steps, crop = parse_augmentation(config.data.augment), config.data.test_crop
-        self.pipeline = Pipeline(steps, source.mean, source.std, crop).check(source.image_shape)
-        split_pipeline(source.train, self.pipeline)  # raises if these images cannot be augmented that way
-        self.fabric = open_fabric(config.device, config.precision)
-        self.warnings = list(source.warnings)
-        self.method: Method = build_method(config, source.image_shape, backbone, self.warnings).to(self.fabric.device)
-        if config.compile:
-            compile_backbone(self.method.backbone, self.fabric.device)
-        if ranks.world() > 1:
-            self.method.backbone = share_batch_norm(self.method.backbone, self.fabric.device)
+        self.session = Session(config, Preprocessing(source.image_shape, source.mean, source.std), backbone=backbone)
+        split_pipeline(source.train, self.session.pipeline)  # raises if these images cannot be augmented that way
+        self.warnings = [*source.warnings, *self.session.warnings]
+
+    @property
+    def method(self) -> Method:
+        return self.session.method
 
     def task_info(self, task: int) -> TaskInfo:
-        return self._info(task, len(self._members(task)[0]))
-
-    def _info(self, task: int, images: int) -> TaskInfo:
-        return TaskInfo(task, self.scenario.offsets[task], self.scenario.task_sizes[task], images)
-
-    def _members(self, task: int) -> tuple[Tensor, Tensor]:
-        """Numbers and labels of a task's training images; of all tasks so far for a method that may keep them."""
-        first = task if self.method.exemplar_free else 0
-        return self.scenario.members(self.scenario.source.train, first, task)
+        return self.scenario.task_info(task, all_so_far=not self.method.exemplar_free)
 
     def task_data(self, task: int) -> TaskData:
         """The task's training images; of all tasks so far for a method that is not exemplar-free."""
-        members = self._members(task)
-        return TaskData(
-            self._info(task, len(members[0])), self.scenario.source.train, members,
-            pipeline=self.pipeline, seed=self.config.seed, device=self.fabric.device,
+        return self.scenario.task_data(
+            task, self.session.pipeline, seed=self.config.seed, device=self.session.device,
+            all_so_far=not self.method.exemplar_free,
         )  # fmt: skip
 
     def run(self, folder: Path, listeners: tuple[Listener, ...]) -> dict[str, Any]:
@@ -140,14 +121,13 @@ class Experiment:
         events = JsonLines(folder / EVENTS if ranks.is_first() else None)
         listeners = listeners if ranks.is_first() else ()
         if self.config.diagnostics and ranks.is_first():
-            private = DiagnosticsData(self.scenario, self.pipeline, self.fabric.device)
+            private = DiagnosticsData(self.scenario, self.session.pipeline, self.session.device)
             listeners = (*listeners, DiagnosticsObserver(self.method, private, folder / DIAGNOSTICS, folder / EVENTS))
-        session = _Session(self, folder, events, listeners)
         with stop_signals() as stopping:
-            session.stop = stopping if ranks.world() == 1 else AgreedStop(stopping, self.fabric.device)
+            stop = stopping if ranks.world() == 1 else AgreedStop(stopping, self.session.device)
             try:
                 with losing_a_process(folder):
-                    return session.run()
+                    return _Run(self, folder, events, listeners, stop).run()
             finally:
                 events.close()
 
@@ -155,41 +135,36 @@ class Experiment:
     def evaluate(self, task: int) -> Evaluation:
         """How the method does on the test images of tasks 0..task."""
         tasks = self.scenario.task_of_class()
-        tasks = tasks[tasks <= task]
-        device = self.fabric.device
-        chosen = [choose(scores, own.to(device), tasks.to(device)) for scores, own in self._scored(task)]
-        _, labels = self.scenario.members(self.scenario.source.test, 0, task)
-        return evaluate(ranks.gather_rows(torch.cat(chosen)).cpu(), labels, tasks)
+        tasks = tasks[tasks <= task].to(self.session.device)
+        members, labels = self.scenario.members(self.scenario.source.test, 0, task)
+        own = ranks.part(len(members))
+        wanted = labels[own].to(self.session.device)
+        chosen, done = [], 0
+        for scores in self.session.scored(self.scenario.source.test, members[own]):
+            chosen.append(choose(scores, wanted[done : done + len(scores)], tasks))
+            done += len(scores)
+        return evaluate(ranks.gather_rows(torch.cat(chosen)).cpu(), labels, tasks.cpu())
 
     @torch.inference_mode()
     def test_scores(self, task: int) -> tuple[Tensor, Tensor]:
         """Scores [N, classes seen] and labels [N] of the test images of tasks 0..task, on the CPU."""
-        scores = torch.cat([scores for scores, _ in self._scored(task)])
-        _, labels = self.scenario.members(self.scenario.source.test, 0, task)
+        members, labels = self.scenario.members(self.scenario.source.test, 0, task)
+        own = members[ranks.part(len(members))]
+        scores = torch.cat(list(self.session.scored(self.scenario.source.test, own)))
         return ranks.gather_rows(scores).cpu(), labels
 
-    def _scored(self, task: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Scores and labels of this process's part of the test images, a batch at a time."""
-        self.method.eval()
-        images = self.scenario.source.test
-        members, labels = (part[ranks.part(len(part))] for part in self.scenario.members(images, 0, task))
-        batches = members.split(EVALUATION_BATCH)
-        with self.method.frozen():
-            for pixels, wanted in zip(images.stream(batches), labels.split(EVALUATION_BATCH), strict=True):
-                yield self.method.scores(self.pipeline(pixels.to(self.fabric.device), None)), wanted
 
-
-class _Session:
-    """One process's part of a run."""
+class _Run:
+    """One process's part of a run: a loop over the tasks, its checkpoints and what it tells."""
 
     def __init__(
-        self, experiment: Experiment, folder: Path, events: JsonLines, listeners: tuple[Listener, ...]
-    ) -> None:
-        self.experiment, self.folder, self.events = experiment, folder, events
-        self.method, self.config = experiment.method, experiment.config
+        self, experiment: Experiment, folder: Path, events: JsonLines, listeners: tuple[Listener, ...],
+        stop: Callable[[], bool],
+    ) -> None:  # fmt: skip
+        self.experiment, self.folder, self.events, self.stop = experiment, folder, events, stop
+        self.session, self.method, self.config = experiment.session, experiment.method, experiment.config
         self.listeners: tuple[Listener, ...] = (events, *listeners)
         self.progress = Progress()
-        self.stop: Callable[[], bool] = lambda: False
         self._clock = time.monotonic()
 
     def tell(self, kind: str, /, **fields: Any) -> None:
@@ -198,13 +173,12 @@ class _Session:
 
     def run(self) -> dict[str, Any]:
         tasks = len(self.experiment.scenario)
-        tensors, meta = self._latest()
-        first, phase, position = self._restore(tensors, meta)
-        self.tell("run_start", tasks=tasks, method=self.config.method.name, resumed_at=first if meta else None)
+        first, resumed, found = self._restore()
+        self.tell("run_start", tasks=tasks, method=self.config.method.name, resumed_at=first if found else None)
         for sentence in self.experiment.warnings:
             self.tell("warning", text=sentence)
         for task in range(first, tasks):
-            self._learn(task, phase if task == first else 0, position if task == first else None, tensors)
+            self._learn(task, resumed if task == first else None)
             if self.stop() and task + 1 < tasks:
                 raise Interrupted
         summary = self.summary()
@@ -215,26 +189,16 @@ class _Session:
         self.tell("run", **{name: summary[name] for name in ("a_last", "a_inc", "forgetting", "total_seconds")})
         return summary
 
-    def _learn(self, task: int, phase: int, position: Position | None, tensors: dict[str, Tensor]) -> None:
-        """One task: begin, phases, end, evaluation, checkpoint."""
+    def _learn(self, task: int, resumed: Resumed | None) -> None:
+        """One task: train and end it, evaluate, checkpoint."""
         self._clock = time.monotonic()
-        method, data = self.method, self.experiment.task_data(task)
-        train_task(
-            method, data, self.experiment.fabric,
-            listener=self._with_task(task),
-            resumed=Resumed(phase, position, tensors) if position is not None else None,
-            save=partial(self._save, task),
-            stop=self.stop,
-            save_every=self.config.checkpoint_every,
-        )  # fmt: skip
-        self.tell("trained", task=task)
-        method.eval()
-        method.end_task(data)
-        ranks.take_from_first(method.state_dict().values())
-        data.close()
+        circumstances = Circumstances(
+            self._with_task(task), self.stop, partial(self._save, task), self.config.checkpoint_every
+        )
+        self.session.learn(self.experiment.task_data(task), circumstances, resumed=resumed)
         self._drain_notices(task)
         result = self.experiment.evaluate(task)
-        self.progress.add(result, self._seconds_of_task(), peak_memory_mb(self.experiment.fabric.device))
+        self.progress.add(result, self._seconds_of_task(), peak_memory_mb(self.session.device))
         self.tell("task", task=task, seen=result.seen, accuracies=result.by_task, seconds=self.progress.seconds[-1])
         self._save(task + 1, 0, Position(), None)
 
@@ -257,38 +221,27 @@ class _Session:
         """Write a checkpoint named by where the run stands, then drop all but the newest two."""
         if not ranks.is_first():
             return
-        tensors = {f"method.{name}": value for name, value in self.method.state_dict().items()}
-        tensors |= {f"sums.{name}": value for name, value in position.sums.items()}
-        if optimiser is not None:
-            tensors |= checkpoint.flatten_optimiser(optimiser)
         progress = asdict(self.progress)
         if optimiser is not None:
             progress["seconds_of_task"] = self._seconds_of_task()
-        meta = {
-            "task": task, "phase": phase, "epoch": position.epoch, "step": position.step,
-            "within_task": optimiser is not None, "progress": progress, "events": self.events.position(),
-        }  # fmt: skip
+        meta = {"task": task, "progress": progress, "events": self.events.position()}
         name = f"task{task:03d}-phase{phase}-epoch{position.epoch:04d}-step{position.step:05d}.safetensors"
-        checkpoint.save(self.folder / CHECKPOINTS / name, tensors, meta)
+        target = self.folder / CHECKPOINTS / name
+        self.session.save(target, meta, phase=phase, position=position, optimiser=optimiser)
         for old in sorted((self.folder / CHECKPOINTS).glob("*.safetensors"))[:-2]:
             old.unlink()
 
-    def _latest(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    def _restore(self) -> tuple[int, Resumed | None, bool]:
+        """The task to go on with, the place in it, and whether there was a checkpoint at all."""
         newest = ranks.from_first(max((self.folder / CHECKPOINTS).glob("*.safetensors"), default=None))
-        return checkpoint.load(newest) if newest is not None else ({}, {})
-
-    def _restore(self, tensors: dict[str, Tensor], meta: dict[str, Any]) -> tuple[int, int, Position | None]:
-        """Put the method where the checkpoint was: the task, the phase and the position in it."""
+        tensors, meta = checkpoint.load(newest) if newest is not None else ({}, {})
         self.events.truncate(meta.get("events", 0))
         if not meta:
-            return 0, 0, None
+            return 0, None, False
         self.progress = Progress(**meta["progress"])
-        if meta["within_task"]:
-            self.method.begin_task(self.experiment.task_info(meta["task"]))
-        self.method.load_state_dict(_with_prefix(tensors, "method."))
-        if not meta["within_task"]:
-            return meta["task"], 0, None
-        return meta["task"], meta["phase"], Position(meta["epoch"], meta["step"], _with_prefix(tensors, "sums."))
+        task = meta["task"]
+        within = self.experiment.task_info(task) if meta["within_task"] else None
+        return task, self.session.restore(tensors, meta, within), True
 
     def summary(self) -> dict[str, Any]:
         progress, scenario = self.progress, self.experiment.scenario
@@ -313,43 +266,6 @@ class _Session:
             "bytes_per_class": self.method.bytes_per_class(),
             "versions": versions(),
         }
-
-
-def build_method(
-    config: RunConfig, image_shape: tuple[int, int, int], backbone: nn.Module | None = None,
-    notes: list[str] | None = None,
-) -> Method:  # fmt: skip
-    """The method with the given backbone, or the one the config names, its weights drawn from the seed or pretrained.
-
-    What is worth saying about pretrained weights is added to `notes`.
-    """
-    if backbone is not None:
-        backbone = wrap_backbone(backbone, image_shape)
-    else:
-        with keyed_init(config.seed, "init", "backbone"):
-            backbone = build_backbone(config.backbone, image_shape[0], notes)
-    backbone = backbone.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    if not isinstance(backbone, ResNet18 | SmallNet):
-        check_folding(backbone, image_shape)
-    return method_class(config.method.name)(config.method, backbone, config.optimisation, config.seed)
-
-
-def compile_backbone(backbone: nn.Module, device: torch.device) -> None:
-    """Have the backbone compiled when training first calls it, or say why it cannot be.
-
-    In eval mode it runs as it is: batches of other sizes and modes would each be compiled again.
-    """
-    if ranks.world() > 1:
-        raise UserError("compile=true is for runs of one process; leave it out with several")
-    if device.type == "cpu" and not any(shutil.which(name) for name in ("c++", "g++", "clang++")):
-        raise UserError("compile=true needs a C++ compiler (g++ or clang++) on the PATH")
-    plain = backbone._call_impl
-    compiled = torch.compile(plain)
-    backbone._compiled_call_impl = lambda images: compiled(images) if backbone.training else plain(images)
-
-
-def _with_prefix(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
 
 
 @contextmanager

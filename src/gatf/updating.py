@@ -14,7 +14,7 @@ from gatf.errors import UserError
 from gatf.estimator import IncrementalClassifier
 from gatf.experiment import stop_signals
 from gatf.learner.inputs import Given, read_class_folders, readable
-from gatf.learner.update import Circumstances, silent
+from gatf.learner.update import Conditions, silent
 from gatf.training.events import Listener
 
 
@@ -60,7 +60,7 @@ def learn_folder(
         resumed = store.plan(plan, restart=restart)
         announce(classifier.describe(given))
         with stop_signals() as stopping:
-            run = Circumstances(listener, stopping, store.workspace)
+            run = Conditions(listener, stopping, store.workspace)
             try:
                 classifier.learn(given, answers, run)
             except BaseException:

@@ -42,8 +42,8 @@ def run(folder: Path, *, double: bool = True) -> None:
     config = validated(json.loads((folder / "wanted.json").read_text()))
     experiment = Experiment(config)
     if double:
-        plain = experiment.pipeline
-        experiment.pipeline = Float64Pipeline(plain.steps, plain.mean, plain.std)
+        plain = experiment.session.pipeline
+        experiment.session.pipeline = Float64Pipeline(plain.steps, plain.mean, plain.std)
         experiment.method.double()
     anchors = watch_anchors(experiment.method) if config.method.name == "gatf" else {}
     if ranks.is_first():

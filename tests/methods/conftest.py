@@ -22,7 +22,7 @@ def train() -> Callable[[Experiment, Phase, TaskData], None]:
 
     def run(experiment: Experiment, phase: Phase, data: TaskData) -> None:
         train_phase(
-            phase, data, experiment.fabric, listener=_ignore, position=Position(), save=_ignore, restore=None,
+            phase, data, experiment.session.fabric, listener=_ignore, position=Position(), save=_ignore, restore=None,
             stop=lambda: False, save_every=None,
         )  # fmt: skip
 

@@ -100,7 +100,7 @@ class TestWarmUp:
         stops = iter([False] * (epochs * data.steps(phase.loaded, True) - 1) + [True])
         with pytest.raises(Interrupted):
             train_phase(
-                phase, data, experiment.fabric, listener=lambda kind, /, **fields: None, position=Position(),
+                phase, data, experiment.session.fabric, listener=lambda kind, /, **fields: None, position=Position(),
                 save=lambda position, optimiser: None, restore=None, stop=lambda: next(stops), save_every=None,
             )  # fmt: skip
         return before, experiment.method.backbone.state_dict()
@@ -351,7 +351,7 @@ def test_a_task_smaller_than_the_feature_space_leaves_the_anti_collapse_loss_out
     pixels = torch.randn(4, 1, 8, 8)
     batch = Batch(pixels, torch.full((4,), task.old), 0, 0, torch.Generator())
     assert "anti_collapse" not in experiment.method._loss(batch, task)
-    assert isinstance(experiment.pipeline, Pipeline)
+    assert isinstance(experiment.session.pipeline, Pipeline)
 
 
 def test_runs_end_to_end_above_chance(tiny_config: Tiny, tmp_path: Path) -> None:

@@ -13,13 +13,13 @@ from gatf.artifact import container
 from gatf.artifact.container import Damaged
 from gatf.config import RunConfig, validated
 from gatf.errors import UserError
-from gatf.experiment import build_method
 from gatf.learner.inputs import SMALLEST_SIDE
-from gatf.learner.model import Model, Preprocessing
+from gatf.learner.model import Model
 from gatf.learner.pixels import CHANNELS
 from gatf.learner.record import UpdateRecord
 from gatf.methods import Method
 from gatf.methods.memory import GaussianMemory
+from gatf.session import Preprocessing, build_method
 from gatf.settings import Strict
 
 METHOD = "method."

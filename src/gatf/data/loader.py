@@ -12,11 +12,13 @@ from gatf.data.augment import Pipeline, ResizedCrop, Step
 from gatf.data.base import ImageSet
 from gatf.data.decode import RandomWindows
 from gatf.data.draws import BatchGenerator
+from gatf.data.listing import SMALL
 from gatf.errors import UserError
 from gatf.seeding import generator, key
 
-EVALUATION_BATCH = 256
-"""Images a batch where nothing is trained: enough for an accelerator, and layers of small images still fit a cache."""
+EVALUATION_BATCH, LARGE_BATCH = 256, 64
+"""Images per batch where nothing is trained: enough for an accelerator, and layers of small images still fit a cache.
+Above `SMALL` pixels an image is a dozen times as large, so there are fewer."""
 
 Order = Callable[[Tensor, torch.Generator], Tensor]
 """Labels [N] of a task and a generator → numbers of the images an epoch visits, in order. The labels alone decide how
@@ -160,6 +162,13 @@ class TaskData:
 def _steps(images: int, batch_size: int, drop_last: bool) -> int:
     """Batches of so many images; fewer than a batch are one batch: dropping it would leave nothing to learn from."""
     return max(1, images // batch_size) if drop_last else -(-images // batch_size)
+
+
+def views(images: ImageSet, members: Tensor, pipeline: Pipeline, device: torch.device) -> Iterator[Tensor]:
+    """What a network gets of these images in a test: normalised, not augmented, in order, a batch at a time."""
+    size = EVALUATION_BATCH if images.image_shape[1] <= SMALL else LARGE_BATCH
+    for pixels in images.stream(members.split(size)):
+        yield pipeline(pixels.to(device), None)
 
 
 def split_pipeline(images: ImageSet, pipeline: Pipeline) -> tuple[ResizedCrop | None, Pipeline]:

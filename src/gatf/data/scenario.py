@@ -10,8 +10,10 @@ import torch
 import yaml
 from torch import Tensor
 
+from gatf.data.augment import Pipeline
 from gatf.data.base import ImageSet, Source
 from gatf.data.listing import some
+from gatf.data.loader import TaskData, TaskInfo
 from gatf.errors import UserError, near_misses
 from gatf.settings import ScenarioConfig
 
@@ -55,6 +57,20 @@ class Scenario:
         low, high = self.offsets[first], self.offsets[last] + self.task_sizes[last]
         chosen = torch.nonzero((labels >= low) & (labels < high)).squeeze(1)
         return chosen, labels[chosen]
+
+    def task_info(self, task: int, *, all_so_far: bool = False) -> TaskInfo:
+        """What a method is told of a task; with `all_so_far` its images are those of every task up to it."""
+        members, _ = self.members(self.source.train, 0 if all_so_far else task, task)
+        return TaskInfo(task, self.offsets[task], self.task_sizes[task], len(members))
+
+    def task_data(
+        self, task: int, pipeline: Pipeline, *, seed: int = 0, device: torch.device | str = "cpu",
+        all_so_far: bool = False,
+    ) -> TaskData:  # fmt: skip
+        """The training images of a task, or of every task up to it."""
+        members = self.members(self.source.train, 0 if all_so_far else task, task)
+        info = TaskInfo(task, self.offsets[task], self.task_sizes[task], len(members[0]))
+        return TaskData(info, self.source.train, members, pipeline=pipeline, seed=seed, device=torch.device(device))
 
     def __str__(self) -> str:
         lines = [f"{self.source.name}: {sum(self.task_sizes)} classes in {len(self)} tasks"]

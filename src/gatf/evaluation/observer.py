@@ -14,7 +14,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from gatf.data.augment import Pipeline
-from gatf.data.loader import EVALUATION_BATCH
+from gatf.data.base import ImageSet
+from gatf.data.loader import views
 from gatf.data.scenario import Scenario
 from gatf.evaluation import diagnostics
 from gatf.evaluation.diagnostics import Table
@@ -79,12 +80,9 @@ class DiagnosticsData:
         mirrored = self._through(see, self.scenario.source.train, members, mirror=True)
         return torch.cat([plain, mirrored]), torch.cat([labels, labels])
 
-    def _through(self, see: Callable[[Tensor], Tensor], images: Any, members: Tensor, *, mirror: bool) -> Tensor:
-        parts = []
-        for pixels in images.stream(members.split(EVALUATION_BATCH)):
-            batch = self._pipeline(pixels.to(self._device), None)
-            parts.append(see(batch.flip(-1) if mirror else batch).cpu())
-        return torch.cat(parts)
+    def _through(self, see: Callable[[Tensor], Tensor], images: ImageSet, members: Tensor, *, mirror: bool) -> Tensor:
+        batches = views(images, members, self._pipeline, self._device)
+        return torch.cat([see(batch.flip(-1) if mirror else batch).cpu() for batch in batches])
 
 
 class DiagnosticsObserver:

@@ -7,25 +7,15 @@ import torch
 from torch import Tensor, nn
 
 from gatf.config import RunConfig
-from gatf.data.augment import Pipeline, parse_augmentation
 from gatf.data.base import ImageSet
-from gatf.data.loader import EVALUATION_BATCH
+from gatf.data.loader import views
 from gatf.errors import UserError
-from gatf.learner.inputs import Shape
 from gatf.learner.judge import Judge
 from gatf.learner.record import UpdateRecord
 from gatf.methods import Method
+from gatf.session import Preprocessing
 
 Label = str | int | bool
-
-
-@dataclass(frozen=True)
-class Preprocessing:
-    """From uint8 pixels to what the network sees: pixels/255, less the mean, over the standard deviation."""
-
-    shape: Shape
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
 
 
 @dataclass(frozen=True)
@@ -56,11 +46,6 @@ class Model:
     """Distances of held-out images of all updates to their nearest class, for `rejection_threshold`, float32 [M]."""
     history: tuple[UpdateRecord, ...]
 
-    @property
-    def pipeline(self) -> Pipeline:
-        steps = parse_augmentation(self.config.data.augment)
-        return Pipeline(steps, self.preprocessing.mean, self.preprocessing.std)
-
     @cached_property
     def judge(self) -> Judge:
         stored = self.method.stored() if self.method.keeps_gaussians_only else None
@@ -79,12 +64,11 @@ class Model:
     @torch.no_grad()
     def look(self, images: ImageSet) -> Looks:
         """Scores and features of images in the model's shape."""
-        method, pipeline = self.method.eval(), self.pipeline
-        batch = EVALUATION_BATCH if self.preprocessing.shape[1] <= 64 else 64
+        method = self.method.eval()
         known = method.keeps_gaussians_only
         scores, features = [], []
-        for pixels in images.stream(torch.arange(len(images)).split(batch)):
-            inputs = pipeline(pixels.to(method.device), None)
+        everything = torch.arange(len(images))
+        for inputs in views(images, everything, self.preprocessing.pipeline(self.config), method.device):
             if not known:
                 scores.append(method.scores(inputs).double().cpu())
                 continue

@@ -14,25 +14,23 @@ from lightning_fabric import Fabric
 from torch import Tensor
 
 from gatf.config import RunConfig
-from gatf.data.augment import Pipeline, parse_augmentation
 from gatf.data.base import ImageSet
 from gatf.data.loader import TaskData, TaskInfo, split_pipeline
 from gatf.errors import UserError
-from gatf.experiment import build_method
 from gatf.geometry.gaussians import Gaussians
 from gatf.geometry.moments import class_moments
 from gatf.learner.inputs import Given, Shape, check_shape, image_set
 from gatf.learner.judge import Judge, Metric, fit_temperature, transport_error
-from gatf.learner.model import Model, Preprocessing
+from gatf.learner.model import Model
 from gatf.learner.record import UpdateRecord
 from gatf.learner.split import Split, some, split_update
 from gatf.learner.statistics import expected_accuracy, merge, normalisation
-from gatf.methods import Method
 from gatf.methods.components import extract
+from gatf.session import Circumstances, Preprocessing, Session, build_method
 from gatf.training import checkpoint
 from gatf.training.events import Listener
 from gatf.training.loop import Position
-from gatf.training.task import Resumed, train_task
+from gatf.training.task import Resumed
 
 DISTANCES_PER_CLASS = 50
 """Held-out distances kept for each class of an update, at most."""
@@ -48,7 +46,7 @@ def silent(kind: str, /, **fields: Any) -> None:
 
 
 @dataclass(frozen=True)
-class Circumstances:
+class Conditions:
     """How an update is run: who hears of it, who may stop it, where it can be taken up again."""
 
     listener: Listener = silent
@@ -68,7 +66,7 @@ def new_model(config: RunConfig, given: Given, shape: Shape) -> Model:
 
 
 def learn(
-    model: Model, given: Given, answers: np.ndarray, *, config: RunConfig, held_out: float, run: Circumstances
+    model: Model, given: Given, answers: np.ndarray, *, config: RunConfig, held_out: float, run: Conditions
 ) -> Model:
     """The model after learning these images; `Interrupted` if the run's `stop` says so."""
     started = time.monotonic()
@@ -86,20 +84,18 @@ def learn(
 class _Update:
     """The update under way: a copy of the model's method, and the task's images while it trains."""
 
-    def __init__(self, model: Model, config: RunConfig, split: Split, images: ImageSet, run: Circumstances) -> None:
+    def __init__(self, model: Model, config: RunConfig, split: Split, images: ImageSet, run: Conditions) -> None:
         self.model, self.config, self.split, self.images, self.run = model, config, split, images, run
         self.old = len(model.labels)
-        self.fabric = Fabric(accelerator=config.device, devices=1, precision=config.precision)
-        self.method = copied(model, config).to(self.fabric.device)
+        alone = Fabric(accelerator=config.device, devices=1, precision=config.precision)
+        self.session = Session(config, model.preprocessing, fabric=alone)
+        self.method = self.session.method
+        self.method.load_state_dict(model.method.state_dict())  # a copy: nothing done here reaches the model's
         self.warnings: list[str] = []
-        steps = parse_augmentation(config.data.augment)
-        pipeline = Pipeline(steps, model.preprocessing.mean, model.preprocessing.std)
-        split_pipeline(images, pipeline)  # raises if these images cannot be augmented that way
+        split_pipeline(images, self.session.pipeline)  # raises if these images cannot be augmented that way
         info = TaskInfo(len(model.history), self.old, split.classes, len(split.trained))
         labels = images.labels[split.trained]
-        self.data = TaskData(
-            info, images, (split.trained, labels), pipeline=pipeline, seed=config.seed, device=self.fabric.device
-        )
+        self.data = self.session.task_data(info, images, (split.trained, labels))
         self.counts = torch.bincount(labels - self.old, minlength=split.classes)  # [classes of the task]
         self.errors = torch.zeros(self.old + len(split.added), dtype=torch.float64)
         self.drift: float | None = None
@@ -110,25 +106,16 @@ class _Update:
 
     def train(self) -> None:
         """Train, carry what is stored of the old classes into the new feature space, and store the new ones."""
-        stand_ins = self._class_gaussians() if self.old and self.method.keeps_gaussians_only else None
+        end: Callable[[TaskData], None] | None = None
         before = self.method.stored()
+        if self.old and self.method.keeps_gaussians_only and before is not None:
+            end = partial(self._end_with_stand_ins, before, self._class_gaussians())
         resumed = self._resume()
         self.run.listener("run_start", tasks=1, method=self.config.method.name, resumed_at=None)
         stage = self.config.optimisation.stage(self.data.info.index)
-        train_task(
-            self.method, self.data, self.fabric,
-            listener=partial(self.run.listener, task=0),
-            resumed=resumed,
-            save=self._save,
-            stop=self.run.stop,
-            save_every=max(1, stage.epochs // CHECKPOINTS_PER_PHASE) if self.run.checkpoints else None,
-        )  # fmt: skip
-        self.method.eval()
-        if stand_ins is not None and before is not None:
-            self._end_with_stand_ins(before, stand_ins)
-        else:
-            self.method.end_task(self.data)
-        self.data.close()
+        every = max(1, stage.epochs // CHECKPOINTS_PER_PHASE) if self.run.checkpoints else None
+        circumstances = Circumstances(partial(self.run.listener, task=0), self.run.stop, self._save, every)
+        self.session.learn(self.data, circumstances, resumed=resumed, end=end)
         self._note_repairs()
 
     def _class_gaussians(self) -> Gaussians:
@@ -137,7 +124,7 @@ class _Update:
         found = class_moments(features, labels - self.old, classes=self.split.classes)
         return Gaussians(found.mean, found.covariance())
 
-    def _end_with_stand_ins(self, before: Gaussians, stand_ins: Gaussians) -> None:
+    def _end_with_stand_ins(self, before: Gaussians, stand_ins: Gaussians, data: TaskData) -> None:
         """End the task and measure the transport's error.
 
         Nobody can say how well the old classes were carried, for their images are gone. So the new classes, as the old
@@ -145,7 +132,7 @@ class _Update:
         """
         old, classes = self.old, self.split.classes
         self.method.keep(before.concat(stand_ins.to(before.means.device)))
-        self.method.end_task(self.data)
+        self.method.end_task(data)
         after = self.method.stored()
         assert after is not None
         carried, self.moved, new = after[:old], after[old : old + classes], after[old + classes :]
@@ -177,21 +164,13 @@ class _Update:
     # --- checkpoints
 
     def _save(self, phase: int, position: Position, optimiser: torch.optim.Optimizer) -> None:
-        if self.run.checkpoints is None:
-            return
-        tensors = {f"method.{name}": value for name, value in self.method.state_dict().items()}
-        tensors |= {f"sums.{name}": value for name, value in position.sums.items()}
-        tensors |= checkpoint.flatten_optimiser(optimiser)
-        meta = {"phase": phase, "epoch": position.epoch, "step": position.step}
-        checkpoint.save(self.run.checkpoints / STATE, tensors, meta)
+        if self.run.checkpoints is not None:
+            self.session.save(self.run.checkpoints / STATE, {}, phase=phase, position=position, optimiser=optimiser)
 
     def _resume(self) -> Resumed | None:
         if self.run.checkpoints is None or not (self.run.checkpoints / STATE).is_file():
             return None
-        tensors, meta = checkpoint.load(self.run.checkpoints / STATE)
-        self.method.begin_task(self.data.info)
-        self.method.load_state_dict(_under(tensors, "method."))
-        return Resumed(meta["phase"], Position(meta["epoch"], meta["step"], _under(tensors, "sums.")), tensors)
+        return self.session.restore(*checkpoint.load(self.run.checkpoints / STATE), self.data.info)
 
     # --- measuring
 
@@ -282,14 +261,3 @@ class _Update:
             self.warnings.append(f"{taken:.0f} % of the new images are taken for an older class: check the labels")
         if accuracy is not None and accuracy < 50:
             self.warnings.append("fewer than half of the images kept back are answered rightly; train for more epochs")
-
-
-def copied(model: Model, config: RunConfig) -> Method:
-    """A method of its own for an update, with the model's state; nothing it does reaches the model's."""
-    method = build_method(config, model.preprocessing.shape)
-    method.load_state_dict(model.method.state_dict())
-    return method
-
-
-def _under(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}

@@ -1,0 +1,177 @@
+"""A learner at work: settings, method, pipeline and engine in one object, which learns a task, looks at images, and is
+saved and restored. A run is a loop over a scenario's tasks on it; an update of a classifier is one task more."""
+
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning_fabric import Fabric
+from torch import Tensor, nn
+
+from gatf import ranks
+from gatf.config import RunConfig
+from gatf.data.augment import Pipeline, parse_augmentation
+from gatf.data.base import ImageSet
+from gatf.data.loader import TaskData, TaskInfo, views
+from gatf.errors import UserError
+from gatf.methods import Method, method_class
+from gatf.nets import build_backbone, wrap_backbone
+from gatf.nets.folding import check_folding
+from gatf.nets.resnet import ResNet18
+from gatf.nets.shared_norm import share_batch_norm
+from gatf.nets.small import SmallNet
+from gatf.seeding import keyed_init
+from gatf.training import checkpoint
+from gatf.training.events import Listener
+from gatf.training.loop import Position
+from gatf.training.processes import open_fabric
+from gatf.training.task import Resumed, SaveAt, train_task
+
+METHOD, SUMS = "method.", "sums."
+"""Prefixes of tensors in a checkpoint; the optimiser's are `checkpoint.flatten_optimiser`'s."""
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """From uint8 pixels to what the network sees: pixels/255, less the mean, over the standard deviation."""
+
+    shape: tuple[int, int, int]
+    """Channels, height, width."""
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    def pipeline(self, config: RunConfig) -> Pipeline:
+        """With the augmentation and the crop of test images that the config asks for."""
+        steps = parse_augmentation(config.data.augment)
+        return Pipeline(steps, self.mean, self.std, config.data.test_crop).check(self.shape)
+
+
+@dataclass(frozen=True)
+class Circumstances:
+    """How a task is learnt: who hears of it, who may stop it, where and how often it is saved on the way."""
+
+    listener: Listener
+    stop: Callable[[], bool] = lambda: False
+    save: SaveAt = lambda phase, position, optimiser: None
+    save_every: int | None = None
+    """Epochs between two saves within a phase; None: only when `stop` says so."""
+
+
+class Session:
+    """A method with everything it takes to train it and to ask it."""
+
+    def __init__(
+        self, config: RunConfig, preprocessing: Preprocessing, *, backbone: nn.Module | None = None,
+        fabric: Fabric | None = None,
+    ) -> None:  # fmt: skip
+        self.config = config
+        self.pipeline = preprocessing.pipeline(config)
+        self.fabric = fabric or open_fabric(config.device, config.precision)
+        self.warnings: list[str] = []
+        self.method = build_method(config, preprocessing.shape, backbone, self.warnings).to(self.device)
+        if config.compile:
+            compile_backbone(self.method.backbone, self.device)
+        if ranks.world() > 1:
+            self.method.backbone = share_batch_norm(self.method.backbone, self.device)
+
+    @property
+    def device(self) -> torch.device:
+        return self.fabric.device
+
+    # --- learning
+
+    def task_data(self, info: TaskInfo, images: ImageSet, members: tuple[Tensor, Tensor]) -> TaskData:
+        """The training images of a task: numbers and labels of its members among `images`."""
+        return TaskData(info, images, members, pipeline=self.pipeline, seed=self.config.seed, device=self.device)
+
+    def learn(
+        self, data: TaskData, run: Circumstances, *, resumed: Resumed | None = None,
+        end: Callable[[TaskData], None] | None = None,
+    ) -> None:  # fmt: skip
+        """Train a task and let the method end it; then its images are gone. `Interrupted` if a stop was asked for.
+
+        `end` takes the place of the method's `end_task`, which it must call.
+        """
+        method = self.method
+        train_task(
+            method, data, self.fabric,
+            listener=run.listener, resumed=resumed, save=run.save, stop=run.stop, save_every=run.save_every,
+        )  # fmt: skip
+        run.listener("trained")
+        method.eval()
+        (end or method.end_task)(data)
+        ranks.take_from_first(method.state_dict().values())
+        data.close()
+
+    # --- looking
+
+    def scored(self, images: ImageSet, members: Tensor) -> Iterator[Tensor]:
+        """Scores [B, classes] of some of the images, a batch at a time."""
+        self.method.eval()
+        with self.method.frozen():
+            for batch in views(images, members, self.pipeline, self.device):
+                yield self.method.scores(batch)
+
+    # --- saving and restoring
+
+    def save(
+        self, path: Path, meta: dict[str, Any], *, phase: int = 0, position: Position | None = None,
+        optimiser: torch.optim.Optimizer | None = None,
+    ) -> None:  # fmt: skip
+        """Write a checkpoint: between tasks, or with an optimiser within one."""
+        position = position or Position()
+        tensors = {METHOD + name: value for name, value in self.method.state_dict().items()}
+        tensors |= {SUMS + name: value for name, value in position.sums.items()}
+        if optimiser is not None:
+            tensors |= checkpoint.flatten_optimiser(optimiser)
+        place = {"phase": phase, "epoch": position.epoch, "step": position.step, "within_task": optimiser is not None}
+        checkpoint.save(path, tensors, {**meta, **place})
+
+    def restore(self, tensors: dict[str, Tensor], meta: dict[str, Any], within: TaskInfo | None) -> Resumed | None:
+        """Put the method where a checkpoint was; returns the place within the task, if it was within one."""
+        if within is not None:
+            self.method.begin_task(within)
+        self.method.load_state_dict(_under(tensors, METHOD))
+        if within is None:
+            return None
+        return Resumed(meta["phase"], Position(meta["epoch"], meta["step"], _under(tensors, SUMS)), tensors)
+
+
+def _under(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+
+
+def build_method(
+    config: RunConfig, image_shape: tuple[int, int, int], backbone: nn.Module | None = None,
+    notes: list[str] | None = None,
+) -> Method:  # fmt: skip
+    """The method with the given backbone, or the one the config names, its weights drawn from the seed or pretrained.
+
+    What is worth saying about pretrained weights is added to `notes`.
+    """
+    if backbone is not None:
+        backbone = wrap_backbone(backbone, image_shape)
+    else:
+        with keyed_init(config.seed, "init", "backbone"):
+            backbone = build_backbone(config.backbone, image_shape[0], notes)
+    backbone = backbone.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    if not isinstance(backbone, ResNet18 | SmallNet):
+        check_folding(backbone, image_shape)
+    return method_class(config.method.name)(config.method, backbone, config.optimisation, config.seed)
+
+
+def compile_backbone(backbone: nn.Module, device: torch.device) -> None:
+    """Have the backbone compiled when training first calls it, or say why it cannot be.
+
+    In eval mode it runs as it is: batches of other sizes and modes would each be compiled again.
+    """
+    if ranks.world() > 1:
+        raise UserError("compile=true is for runs of one process; leave it out with several")
+    if device.type == "cpu" and not any(shutil.which(name) for name in ("c++", "g++", "clang++")):
+        raise UserError("compile=true needs a C++ compiler (g++ or clang++) on the PATH")
+    plain = backbone._call_impl
+    compiled = torch.compile(plain)
+    backbone._compiled_call_impl = lambda images: compiled(images) if backbone.training else plain(images)
