@@ -22,7 +22,7 @@ from harness import RESULTS, environment
 
 from gatf.config import load_config
 from gatf.experiment import start
-from gatf.files import write_text
+from gatf.io.files import write_text
 
 KINDS = ("full", "lowrank", "diag", "shared")
 CIFAR = {"scenario.stop_after": 3, "optimisation.first.epochs": 4, "optimisation.next.epochs": 4}

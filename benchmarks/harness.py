@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from threadpoolctl import threadpool_limits
 
-from gatf.files import write_text
+from gatf.io.files import write_text
 
 RESULTS = Path(__file__).resolve().parent / "results"
 THREADS = 2

@@ -13,16 +13,14 @@ LAYERS = [
     {"__main__"},
     {"cli"},
     {"cli_models"},
-    {"updating"},
-    {"estimator"},
-    {"artifact"},
-    {"learner"},
+    {"incremental"},
     {"cli_bench"},
     {"cli_report"},
     {"doctor", "catalogue", "launch"},
     {"report"},
     {"bench"},
     {"experiment"},
+    {"model"},
     {"session"},
     {"config"},
     {"methods"},
@@ -31,7 +29,8 @@ LAYERS = [
     {"data"},
     {"nets"},
     {"geometry"},
-    {"settings", "seeding", "errors", "files", "recipes", "terminal", "ranks"},
+    {"io"},
+    {"settings", "seeding", "errors", "recipes", "terminal", "ranks"},
 ]
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 

@@ -12,11 +12,12 @@ import torch
 from safetensors import safe_open
 
 from gatf import IncrementalClassifier
-from gatf.artifact import container, model_file
 from gatf.config import load_config
 from gatf.errors import UserError
 from gatf.geometry.gaussians import Gaussians
-from gatf.learner.model import Model
+from gatf.io import container
+from gatf.model import file as model_file
+from gatf.model.state import Model
 from gatf.session import Preprocessing, build_method
 
 
@@ -96,7 +97,7 @@ def test_saving_keeps_the_old_file_until_the_new_one_is_complete(grown: Any, sav
     def fail(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("gatf.artifact.container.os.fsync", fail)
+    monkeypatch.setattr("gatf.io.container.os.fsync", fail)
     with pytest.raises(UserError, match=r"No space left on device.*untouched"):
         grown.save(saved)
     assert saved.read_bytes() == before

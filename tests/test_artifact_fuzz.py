@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gatf.artifact import container, model_file
 from gatf.errors import UserError
+from gatf.io import container
+from gatf.model import file as model_file
 
 FILES, FORGED = 10_000, 1_000
 SLACK = 2**18

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from gatf import IncrementalClassifier
-from gatf.artifact.onnx_export import Graph, export_onnx
 from gatf.errors import UserError
+from gatf.model.onnx import Graph, export_onnx
 
 pytest.importorskip("onnx", reason="the extra 'onnx' is not installed")
 onnxruntime = pytest.importorskip("onnxruntime", reason="the extra 'onnx' is not installed")
@@ -78,7 +78,7 @@ def test_the_graph_of_every_readout_gives_the_methods_scores(
 
 
 def test_a_wrong_graph_is_not_written(grown: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gatf.artifact.onnx_export.TOLERANCE", -1.0)
+    monkeypatch.setattr("gatf.model.onnx.TOLERANCE", -1.0)
     with pytest.raises(UserError, match="nothing was written"):
         export_onnx(grown.model_, tmp_path / "shop.onnx")
     assert not list(tmp_path.iterdir())

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from gatf.artifact import model_file
-from gatf.artifact.store import Store
 from gatf.errors import UserError
+from gatf.incremental.store import Store
+from gatf.model import file as model_file
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from gatf.artifact.store import Store
+from gatf.incremental.store import Store
 with Store(Path(sys.argv[1])).writing():
     print("held", flush=True)
     time.sleep(60)

@@ -17,9 +17,10 @@ import torch
 from PIL import Image
 
 from gatf import cli
-from gatf.artifact import container, model_file
-from gatf.artifact.store import Store
-from gatf.updating import learn_folder
+from gatf.incremental.learn import learn_folder
+from gatf.incremental.store import Store
+from gatf.io import container
+from gatf.model import file as model_file
 
 FAST = ["--epochs", "2", "--set", "method.samples=100", "--device", "cpu", "--batch-size", "64"]
 NEW = [*FAST, "--width", "8", "--set", "backbone.bottleneck=8"]

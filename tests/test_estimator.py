@@ -16,8 +16,8 @@ from gatf import IncrementalClassifier
 from gatf.errors import UserError
 from gatf.geometry.gaussians import Gaussians
 from gatf.geometry.moments import Moments
-from gatf.learner.judge import Judge, fit_temperature, rejection_threshold, softmax_with_temperature
-from gatf.learner.statistics import merge
+from gatf.incremental.statistics import merge
+from gatf.model.judge import Judge, fit_temperature, rejection_threshold, softmax_with_temperature
 
 Digits = tuple[np.ndarray, np.ndarray]
 Tiny = Callable[..., Any]
@@ -108,7 +108,7 @@ def test_a_failed_update_changes_nothing(tiny_classifier: Tiny, digit_images: Di
     learner = tiny_classifier(epochs=1).fit(*some_digits(digit_images, "d0", "d1", most=80))
     before = learner.predict_proba(digit_images[0][:20])
     state = {name: value.clone() for name, value in learner.model_.method.state_dict().items()}
-    monkeypatch.setattr("gatf.learner.update.fit_temperature", lambda *_: 1 / 0)
+    monkeypatch.setattr("gatf.incremental.update.fit_temperature", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         learner.partial_fit(*some_digits(digit_images, "d2", most=40))
     assert learner.classes_.tolist() == ["d0", "d1"]

@@ -9,8 +9,8 @@ import pytest
 import torch
 from PIL import Image
 
+from gatf.data.inputs import read_class_folders, read_images, read_labelled
 from gatf.errors import UserError
-from gatf.learner.inputs import read_class_folders, read_images, read_labelled
 
 Digits = tuple[np.ndarray, np.ndarray]
 Tiny = Callable[..., Any]

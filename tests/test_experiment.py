@@ -19,7 +19,7 @@ import yaml
 from gatf.config import RunConfig
 from gatf.errors import UserError
 from gatf.experiment import Experiment, resume, start
-from gatf.training import checkpoint
+from gatf.io import container
 from gatf.training.loop import Interrupted
 
 Tiny = Callable[..., RunConfig]
@@ -29,7 +29,7 @@ RESULTS = ("a_last", "a_inc", "forgetting", "accuracy_matrix", "accuracy_seen", 
 
 def outcome(folder: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any], list[Any]]:
     """Everything of a finished run that must not depend on how it was run: tensors, metrics, logged losses."""
-    tensors, _ = checkpoint.load(folder / "model.safetensors")
+    tensors, _ = container.read(folder / "model.safetensors")
     summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     events = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     losses = [(e["task"], e["phase"], e["epoch"], e["losses"]) for e in events if e["event"] == "epoch"]

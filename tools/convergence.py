@@ -16,7 +16,7 @@ from update_docs import ROOT
 from gatf.config import load_config
 from gatf.data.loader import EVALUATION_BATCH
 from gatf.experiment import Experiment
-from gatf.files import write_text
+from gatf.io.files import write_text
 
 RECORD = ROOT / "benchmarks" / "results" / "convergence.json"
 TASKS = 2

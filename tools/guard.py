@@ -66,13 +66,19 @@ def tensors(path: Path) -> dict[str, str]:
         return {f"tensor {name}": digest(file.get_tensor(name)) for name in file.keys()}  # noqa: SIM118
 
 
+def networks(path: Path) -> dict[str, str]:
+    """The tensors of the method alone: networks and what is kept of classes."""
+    found = tensors(path)
+    return {name.replace("tensor method.", "tensor "): value for name, value in found.items() if "method." in name}
+
+
 def run(dataset: str, method: str) -> dict[str, str]:
     """A short run: the tensors of its model file (networks, Gaussians), the numbers of its summary."""
     config = load_config(dataset, method=method, overrides=SHORT | SCENARIOS[dataset])
     with tempfile.TemporaryDirectory() as folder:
         start(config, Path(folder))
         summary = json.loads((Path(folder) / "summary.json").read_text(encoding="utf-8"))
-        return numbers(summary, "summary ") | tensors(Path(folder) / "model.safetensors")
+        return numbers(summary, "summary ") | networks(Path(folder) / "model.safetensors")
 
 
 def updated(method: str) -> dict[str, str]:

@@ -28,7 +28,7 @@ from gatf.config import load_config
 from gatf.data.loader import TaskData
 from gatf.evaluation.metrics import forgetting, incremental_accuracy, last_accuracy
 from gatf.experiment import CHECKPOINTS, Experiment
-from gatf.files import write_text
+from gatf.io.files import write_text
 from gatf.methods import Method
 
 RECORD = ROOT / "benchmarks" / "results" / "orderings.json"

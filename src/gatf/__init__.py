@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gatf.estimator import IncrementalClassifier as IncrementalClassifier
+    from gatf.incremental.classifier import IncrementalClassifier as IncrementalClassifier
 
 __version__ = "0.1.0"
 __all__ = ["IncrementalClassifier", "__version__"]
@@ -12,7 +12,7 @@ __all__ = ["IncrementalClassifier", "__version__"]
 def __getattr__(name: str) -> Any:
     """The estimator is imported when it is asked for: `gatf --help` must not wait for PyTorch."""
     if name == "IncrementalClassifier":
-        from gatf.estimator import IncrementalClassifier
+        from gatf.incremental.classifier import IncrementalClassifier
 
         return IncrementalClassifier
     raise AttributeError(f"module 'gatf' has no attribute '{name}'")

@@ -8,7 +8,7 @@ import typer
 from gatf.errors import UserError
 
 if TYPE_CHECKING:
-    from gatf.estimator import IncrementalClassifier
+    from gatf.incremental.classifier import IncrementalClassifier
 
 EXIT_INTERRUPTED = 130
 ModelFile = Annotated[Path, typer.Argument(help="Model file, e.g. shop.gatf.")]
@@ -46,9 +46,9 @@ def learn(
     from rich.console import Console
 
     from gatf.config import parse_overrides
+    from gatf.incremental.learn import learn_folder
     from gatf.training.events import LiveDisplay
     from gatf.training.loop import Interrupted
-    from gatf.updating import learn_folder
 
     console = Console(quiet=quiet, soft_wrap=True, highlight=False)
     given = {
@@ -91,8 +91,8 @@ def predict(
     """Say what is on images: file, class, probability."""
     if as_json and as_csv:
         raise UserError("choose one of --json and --csv")
-    from gatf.estimator import IncrementalClassifier
-    from gatf.learner.inputs import Given, read_images, readable
+    from gatf.data.inputs import Given, read_images, readable
+    from gatf.incremental.classifier import IncrementalClassifier
 
     paths = tuple(name for place in images for name in read_images(place).pictures)
     if skip_bad:
@@ -181,8 +181,8 @@ def inspect(
     model: ModelFile, as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False
 ) -> None:
     """Print what a model knows: classes by update, sizes, history, accuracy measured at each update."""
-    from gatf.artifact.model_file import describe
-    from gatf.artifact.store import Store
+    from gatf.incremental.store import Store
+    from gatf.model.file import describe
 
     told, config, history, header = describe(model)
     if as_json:
@@ -214,8 +214,8 @@ def export(
     model: ModelFile, target: Annotated[Path, typer.Argument(help="ONNX file to write, e.g. shop.onnx.")]
 ) -> None:
     """Write a model as ONNX: normalisation, network and readout in one graph that needs no PyTorch."""
-    from gatf.artifact.model_file import load
-    from gatf.artifact.onnx_export import export_onnx
+    from gatf.model.file import load
+    from gatf.model.onnx import export_onnx
 
     checked = export_onnx(load(model), target)
     typer.echo(f"{target}: {_size(target)}; {checked}")
@@ -223,7 +223,7 @@ def export(
 
 def rollback(model: ModelFile) -> None:
     """Undo the last update: put the newest version that was kept back."""
-    from gatf.artifact.store import Store
+    from gatf.incremental.store import Store
 
     store = Store(model)
     with store.writing():

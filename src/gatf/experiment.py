@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -25,8 +26,11 @@ from gatf.data.sources import open_source
 from gatf.errors import UserError
 from gatf.evaluation.metrics import Evaluation, choose, evaluate, forgetting, incremental_accuracy, last_accuracy
 from gatf.evaluation.observer import DiagnosticsData, DiagnosticsObserver
-from gatf.files import write_text
+from gatf.io.files import write_text
 from gatf.methods import Method
+from gatf.model import file as model_file
+from gatf.model.record import UpdateRecord
+from gatf.model.state import Model
 from gatf.session import Circumstances, Preprocessing, Session
 from gatf.training import checkpoint
 from gatf.training.events import JsonLines, Listener
@@ -35,7 +39,7 @@ from gatf.training.processes import AgreedStop, losing_a_process
 from gatf.training.task import Resumed
 
 CONFIG, SUMMARY, EVENTS, MODEL, CHECKPOINTS, DIAGNOSTICS = (
-    "config.yaml", "summary.json", "metrics.jsonl", "model.safetensors", "checkpoints", "diagnostics",
+    "config.yaml", "summary.json", "metrics.jsonl", model_file.RUN_MODEL, "checkpoints", "diagnostics",
 )  # fmt: skip
 
 
@@ -183,8 +187,7 @@ class _Run:
                 raise Interrupted
         summary = self.summary()
         if ranks.is_first():
-            meta = {"config": self.config.model_dump(mode="json")}
-            checkpoint.save(self.folder / MODEL, self.method.state_dict(), meta)
+            self._write_model()
             write_text(self.folder / SUMMARY, json.dumps(summary, indent=2))
         self.tell("run", **{name: summary[name] for name in ("a_last", "a_inc", "forgetting", "total_seconds")})
         return summary
@@ -201,6 +204,40 @@ class _Run:
         self.progress.add(result, self._seconds_of_task(), peak_memory_mb(self.session.device))
         self.tell("task", task=task, seen=result.seen, accuracies=result.by_task, seconds=self.progress.seconds[-1])
         self._save(task + 1, 0, Position(), None)
+
+    def _write_model(self) -> None:
+        """The finished classifier, as `gatf learn` would have written it: it predicts, and it can learn more."""
+        try:
+            model_file.save(self._model(), self.folder / MODEL)
+        except UserError as error:
+            self.tell("warning", text=f"no model file was written: {error}")
+
+    def _model(self) -> Model:
+        scenario, tasks = self.experiment.scenario, range(len(self.experiment.scenario))
+        stages = [self.config.optimisation.stage(task) for task in tasks]
+        trained, tested = ([len(scenario.members(part, task, task)[0]) for task in tasks] for part in scenario.parts)
+        labels = scenario.labels(scenario.source.train)
+        records = [
+            UpdateRecord(
+                number=task,
+                date=datetime.now(UTC).isoformat(timespec="seconds"),
+                added=scenario.class_names[scenario.offsets[task] :][: scenario.task_sizes[task]],
+                images=trained[task],
+                held_out=tested[task],
+                epochs=stages[task].epochs,
+                seconds=self.progress.seconds[task],
+                accuracy_new=self.progress.accuracy_matrix[task][task],
+                temperature=1.0,
+                bytes_per_class=self.method.bytes_per_class(),
+                warnings=("probabilities are not calibrated: a run keeps no images back for that",),
+            )
+            for task in tasks
+        ]
+        return Model(
+            self.config, self.session.preprocessing, self.method.eval(), scenario.class_names,
+            torch.bincount(labels[labels >= 0], minlength=len(scenario.order)), 1.0,
+            torch.zeros(0, dtype=torch.float64), torch.zeros(0), tuple(records),
+        )  # fmt: skip
 
     def _with_task(self, task: int) -> Listener:
         def tell(kind: str, /, **fields: Any) -> None:

@@ -67,7 +67,7 @@ class Session:
         self, config: RunConfig, preprocessing: Preprocessing, *, backbone: nn.Module | None = None,
         fabric: Fabric | None = None,
     ) -> None:  # fmt: skip
-        self.config = config
+        self.config, self.preprocessing = config, preprocessing
         self.pipeline = preprocessing.pipeline(config)
         self.fabric = fabric or open_fabric(config.device, config.precision)
         self.warnings: list[str] = []

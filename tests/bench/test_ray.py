@@ -15,7 +15,7 @@ from gatf import experiment
 from gatf.bench.executors import RayCluster
 from gatf.bench.plan import load_plan
 from gatf.bench.suite import run_plan
-from gatf.training import checkpoint
+from gatf.io import container
 
 ray = pytest.importorskip("ray", reason="the extra `cluster` is not installed")
 pytestmark = pytest.mark.filterwarnings("default")
@@ -74,6 +74,6 @@ def test_a_lost_worker_is_replaced(tmp_path: Path) -> None:
     assert len(killed) == 1
     for run in plan.runs:
         experiment.start(run.config, tmp_path / "alone" / run.name)
-        remote, _ = checkpoint.load(folder / run.name / "model.safetensors")
-        alone, _ = checkpoint.load(tmp_path / "alone" / run.name / "model.safetensors")
+        remote, _ = container.read(folder / run.name / "model.safetensors")
+        alone, _ = container.read(tmp_path / "alone" / run.name / "model.safetensors")
         assert all(remote[name].equal(alone[name]) for name in alone)

@@ -12,7 +12,7 @@ import torch
 
 from gatf.config import RunConfig
 from gatf.experiment import Experiment, resume, start
-from gatf.training import checkpoint
+from gatf.io import container
 from gatf.training.loop import Interrupted
 
 Tiny = Callable[..., RunConfig]
@@ -37,8 +37,8 @@ def test_a_watched_run_gives_the_same_bits(watched: Path, tmp_path: Path, tiny_c
     state = torch.random.get_rng_state()
     start(tiny_config(watched.name), tmp_path / "alone")
     assert torch.equal(torch.random.get_rng_state(), state)
-    seen, _ = checkpoint.load(watched / "model.safetensors")
-    alone, _ = checkpoint.load(tmp_path / "alone" / "model.safetensors")
+    seen, _ = container.read(watched / "model.safetensors")
+    alone, _ = container.read(tmp_path / "alone" / "model.safetensors")
     assert seen.keys() == alone.keys()
     assert all(torch.equal(seen[name], alone[name]) for name in seen)
     for name in ("accuracy_matrix", "accuracy_by_class", "old_to_new"):

@@ -15,10 +15,10 @@ from gatf.data.augment import Pipeline
 from gatf.data.loader import Batch
 from gatf.experiment import Experiment, resume, start
 from gatf.geometry.gaussians import Gaussians
+from gatf.io import container
 from gatf.methods.components import adapter_stage, anti_collapse, warmup_epochs
 from gatf.methods.memory import GaussianMemory
 from gatf.settings import StageConfig
-from gatf.training import checkpoint
 from gatf.training.loop import Interrupted, Position, train_phase
 from gatf.training.optim import rate_factor
 
@@ -225,8 +225,8 @@ class TestLogitDistillation:
         with pytest.raises(Interrupted):
             start(config, tmp_path / "stopped", (stop_later,))
         resume(tmp_path / "stopped")
-        ours, _ = checkpoint.load(tmp_path / "stopped" / "model.safetensors")
-        theirs, _ = checkpoint.load(tmp_path / "whole" / "model.safetensors")
+        ours, _ = container.read(tmp_path / "stopped" / "model.safetensors")
+        theirs, _ = container.read(tmp_path / "whole" / "model.safetensors")
         assert ours.keys() == theirs.keys()
         assert "heads.layers.1.weight" in ours
         for name in ours:

@@ -13,6 +13,7 @@ from torch.nn.functional import cross_entropy
 from gatf.config import RunConfig
 from gatf.data.loader import Batch, TaskInfo, shuffled
 from gatf.experiment import Experiment, resume, start
+from gatf.io import container
 from gatf.methods.efc import (
     EFC,
     LastBatch,
@@ -23,7 +24,6 @@ from gatf.methods.efc import (
     rehearsal_counts,
     rotated_labels,
 )
-from gatf.training import checkpoint
 from gatf.training.loop import Interrupted
 from gatf.training.optim import build_optimiser
 
@@ -276,8 +276,8 @@ class TestMemory:
         with pytest.raises(Interrupted):
             experiment.run(folder, (listen,))
         resume(folder)
-        ours, _ = checkpoint.load(folder / "model.safetensors")
-        theirs, _ = checkpoint.load(tmp_path / "whole" / "model.safetensors")
+        ours, _ = container.read(folder / "model.safetensors")
+        theirs, _ = container.read(tmp_path / "whole" / "model.safetensors")
         assert ours.keys() == theirs.keys()
         for name in ours:
             assert torch.equal(ours[name], theirs[name]), name

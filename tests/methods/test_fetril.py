@@ -15,9 +15,9 @@ from gatf.errors import UserError
 from gatf.experiment import Experiment, resume, start
 from gatf.geometry.readout import nearest_mean_distances
 from gatf.geometry.svm import fit_svm
+from gatf.io import container
 from gatf.methods.components import class_means
 from gatf.methods.fetril import FeTrIL, FeTrILConfig, Imitations, choose_sources, official_stages
-from gatf.training import checkpoint
 from gatf.training.loop import Interrupted
 from gatf.training.optim import rate_factor
 
@@ -288,8 +288,8 @@ class TestOfficialRecipe:
             start(config, tmp_path / "stopped", (stop_later,))
         assert taken == (["cosine"] * 3 + ["train"] * 10)[:steps]
         resume(tmp_path / "stopped")
-        ours, _ = checkpoint.load(tmp_path / "stopped" / "model.safetensors")
-        theirs, _ = checkpoint.load(tmp_path / "whole" / "model.safetensors")
+        ours, _ = container.read(tmp_path / "stopped" / "model.safetensors")
+        theirs, _ = container.read(tmp_path / "whole" / "model.safetensors")
         assert ours.keys() == theirs.keys()
         for name in ours:
             assert torch.equal(ours[name], theirs[name]), name

@@ -11,19 +11,20 @@ import torch
 from torch import Tensor, nn
 
 from gatf import IncrementalClassifier
-from gatf.artifact import container, model_file
-from gatf.artifact.onnx_export import Graph
 from gatf.config import load_config
 from gatf.errors import UserError
 from gatf.experiment import Experiment
 from gatf.geometry import readout
 from gatf.geometry.compact import fit_low_rank
 from gatf.geometry.gaussians import Gaussians
+from gatf.io import container
 from gatf.methods import memory as memory_module
 from gatf.methods.adagauss import AdaGaussConfig
 from gatf.methods.gatf import GATFConfig
 from gatf.methods.memory import GaussianMemory
 from gatf.methods.storage import Storage
+from gatf.model import file as model_file
+from gatf.model.onnx import Graph
 
 KINDS = ["full", "lowrank", "diag", "shared"]
 COMPACT = KINDS[1:]

@@ -13,10 +13,10 @@ from gatf.config import RunConfig, load_config, validated
 from gatf.data.loader import Batch, TaskInfo
 from gatf.errors import UserError
 from gatf.experiment import Experiment, resume
+from gatf.io import container
 from gatf.methods.sdc import SDC, SDCConfig
 from gatf.methods.triplets import ClassBalanced, embedding_change, triplet_loss
 from gatf.settings import OptimisationConfig, StageConfig
-from gatf.training import checkpoint
 
 Tiny = Callable[..., RunConfig]
 Learn = Callable[..., Experiment]
@@ -436,7 +436,7 @@ def test_a_killed_run_resumes_to_the_same_bits(triplet_config: Tiny, tmp_path: P
             resume(folder)
         else:
             Experiment(config).run(folder, ())
-        states.append(checkpoint.load(folder / "model.safetensors")[0])
+        states.append(container.read(folder / "model.safetensors")[0])
     assert states[0].keys() == states[1].keys()
     for key in states[0]:
         assert torch.equal(states[0][key], states[1][key]), key

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from gatf import experiment
 from gatf.bench.plan import PlannedRun
 from gatf.errors import UserError
-from gatf.files import write_text
+from gatf.io.files import write_text
 from gatf.training.events import Listener
 from gatf.training.loop import Interrupted
 

@@ -11,7 +11,7 @@ from gatf.bench.executors import Executor, InProcess, prepare
 from gatf.bench.plan import Plan
 from gatf.bench.progress import LiveTable
 from gatf.bench.tables import Result, aggregate, cells, comparison, headings, to_csv, to_latex, to_markdown
-from gatf.files import write_text
+from gatf.io.files import write_text
 from gatf.terminal import fits
 
 INDEX = "bench.json"

@@ -3,14 +3,15 @@
 import hashlib
 import os
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
-from uuid import uuid4
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+
+from gatf.io.files import new_file
 
 VERSION = 1
 """Part of every key: raise it when the same input would be decoded into something else."""
@@ -48,19 +49,8 @@ def cached_tensors(name: str, key: str, make: Callable[[], dict[str, Tensor]]) -
             return load_file(path)
     tensors = make()
     with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
         with new_file(path) as partial:
             save_file(tensors, partial)
         return load_file(path)
     return tensors
-
-
-@contextmanager
-def new_file(path: Path) -> Iterator[Path]:
-    """A name to write to; what was written takes the place of `path` at the end, or vanishes on an error."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.name}.{uuid4().hex[:8]}.partial")
-    try:
-        yield partial
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)

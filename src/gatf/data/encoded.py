@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from gatf.data import cache
 from gatf.data.decode import BadImage
 from gatf.errors import UserError
+from gatf.io.files import new_file
 
 
 class Encoded(Protocol):
@@ -196,8 +197,9 @@ def _write_arrow(target: Path, file: Path, column: str) -> None:
     import pyarrow as pa
 
     schema = pa.schema([("bytes", pa.large_binary())])
+    target.parent.mkdir(parents=True, exist_ok=True)
     with (
-        cache.new_file(target) as partial,
+        new_file(target) as partial,
         pa.OSFile(str(partial), "wb") as sink,
         pa.ipc.new_file(sink, schema) as writer,
     ):

@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from gatf.data.base import Progress
-from gatf.data.cache import new_file
 from gatf.data.places import fetch_folder
 from gatf.errors import UserError
+from gatf.io.files import new_file
 from gatf.settings import DataConfig
 
 ROWS = 1000
@@ -49,6 +49,7 @@ def _write(part: Any, name: str, folder: Path, datasets: Any, on_progress: Progr
     total = len(part)
     rows = part.with_format("arrow")
     schema = part.features.arrow_schema
+    folder.mkdir(parents=True, exist_ok=True)
     with new_file(folder / f"{name}.parquet") as partial, parquet.ParquetWriter(partial, schema) as writer:
         for start in range(0, total, ROWS):
             writer.write_table(rows[start : start + ROWS].cast(schema))

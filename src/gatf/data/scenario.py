@@ -38,6 +38,11 @@ class Scenario:
         return tuple(sum(self.task_sizes[:task]) for task in range(len(self)))
 
     @property
+    def parts(self) -> tuple[ImageSet, ImageSet]:
+        """Training and test images."""
+        return self.source.train, self.source.test
+
+    @property
     def class_names(self) -> tuple[str, ...]:
         return tuple(self.source.class_names[number] for number in self.order)
 
@@ -75,7 +80,7 @@ class Scenario:
     def __str__(self) -> str:
         lines = [f"{self.source.name}: {sum(self.task_sizes)} classes in {len(self)} tasks"]
         for task, (offset, size) in enumerate(zip(self.offsets, self.task_sizes, strict=True)):
-            train, test = (len(self.members(part, task, task)[0]) for part in (self.source.train, self.source.test))
+            train, test = (len(self.members(part, task, task)[0]) for part in self.parts)
             names = self.class_names[offset : offset + size]
             shown = ", ".join(names[:6]) + (" …" if size > 6 else "")
             lines.append(f"  task {task}: {size} classes ({shown}), {train} training and {test} test images")

@@ -19,9 +19,9 @@ from gatf.data.loader import views
 from gatf.data.scenario import Scenario
 from gatf.evaluation import diagnostics
 from gatf.evaluation.diagnostics import Table
-from gatf.files import write_text
 from gatf.geometry.gaussians import Gaussians
 from gatf.geometry.moments import class_moments
+from gatf.io.files import write_text
 
 DRIFT_IMAGES = 50
 """Training images a class that the drift curve is measured on."""

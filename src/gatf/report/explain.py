@@ -12,8 +12,8 @@ from matplotlib.patches import Ellipse
 from torch import Tensor
 
 from gatf import __version__
-from gatf.files import write_text
 from gatf.geometry.anchor import solve_ridge, solve_sylvester
+from gatf.io.files import write_text
 from gatf.report.html import environment
 from gatf.report.plots import label_ends, new_figure, styled
 from gatf.report.specs import FigureSpec

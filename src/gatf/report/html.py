@@ -12,7 +12,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from gatf import __version__
 from gatf.bench.published import OUTSIDE, difference, is_outside, load_published, published
 from gatf.bench.tables import HEADINGS, MISSING, aggregate, spread
-from gatf.files import write_text
+from gatf.io.files import write_text
 from gatf.report.diagnostic_sections import WHY, diagnostics_table
 from gatf.report.load import Run, by_row, chosen_rows, load_runs
 from gatf.report.sections import GROUPS, Section, build_sections

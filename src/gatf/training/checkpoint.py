@@ -1,56 +1,31 @@
-"""Checkpoints: tensors in safetensors, everything else as JSON in its header. Loading runs no code."""
+"""Checkpoints: the container of model files, with a description of where training stands. Loading runs no code."""
 
-import hashlib
-import json
-import os
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from gatf.errors import UserError
-
-FORMAT = 1
+from gatf.io import container
 
 
 def save(path: Path, tensors: dict[str, Tensor], meta: dict[str, Any]) -> None:
     """Write tensors and JSON-able metadata; the file appears complete, by rename, or not at all."""
-    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    header = {"format": str(FORMAT), "digest": _digest(plain), "meta": json.dumps(meta)}
-    partial = path.with_name(path.name + ".partial")
-    save_file(plain, partial, metadata=header)
-    with partial.open("rb") as file:
-        os.fsync(file.fileno())
-    partial.replace(path)
+    container.write(path, tensors, meta, container.CHECKPOINT)
 
 
 def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Read a checkpoint back, checking that it is whole."""
+    if not path.is_file():
+        raise UserError(f"there is no checkpoint at {path}")
     try:
-        with safe_open(path, framework="pt") as file:
-            header = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except FileNotFoundError:
-        raise UserError(f"there is no checkpoint at {path}") from None
-    except (SafetensorError, OSError, ValueError) as error:
-        raise UserError(f"checkpoint {path} is damaged ({error}); delete it to go on from an earlier one") from None
-    if header.get("format") != str(FORMAT):
-        raise UserError(f"checkpoint {path} has format {header.get('format')}, this version reads {FORMAT}")
-    if header.get("digest") != _digest(tensors):
-        raise UserError(f"checkpoint {path} is damaged (its contents do not match its checksum); delete it to go on")
-    return tensors, json.loads(header["meta"])
-
-
-def _digest(tensors: dict[str, Tensor]) -> str:
-    digest = hashlib.blake2b(digest_size=16)
-    for name in sorted(tensors):
-        tensor = tensors[name]
-        digest.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)};".encode())
-        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data if tensor.numel() else b"")
-    return digest.hexdigest()
+        tensors, header = container.read(path, container.CHECKPOINT)
+    except container.Damaged as error:
+        raise UserError(
+            f"checkpoint {path} is damaged ({error.reason}); delete it to go on from an earlier one"
+        ) from None
+    return tensors, header.model
 
 
 def flatten_optimiser(optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:

@@ -15,17 +15,17 @@ from torch import Tensor
 
 from gatf.config import RunConfig
 from gatf.data.base import ImageSet
+from gatf.data.inputs import Given, Shape, check_shape, image_set
 from gatf.data.loader import TaskData, TaskInfo, split_pipeline
 from gatf.errors import UserError
 from gatf.geometry.gaussians import Gaussians
 from gatf.geometry.moments import class_moments
-from gatf.learner.inputs import Given, Shape, check_shape, image_set
-from gatf.learner.judge import Judge, Metric, fit_temperature, transport_error
-from gatf.learner.model import Model
-from gatf.learner.record import UpdateRecord
-from gatf.learner.split import Split, some, split_update
-from gatf.learner.statistics import expected_accuracy, merge, normalisation
+from gatf.incremental.split import Split, some, split_update
+from gatf.incremental.statistics import expected_accuracy, merge, normalisation
 from gatf.methods.components import extract
+from gatf.model.judge import Judge, Metric, fit_temperature, transport_error
+from gatf.model.record import UpdateRecord
+from gatf.model.state import Model
 from gatf.session import Circumstances, Preprocessing, Session, build_method
 from gatf.training import checkpoint
 from gatf.training.events import Listener

@@ -6,6 +6,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from gatf.errors import UserError
 from gatf.geometry import spd
 from gatf.geometry.certificate import certified, score_bound
 from gatf.geometry.gaussians import Gaussians
@@ -93,7 +94,7 @@ class Judge:
     def __init__(self, stored: Gaussians, errors: Tensor) -> None:
         self.stored = stored
         self.errors = errors
-        """How far the stored mean of each class may be off in the metric, float64 [C]."""
+        """How far the stored mean of each class may be off in the metric, float64 [C]; empty where not measured."""
 
     @cached_property
     def metric(self) -> Metric:
@@ -110,6 +111,11 @@ class Judge:
         means lie within the measured error of the stored ones. The theorem is about Mahalanobis distances, while the
         answer's own rule may be another ("bayes" normalises by class), hence the demand that the two agree.
         """
+        if len(self.errors) == 0:
+            raise UserError(
+                "this model was made by gatf run, which does not measure the error of the transport that certificates "
+                "need; an update with gatf learn does"
+            )
         distances = torch.cdist(self.metric(features), self.metric(self.stored.means))  # [N, C]
         bounds = score_bound(distances, self.errors, eta_cov=0.0, lambda_min=torch.ones((), dtype=torch.float64))
         squares = distances.square()

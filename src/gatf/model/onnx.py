@@ -15,14 +15,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gatf.artifact.container import replace_file
 from gatf.data.base import ImageSet
 from gatf.errors import UserError
 from gatf.geometry.compact import LowRankReadout, SharedReadout
 from gatf.geometry.readout import QuadraticReadout, seen
-from gatf.learner.judge import softmax_with_temperature
-from gatf.learner.model import Model
+from gatf.io.container import replace_file
 from gatf.methods.memory import GaussianMemory
+from gatf.model.judge import softmax_with_temperature
+from gatf.model.state import Model
 
 TOLERANCE = 1e-3
 """Largest difference of scores between PyTorch and onnxruntime."""

@@ -1,4 +1,4 @@
-"""The bytes of a model file: a safetensors file whose header holds JSON and a digest of everything.
+"""The bytes of a model or a checkpoint: a safetensors file whose header holds JSON and a digest of everything.
 
     8 bytes   length n of the header, little-endian
     n bytes   JSON: {"__metadata__": {"kind", "format", "digest", "model"},
@@ -13,18 +13,17 @@ import hashlib
 import json
 import math
 import os
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
-from uuid import uuid4
 
 import torch
 from torch import Tensor
 
 from gatf.errors import UserError
+from gatf.io.files import write_bytes
 
-KIND, FORMAT = "gatf-model", 1
+FORMAT = 1
 DTYPES: dict[str, torch.dtype] = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
     "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "U8": torch.uint8, "BOOL": torch.bool,
@@ -39,6 +38,33 @@ FOREIGN = {
     b"\x89HDF": "an HDF5 file", b"\x1f\x8b": "a gzip archive", b"\x93NUMPY": "a NumPy file",
 }  # fmt: skip
 """First bytes of files that people take for models."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What a container holds, and how much its description may say."""
+
+    name: str
+    """As written in the file."""
+    noun: str
+    """What people call it."""
+    spare_header: int = 2**20
+    """Bytes a header may have beside an eighth of the file: parsing takes a few times that."""
+    spare_items: int = 10_000
+    """JSON items a header may have beside one for each 256 bytes: a Python object of some 100 bytes each."""
+    finite: bool = True
+    """Whether every number must be finite."""
+
+    def longest_header(self, size: int) -> int:
+        return self.spare_header + size // 8
+
+    def most_items(self, size: int) -> int:
+        return self.spare_items + size // 256
+
+
+MODEL = Kind("gatf-model", "model")
+CHECKPOINT = Kind("gatf-checkpoint", "checkpoint", spare_header=2**26, spare_items=2**22, finite=False)
+"""Its description lists the accuracy of every class after every task."""
 
 
 @dataclass(frozen=True)
@@ -61,24 +87,19 @@ class Header:
     digest: str
 
 
-def longest_header(size: int) -> int:
-    """Bytes a header may have in a file of this size: parsing takes a few times that."""
-    return 2**20 + size // 8
-
-
-def most_items(size: int) -> int:
-    """JSON items a header may have: a Python object of some 100 bytes each."""
-    return 10_000 + size // 256
-
-
 # --- writing ----------------------------------------------------------------------------------------------------------
 
 
-def write(path: Path, tensors: dict[str, Tensor], model: dict[str, Any]) -> None:
-    """Write a file that appears complete, by rename, or not at all."""
+def write(path: Path, tensors: dict[str, Tensor], model: dict[str, Any], kind: Kind = MODEL) -> None:
+    """Write tensors and a description; the file appears complete, by rename, or not at all."""
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     entries: dict[str, Any] = {
-        "__metadata__": {"kind": KIND, "format": str(FORMAT), "digest": "0" * DIGEST_DIGITS, "model": json.dumps(model)}
+        "__metadata__": {
+            "kind": kind.name,
+            "format": str(FORMAT),
+            "digest": "0" * DIGEST_DIGITS,
+            "model": json.dumps(model),
+        }
     }
     end = 0
     for name, tensor in plain.items():
@@ -87,8 +108,8 @@ def write(path: Path, tensors: dict[str, Tensor], model: dict[str, Any]) -> None
     header = json.dumps(entries, separators=(",", ":")).encode()
     header += b" " * (-len(header) % 8)
     size = LENGTH_BYTES + len(header) + end
-    if len(header) > longest_header(size) or _items(header) > most_items(size):
-        raise UserError(f"{path} cannot be written: its class names and history have become too long for a model file")
+    if len(header) > kind.longest_header(size) or _items(header) > kind.most_items(size):
+        raise UserError(f"{path} cannot be written: its class names and history have become too long for a {kind.noun}")
     pieces = [len(header).to_bytes(LENGTH_BYTES, "little"), header]
     pieces += [_bytes(tensor) for tensor in plain.values()]  # views, not copies
     digest = hashlib.blake2b(digest_size=DIGEST_DIGITS // 2)
@@ -99,31 +120,11 @@ def write(path: Path, tensors: dict[str, Tensor], model: dict[str, Any]) -> None
 
 
 def replace_file(path: Path, pieces: list[Any]) -> None:
-    """Put bytes at a path: on disk first, then by rename. Until then what was there stays."""
-    partial = path.with_name(f".{path.name}.{uuid4().hex[:8]}.partial")
+    """Put bytes at a path, or say why not; until they are all there, what was there stays."""
     try:
-        with partial.open("wb") as file:
-            for piece in pieces:
-                file.write(piece)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-        sync_folder(path.parent)
+        write_bytes(path, pieces)
     except OSError as error:
         raise UserError(f"{path} cannot be written ({error.strerror}); what was there is untouched") from None
-    finally:
-        with suppress(OSError):
-            partial.unlink(missing_ok=True)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make renames in a folder last through a power cut, where the system can."""
-    with suppress(OSError):
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
 
 def _bytes(tensor: Tensor) -> Any:
@@ -134,16 +135,17 @@ def _bytes(tensor: Tensor) -> Any:
 
 
 class Damaged(UserError):
-    """A file that is not a whole model of ours."""
+    """A file that is not a whole one of ours."""
 
     def __init__(self, path: Path, reason: str) -> None:
         super().__init__(f"{path} is not a model, or a damaged one: {reason}")
+        self.reason = reason
 
 
-def read(path: Path) -> tuple[dict[str, Tensor], Header]:
-    """The tensors and the header of a model file."""
+def read(path: Path, kind: Kind = MODEL) -> tuple[dict[str, Tensor], Header]:
+    """The tensors and the header of a file."""
     with _opened(path) as file:
-        header = read_header(path, file)
+        header = read_header(path, file, kind)
         tensors = {}
         for name, place in header.places.items():
             file.seek(header.data_start + place.start)
@@ -152,7 +154,7 @@ def read(path: Path) -> tuple[dict[str, Tensor], Header]:
                 raise Damaged(path, "it ends early")
             flat = torch.frombuffer(content, dtype=place.dtype) if content else torch.empty(0, dtype=place.dtype)
             tensors[name] = flat.reshape(place.shape)
-            if flat.is_floating_point() and not bool(flat.isfinite().all()):
+            if kind.finite and flat.is_floating_point() and not bool(flat.isfinite().all()):
                 raise Damaged(path, f"tensor '{name}' has values that are not finite")
     return tensors, header
 
@@ -174,7 +176,7 @@ def _opened(path: Path) -> BinaryIO:
         raise UserError(f"{path} cannot be read ({error.strerror})") from None
 
 
-def read_header(path: Path, file: BinaryIO) -> Header:
+def read_header(path: Path, file: BinaryIO, kind: Kind = MODEL) -> Header:
     """Parse and check everything but the tensors' meaning: kind, version, digest, then sizes, dtypes and shapes."""
     size = os.fstat(file.fileno()).st_size
     first = file.read(LENGTH_BYTES)
@@ -184,15 +186,15 @@ def read_header(path: Path, file: BinaryIO) -> Header:
     length = int.from_bytes(first, "little")
     if len(first) < LENGTH_BYTES or length > size - LENGTH_BYTES:
         raise Damaged(path, f"it has {size} bytes, too few for its header")
-    if length > longest_header(size):
+    if length > kind.longest_header(size):
         raise Damaged(path, f"a header of {length} bytes is too long for a file of {size}")
     raw = file.read(length)
-    if _items(raw) > most_items(size):
+    if _items(raw) > kind.most_items(size):
         raise Damaged(path, "its header has too many entries for its size")
     entries = _json(path, raw, "header")
     metadata = entries.pop("__metadata__", None)
-    if not isinstance(metadata, dict) or metadata.get("kind") != KIND:
-        raise Damaged(path, "it does not say that it is a gatf model")
+    if not isinstance(metadata, dict) or metadata.get("kind") != kind.name:
+        raise Damaged(path, f"it does not say that it is a gatf {kind.noun}")
     _check_format(path, metadata.get("format"))
     digest = metadata.get("digest")
     if not isinstance(digest, str) or len(digest) != DIGEST_DIGITS or _digest(first, raw, digest, file) != digest:

@@ -19,9 +19,9 @@ from gatf.data.decode import BadImage, careful_pillow, centre_box, decode, likel
 from gatf.data.encoded import Files
 from gatf.data.layouts.folder import class_folders, image_files
 from gatf.data.lazy import LazyImages
+from gatf.data.pixels import CHANNELS, as_labels, as_pixels, stacked
 from gatf.data.workers import default_workers
 from gatf.errors import UserError
-from gatf.learner.pixels import CHANNELS, as_labels, as_pixels, stacked
 
 SMALL, LARGE_DEFAULT = 64, 224
 """Pictures of up to so many pixels a side are decoded once and kept in memory; others become photos of this side."""

@@ -10,9 +10,9 @@ from gatf.config import RunConfig
 from gatf.data.base import ImageSet
 from gatf.data.loader import views
 from gatf.errors import UserError
-from gatf.learner.judge import Judge
-from gatf.learner.record import UpdateRecord
 from gatf.methods import Method
+from gatf.model.judge import Judge
+from gatf.model.record import UpdateRecord
 from gatf.session import Preprocessing
 
 Label = str | int | bool
@@ -41,7 +41,8 @@ class Model:
     """Images each class was learnt from, int64 [C]."""
     temperature: float
     errors: Tensor
-    """How far the stored mean of each class may be off after the last update, in the judge's metric, float64 [C]."""
+    """How far the stored mean of each class may be off after the last update, in the judge's metric, float64 [C]; empty
+    where nobody measured it, as in a run."""
     distances: Tensor
     """Distances of held-out images of all updates to their nearest class, for `rejection_threshold`, float32 [M]."""
     history: tuple[UpdateRecord, ...]

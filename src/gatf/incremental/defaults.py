@@ -25,9 +25,7 @@ def first_config(
     """The settings of a new model; `overrides` are dotted paths."""
     side = shape[1]
     tiny = side <= TINY_SIDE
-    chosen = method_class(method)
-    if not chosen.exemplar_free:
-        raise UserError(f"method '{method}' needs all earlier images at every update; choose another one")
+    _check_exemplar_free(method)
     if overrides.get("data.test_crop") is not None:
         raise UserError(
             "data.test_crop is for runs alone: a model sees whole images; leave it out or crop them yourself"
@@ -55,6 +53,7 @@ def next_config(config: RunConfig, *, images: int, overrides: Mapping[str, Any])
 
     What the model is made of cannot change any more: overrides of it must say what is.
     """
+    _check_exemplar_free(config.method.name)
     base = config.model_dump(mode="json")
     for path, value in overrides.items():
         fixed = path.split(".")[0] in ("backbone", "scenario") or path in FIXED
@@ -66,6 +65,11 @@ def next_config(config: RunConfig, *, images: int, overrides: Mapping[str, Any])
     if config.method.name == "gatf":
         base["method"]["refresh"] = refresh(images)
     return load_config(base, method=config.method.name, overrides=dict(overrides))
+
+
+def _check_exemplar_free(method: str) -> None:
+    if not method_class(method).exemplar_free:
+        raise UserError(f"method '{method}' needs all earlier images at every update; choose another one")
 
 
 def _at(values: Any, path: str) -> Any:

@@ -11,15 +11,15 @@ import torch
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.exceptions import NotFittedError
 
-from gatf.artifact import model_file
 from gatf.config import RunConfig
+from gatf.data.inputs import Given, image_set, read_images, read_labelled
 from gatf.errors import UserError
-from gatf.learner import defaults, update
-from gatf.learner.inputs import Given, image_set, read_images, read_labelled
-from gatf.learner.judge import rejection_threshold, softmax_with_temperature
-from gatf.learner.model import Label, Looks, Model
-from gatf.learner.record import UpdateRecord
-from gatf.learner.update import Conditions
+from gatf.incremental import defaults, update
+from gatf.incremental.update import Conditions
+from gatf.model import file as model_file
+from gatf.model.judge import rejection_threshold, softmax_with_temperature
+from gatf.model.record import UpdateRecord
+from gatf.model.state import Label, Looks, Model
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gatf.errors import UserError
-from gatf.learner.model import Label, Model
+from gatf.model.state import Label, Model
 from gatf.seeding import generator
 
 FEWEST_TO_SPLIT = 5

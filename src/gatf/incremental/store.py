@@ -8,16 +8,17 @@ import fcntl
 import json
 import os
 import re
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from gatf.artifact import container, model_file
 from gatf.errors import UserError
-from gatf.learner.model import Model
-from gatf.learner.update import STATE
+from gatf.incremental.update import STATE
+from gatf.io import container
+from gatf.io.files import copy, sync_folder
+from gatf.model import file as model_file
+from gatf.model.state import Model
 
 PLAN = "plan.json"
 
@@ -111,7 +112,7 @@ class Store:
         """Make this the model; the one that was stays as a version. At every moment the path holds a whole model."""
         if self.path.exists() and keep > 0:
             before = len(model_file.describe(self.path)[2]) - 1
-            self._copy(self.path, self._version(before))
+            copy(self.path, self._version(before))
         model_file.save(model, self.path)
         for number in self.versions()[: -keep or None]:
             self._version(number).unlink(missing_ok=True)
@@ -130,20 +131,10 @@ class Store:
         newest = self._version(versions[-1])
         model_file.load(newest)  # a version that cannot be read must not replace one that can
         if self.path.exists():
-            self._copy(self.path, self.undone)
+            copy(self.path, self.undone)
         newest.replace(self.path)
-        container.sync_folder(self.path.parent)
+        sync_folder(self.path.parent)
         return versions[-1], self.undone
 
     def _version(self, number: int) -> Path:
         return self.path.with_name(f"{self.path.name}.v{number}")
-
-    def _copy(self, source: Path, target: Path) -> None:
-        """A second name for the file's present contents, which are never written to in place."""
-        partial = target.with_name(target.name + ".partial")
-        partial.unlink(missing_ok=True)
-        try:
-            os.link(source, partial)
-        except OSError:  # a file system without hard links
-            shutil.copyfile(source, partial)
-        partial.replace(target)

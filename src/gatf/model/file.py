@@ -9,21 +9,23 @@ from pydantic import ConfigDict, ValidationError
 from torch import Tensor
 
 from gatf import __version__
-from gatf.artifact import container
-from gatf.artifact.container import Damaged
 from gatf.config import RunConfig, validated
+from gatf.data.inputs import SMALLEST_SIDE
+from gatf.data.pixels import CHANNELS
 from gatf.errors import UserError
-from gatf.learner.inputs import SMALLEST_SIDE
-from gatf.learner.model import Model
-from gatf.learner.pixels import CHANNELS
-from gatf.learner.record import UpdateRecord
+from gatf.io import container
+from gatf.io.container import Damaged
 from gatf.methods import Method
 from gatf.methods.memory import GaussianMemory
+from gatf.model.record import UpdateRecord
+from gatf.model.state import Model
 from gatf.session import Preprocessing, build_method
 from gatf.settings import Strict
 
 METHOD = "method."
 LARGEST_SIDE = 4096
+RUN_MODEL = "model.safetensors"
+"""What a run calls the model it writes at its end."""
 
 
 class Description(Strict):
@@ -50,6 +52,7 @@ def save(model: Model, path: Path) -> None:
         raise UserError("backbones from the hub cannot be saved by name: loading a model must not fetch code")
     config = model.config.model_dump(mode="json")
     config["backbone"]["pretrained"] = None  # the weights are in the file
+    config["data"]["root"] = None  # where the images lay is nobody's concern
     config["device"] = "auto"
     description = Description(
         gatf=__version__,
@@ -66,17 +69,24 @@ def save(model: Model, path: Path) -> None:
     container.write(path, tensors, description.model_dump(mode="json"))
 
 
+def model_path(path: Path) -> Path:
+    """The model file that is meant: of a run's folder, the one the run wrote at its end."""
+    return path / RUN_MODEL if (path / RUN_MODEL).is_file() else path
+
+
 def load(path: Path, device: str = "cpu") -> Model:
-    """Read a model. Runs no code of the file's; a damaged, foreign or newer file is a `UserError`."""
+    """Read a model, or the one in a run's folder. Runs no code of the file's; a damaged, foreign or newer file is a
+    `UserError`."""
+    path = model_path(path)
     tensors, header = container.read(path)
     told, config, history = _described(path, header.model)
     shape = (told.shape[0], told.shape[1], told.shape[2])
     for name, dtype in (("counts", torch.int64), ("errors", torch.float64), ("distances", torch.float32)):
         if name not in tensors or tensors[name].dtype != dtype or tensors[name].ndim != 1:
             raise Damaged(path, f"its '{name}' are missing or not what they should be")
-    if not len(tensors["counts"]) == len(tensors["errors"]) == len(told.labels):
+    if len(tensors["counts"]) != len(told.labels) or len(tensors["errors"]) not in (0, len(told.labels)):
         raise Damaged(path, "it has another number of classes than labels")
-    if int(tensors["counts"].min()) < 0 or float(tensors["errors"].min()) < 0:
+    if bool((tensors["counts"] < 0).any()) or bool((tensors["errors"] < 0).any()):
         raise Damaged(path, "its 'counts' or 'errors' are negative")
     state = {name.removeprefix(METHOD): value for name, value in tensors.items() if name.startswith(METHOD)}
     if len(state) + 3 != len(tensors):
@@ -90,6 +100,7 @@ def load(path: Path, device: str = "cpu") -> Model:
 
 def describe(path: Path) -> tuple[Description, RunConfig, tuple[UpdateRecord, ...], container.Header]:
     """What a file says of its model, checked, without building it."""
+    path = model_path(path)
     header = container.inspect(path)
     return (*_described(path, header.model), header)
 

@@ -6,15 +6,15 @@ from pathlib import Path
 from typing import Any
 
 from gatf import __version__
-from gatf.artifact import model_file
-from gatf.artifact.container import inspect
-from gatf.artifact.store import Store
 from gatf.data.encoded import Files
+from gatf.data.inputs import Given, read_class_folders, readable
 from gatf.errors import UserError
-from gatf.estimator import IncrementalClassifier
 from gatf.experiment import stop_signals
-from gatf.learner.inputs import Given, read_class_folders, readable
-from gatf.learner.update import Conditions, silent
+from gatf.incremental.classifier import IncrementalClassifier
+from gatf.incremental.store import Store
+from gatf.incremental.update import Conditions, silent
+from gatf.io.container import inspect
+from gatf.model import file as model_file
 from gatf.training.events import Listener
 
 

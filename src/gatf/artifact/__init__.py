@@ -1,1 +1,0 @@
-"""Models as files: one-file format, versions and locks, ONNX."""
