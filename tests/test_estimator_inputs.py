@@ -11,6 +11,7 @@ from PIL import Image
 
 from gatf.data.inputs import read_class_folders, read_images, read_labelled
 from gatf.errors import UserError
+from gatf.incremental.learn import learn_folder
 
 Digits = tuple[np.ndarray, np.ndarray]
 Tiny = Callable[..., Any]
@@ -158,3 +159,19 @@ def test_new_images_must_fit_the_model(grown: Any) -> None:
     with pytest.raises(UserError, match="labels known so far are text"):
         grown.partial_fit(np.zeros((4, 8, 8), np.uint8), [7] * 4)
     assert len(grown.classes_) == 7
+
+
+def test_small_files_are_decoded_once(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a first update: the size, the normalisation and the training look at the same decoded pixels."""
+    from gatf.data import pictures
+
+    decoded: list[str] = []
+    plain = pictures.decode
+
+    def counted(data: bytes, name: str, *args: Any) -> np.ndarray:
+        decoded.append(name)
+        return plain(data, name, *args)
+
+    monkeypatch.setattr(pictures, "decode", counted)
+    learn_folder(photos.parent / "once.gatf", photos, parameters={"epochs": 1, "device": "cpu"}, skip_bad=True)
+    assert len(decoded) == len(set(decoded)) > 0

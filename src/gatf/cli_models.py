@@ -91,12 +91,12 @@ def predict(
     """Say what is on images: file, class, probability."""
     if as_json and as_csv:
         raise UserError("choose one of --json and --csv")
-    from gatf.data.inputs import Given, read_images, readable
+    from gatf.data.inputs import decodable, read_images
     from gatf.incremental.classifier import IncrementalClassifier
 
-    paths = tuple(name for place in images for name in read_images(place).pictures)
+    paths = tuple(name for place in images for name in read_images(place).names())
     if skip_bad:
-        good = readable(Given(pictures=paths))
+        good = decodable(paths)
         for name, fine in zip(paths, good, strict=True):
             if not fine:
                 typer.echo(f"left out: {name} cannot be decoded", err=True)

@@ -1,22 +1,19 @@
 """From files to a source: small images are decoded once and cached, large ones stay where they lie."""
 
-import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
-import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 
 from gatf.data import cache
 from gatf.data.base import ImageSet, Source
-from gatf.data.decode import BadImage, careful_pillow, centre_box, decode, likely_formats
 from gatf.data.encoded import Encoded
 from gatf.data.lazy import LazyImages
-from gatf.data.listing import LARGE_DEFAULT, SMALL, Listing, some
-from gatf.data.workers import default_workers, in_order
+from gatf.data.listing import Listing, some
+from gatf.data.pictures import SMALL, decode_all, natural_side, readable
+from gatf.data.workers import default_workers
 from gatf.settings import DataConfig
 
 
@@ -67,25 +64,7 @@ def image_size(listing: Listing, config: DataConfig, traits: Traits) -> int:
         return cast(int, config.image_size or traits.size)
     if isinstance(listing.train.images, Tensor):
         return listing.train.images.shape[-1]
-    sizes = _header_sizes(listing.train.images)
-    side = max(max(size) for size in sizes)
-    return side if side <= SMALL and sizes == {(side, side)} else LARGE_DEFAULT
-
-
-def _header_sizes(images: Encoded, most: int = 64) -> set[tuple[int, int]]:
-    """Width and height of up to so many images, spread over the set; damaged ones are met later, when decoding."""
-    sizes = set()
-    with careful_pillow():
-        for number in range(0, len(images), -(-len(images) // most)):
-            try:
-                data = images.read(number)
-                with Image.open(io.BytesIO(data), formats=likely_formats(data)) as image:
-                    sizes.add(image.size)
-            except (BadImage, OSError, ValueError, SyntaxError):
-                continue
-            except (Image.DecompressionBombWarning, Image.DecompressionBombError):
-                continue
-    return sizes or {(LARGE_DEFAULT, LARGE_DEFAULT)}
+    return natural_side(listing.train.images)
 
 
 # --- pixels -----------------------------------------------------------------------------------------------------------
@@ -93,27 +72,13 @@ def _header_sizes(images: Encoded, most: int = 64) -> set[tuple[int, int]]:
 
 def _in_memory(name: str, images: Encoded, size: int, config: DataConfig) -> tuple[Tensor, Tensor]:
     """All pixels [N, 3, size, size] and which images they are, memory-mapped from the cache."""
-    skip = config.on_bad_image == "skip"
-    key = cache.digest(images.content(), size, config.on_bad_image)
-    made = cache.cached_tensors(name, key, lambda: _decode_all(images, size, skip=skip))
+
+    def make() -> dict[str, Tensor]:
+        pixels, kept = decode_all(images, size, skip=config.on_bad_image == "skip")
+        return {"images": pixels, "kept": kept}
+
+    made = cache.cached_tensors(name, cache.digest(images.content(), size, config.on_bad_image), make)
     return made["images"], made["kept"]
-
-
-def _decode_all(images: Encoded, size: int, *, skip: bool) -> dict[str, Tensor]:
-    pixels = np.empty((len(images), size, size, 3), np.uint8)
-    kept: list[int] = []
-    with careful_pillow():
-        reading = images.in_order()
-        for number in range(len(images)):
-            try:
-                pixels[len(kept)] = decode(next(reading), images.name(number), size, centre_box)
-            except BadImage:
-                if not skip:
-                    raise
-                continue
-            kept.append(number)
-    stacked = torch.from_numpy(pixels[: len(kept)]).permute(0, 3, 1, 2).contiguous()
-    return {"images": stacked, "kept": torch.tensor(kept, dtype=torch.int64)}
 
 
 def _resized(images: Tensor, size: int) -> Tensor:
@@ -139,29 +104,6 @@ def _on_the_fly(images: Encoded, size: int, config: DataConfig) -> tuple[LazyIma
         kept = cache.cached_tensors("readable", key, lambda: {"kept": readable(images, workers)})["kept"]
         images = images.take(kept.tolist())
     return LazyImages(images, size, workers), kept
-
-
-def readable(images: Encoded, workers: int) -> Tensor:
-    """Numbers of the images that can be decoded, found by decoding every one."""
-    pieces = [range(at, min(at + 64, len(images))) for at in range(0, len(images), 64)]
-    found = in_order(_Readable(images), pieces, workers=workers)
-    return torch.tensor([number for piece in found for number in piece], dtype=torch.int64)
-
-
-@dataclass(frozen=True)
-class _Readable:
-    images: Encoded
-
-    def __call__(self, numbers: Iterable[int]) -> list[int]:
-        good = []
-        with careful_pillow():
-            for number in numbers:
-                try:
-                    decode(self.images.read(number), self.images.name(number), 1, centre_box)
-                except BadImage:
-                    continue
-                good.append(number)
-        return good
 
 
 def _left_out(images: Encoded, kept: Tensor) -> str:

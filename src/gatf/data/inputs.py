@@ -5,8 +5,6 @@ square and resized. Nothing is written to gatf's cache: images that may not be k
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -15,72 +13,90 @@ import torch
 from torch import Tensor
 
 from gatf.data.base import ImageSet
-from gatf.data.decode import BadImage, careful_pillow, centre_box, decode, likely_formats, test_box
-from gatf.data.encoded import Files
+from gatf.data.decode import centre_box, test_box
+from gatf.data.encoded import Encoded, Files, Pictures
 from gatf.data.layouts.folder import class_folders, image_files
 from gatf.data.lazy import LazyImages
+from gatf.data.pictures import SMALL, decode_all, natural_side, readable
 from gatf.data.pixels import CHANNELS, as_labels, as_pixels, stacked
 from gatf.data.workers import default_workers
 from gatf.errors import UserError
 
-SMALL, LARGE_DEFAULT = 64, 224
-"""Pictures of up to so many pixels a side are decoded once and kept in memory; others become photos of this side."""
 SMALLEST_SIDE = 8
 """Below this, two halvings leave nothing to look at."""
 Shape = tuple[int, int, int]
 """Channels, height, width."""
 
 
-@dataclass(frozen=True)
 class Given:
-    """Images as they were given: pixels of one size, or files and PIL images of any size."""
+    """Images as they were given: uint8 pixels [N, C, H, W], or encoded pictures of any size. Small pictures are decoded
+    once, however often they are asked for."""
 
-    pixels: Tensor | None = None
-    """uint8 [N, C, H, W]."""
-    pictures: tuple[Any, ...] = ()
-    """Paths as text, or PIL images."""
+    def __init__(self, images: Tensor | Encoded) -> None:
+        self.source = images
+        self._decoded: tuple[Shape, Tensor] | None = None
 
     def __len__(self) -> int:
-        return len(self.pictures) if self.pixels is None else len(self.pixels)
+        return len(self.source)
+
+    @property
+    def are_pixels(self) -> bool:
+        return isinstance(self.source, Tensor)
 
     def names(self) -> list[str]:
         """A name for each image: its path, or its number."""
-        return [item if isinstance(item, str) else f"image {number}" for number, item in enumerate(self._items())]
+        source = self.source
+        if isinstance(source, Tensor):
+            return [f"image {number}" for number in range(len(self))]
+        return [source.name(number) for number in range(len(self))]
 
-    def _items(self) -> Sequence[Any]:
-        return self.pictures if self.pixels is None else range(len(self.pixels))
+    def stamp(self) -> str:
+        """A digest by which the same pictures are known again."""
+        if isinstance(self.source, Tensor):
+            raise ValueError("pixels have no stamp: nobody asks for the same ones again")
+        return self.source.stamp()
 
     def natural_shape(self) -> Shape:
         """The shape a first fit would use: of pixels their own; small pictures of one size keep it, else 224."""
-        if self.pixels is not None:
-            channels, height, width = self.pixels.shape[1:]
+        if isinstance(self.source, Tensor):
+            channels, height, width = self.source.shape[1:]
             return channels, height, width
-        sizes = {_size(item) for item in self.pictures[:: -(-len(self.pictures) // 64)]}
-        width, height = next(iter(sizes))
-        side = width if len(sizes) == 1 and width == height and SMALLEST_SIDE <= width <= SMALL else LARGE_DEFAULT
+        side = natural_side(self.source, SMALLEST_SIDE)
         return 3, side, side
 
     def images(self, shape: Shape) -> Tensor | LazyImages:
         """The images in a model's shape; large files are decoded when they are wanted."""
-        channels, height, width = shape
-        if self.pixels is not None:
-            if self.pixels.shape[1:] != shape:
+        channels, height, _ = shape
+        if isinstance(self.source, Tensor):
+            if self.source.shape[1:] != shape:
                 raise UserError(
-                    f"the images are {_describe(tuple(self.pixels.shape[1:]))}, but the model was made for "
+                    f"the images are {_describe(tuple(self.source.shape[1:]))}, but the model was made for "
                     f"{_describe(shape)}; resize or convert them"
                 )
-            return self.pixels
+            return self.source
         if channels != 3:
             raise UserError(
                 "the model was made for grey arrays; files and PIL images are read in colour, so give arrays"
             )
-        if height > SMALL and all(isinstance(item, str) for item in self.pictures):
-            return LazyImages(Files(self.pictures), height, default_workers())
-        pixels = np.empty((len(self), height, width, 3), np.uint8)
-        with careful_pillow():
-            for place, (item, name) in enumerate(zip(self.pictures, self.names(), strict=True)):
-                pixels[place] = decode(_encoded(item), name, height, test_box if height > SMALL else centre_box)
-        return torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous()
+        if height > SMALL and isinstance(self.source, Files):
+            return LazyImages(self.source, height, default_workers())
+        if self._decoded is None or self._decoded[0] != shape:
+            pixels, _ = decode_all(self.source, height, choose=test_box if height > SMALL else centre_box)
+            self._decoded = shape, pixels
+        return self._decoded[1]
+
+    def without_bad(self, shape: Shape) -> tuple["Given", np.ndarray]:
+        """Those that can be decoded, and which they are, bool [N]. What this decodes in the shape is kept."""
+        if isinstance(self.source, Tensor):
+            return self, np.ones(len(self), dtype=bool)
+        if shape[1] > SMALL:
+            kept, decoded = readable(self.source, default_workers()), None
+        else:
+            pixels, kept = decode_all(self.source, shape[1], skip=True)
+            decoded = (shape, pixels)
+        good = Given(self.source.take(kept.tolist()))
+        good._decoded = decoded
+        return good, np.isin(np.arange(len(self)), kept.numpy())
 
 
 def read_images(given: Any) -> Given:
@@ -91,20 +107,20 @@ def read_images(given: Any) -> Given:
             found = image_files(path)
             if not found:
                 raise UserError(f"{path} holds no images")
-            return Given(pictures=tuple(found))
-        return Given(pictures=(_existing(path),))
+            return Given(Files(tuple(found)))
+        return Given(Files((_existing(path),)))
     if _is_picture(given):
-        return Given(pictures=(given,))
+        return Given(Pictures((given,)))
     if isinstance(given, (list, tuple)) or (isinstance(given, np.ndarray) and given.dtype.kind in "OU"):
         items = list(given)
         if items and all(isinstance(item, (str, Path)) for item in items):
-            return Given(pictures=tuple(_existing(Path(item)) for item in items))
+            return Given(Files(tuple(_existing(Path(item)) for item in items)))
         if items and all(_is_picture(item) for item in items):
-            return Given(pictures=tuple(items))
+            return Given(Pictures(tuple(items)))
         if any(isinstance(item, (str, Path)) or _is_picture(item) for item in items):
             raise UserError("the images mix paths, PIL images or arrays; give one kind")
         given = stacked(items)
-    return Given(pixels=as_pixels(given))
+    return Given(as_pixels(given))
 
 
 def read_labelled(images: Any, labels: Any) -> tuple[Given, np.ndarray]:
@@ -139,7 +155,12 @@ def read_class_folders(folder: Path) -> tuple[Given, np.ndarray]:
             "sort its images into one folder a class" if image_files(folder) else "it needs a folder of images a class"
         )
         raise UserError(f"{folder} has no class folders; {hint}")
-    return Given(pictures=tuple(paths)), np.array(names)
+    return Given(Files(tuple(paths))), np.array(names)
+
+
+def decodable(paths: Sequence[str]) -> np.ndarray:
+    """Which files are images that can be decoded, bool [N]."""
+    return np.isin(np.arange(len(paths)), readable(Files(tuple(paths)), default_workers()).numpy())
 
 
 def image_set(given: Given, shape: Shape, labels: Tensor | None = None) -> ImageSet:
@@ -175,45 +196,6 @@ def _existing(path: Path) -> str:
     if not path.is_file():
         raise UserError(f"there is no image {path}")
     return str(path)
-
-
-def _encoded(item: Any) -> bytes:
-    """The bytes of a file, or of a PIL image written without loss, so that both go through one decoder."""
-    if isinstance(item, str):
-        return Files((item,)).read(0)
-    buffer = BytesIO()
-    if item.mode not in ("1", "L", "LA", "P", "RGB", "RGBA", "I;16"):
-        item = item.convert("RGB")
-    item.save(buffer, "PNG", compress_level=0)
-    return buffer.getvalue()
-
-
-def _size(item: Any) -> tuple[int, int]:
-    """Width and height; of a damaged file, which decoding will name, a large one."""
-    if not isinstance(item, str):
-        return int(item.width), int(item.height)
-    from PIL import Image
-
-    data = _encoded(item)
-    try:
-        with careful_pillow(), Image.open(BytesIO(data), formats=likely_formats(data)) as image:
-            return image.size
-    except Exception:  # Pillow's readers raise nearly anything on damaged files
-        return LARGE_DEFAULT, LARGE_DEFAULT
-
-
-def readable(given: Given) -> np.ndarray:
-    """Which pictures can be decoded, bool [N]; pixels always can."""
-    return np.array([True] * len(given) if given.pixels is not None else list(map(_decodes, given.pictures)))
-
-
-def _decodes(item: Any) -> bool:
-    try:
-        with careful_pillow():
-            decode(_encoded(item), "", 1, centre_box)
-    except BadImage:
-        return False
-    return True
 
 
 def _describe(shape: tuple[int, ...]) -> str:

@@ -10,11 +10,6 @@ from gatf.data.encoded import Encoded
 from gatf.errors import UserError
 from gatf.seeding import generator
 
-SMALL = 64
-"""Images up to this height and width are decoded once and kept in memory."""
-LARGE_DEFAULT = 224
-"""Height and width that images of larger or differing sizes are given."""
-
 
 @dataclass(frozen=True)
 class Part:

@@ -12,7 +12,7 @@ from gatf.data.augment import Pipeline, ResizedCrop, Step
 from gatf.data.base import ImageSet
 from gatf.data.decode import RandomWindows
 from gatf.data.draws import BatchGenerator
-from gatf.data.listing import SMALL
+from gatf.data.pictures import SMALL
 from gatf.errors import UserError
 from gatf.seeding import generator, key
 

@@ -135,8 +135,13 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):
     def describe(self, given: Given, *, afresh: bool = False) -> str:
         """One line: what is chosen for learning these images."""
         model = None if afresh else getattr(self, "model_", None)
-        shape = self._shape(given) if model is None else model.preprocessing.shape
+        shape = self.shape_for(given, afresh=afresh)
         return defaults.describe(self._config(model, given), shape=shape, images=len(given), first=model is None)
+
+    def shape_for(self, given: Given, *, afresh: bool = False) -> tuple[int, int, int]:
+        """Channels, height and width in which these images are learnt."""
+        model = None if afresh else getattr(self, "model_", None)
+        return self._shape(given) if model is None else model.preprocessing.shape
 
     def _config(self, model: Model | None, given: Given) -> RunConfig:
         overrides: dict[str, Any] = dict(self.settings or {})
@@ -155,7 +160,7 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):
     def _shape(self, given: Given) -> tuple[int, int, int]:
         if self.image_size == "auto":
             return given.natural_shape()
-        if not isinstance(self.image_size, (int, np.integer)) or given.pixels is not None:
+        if not isinstance(self.image_size, (int, np.integer)) or given.are_pixels:
             raise UserError(
                 "image_size is a number of pixels and for files and PIL images only; resize arrays yourself"
             )

@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from gatf import __version__
-from gatf.data.encoded import Files
-from gatf.data.inputs import Given, read_class_folders, readable
+from gatf.data.inputs import read_class_folders
 from gatf.errors import UserError
 from gatf.experiment import stop_signals
 from gatf.incremental.classifier import IncrementalClassifier
@@ -40,19 +39,19 @@ def learn_folder(
     """
     given, answers = read_class_folders(folder)
     left_out: tuple[str, ...] = ()
-    if skip_bad:
-        good = readable(given)
-        left_out = tuple(name for name, fine in zip(given.names(), good, strict=True) if not fine)
-        given = Given(pictures=tuple(item for item, fine in zip(given.pictures, good, strict=True) if fine))
-        answers = answers[good]
-        if len(given) == 0:
-            raise UserError(f"{folder} holds no image that can be decoded")
     store = Store(path)
     with store.writing():
         classifier = _open(path, parameters)
+        if skip_bad:
+            names = given.names()
+            given, good = given.without_bad(classifier.shape_for(given))
+            left_out = tuple(name for name, fine in zip(names, good, strict=True) if not fine)
+            answers = answers[good]
+            if len(given) == 0:
+                raise UserError(f"{folder} holds no image that can be decoded")
         plan = {
             "images": str(folder.resolve()),
-            "stamp": Files(given.pictures).stamp(),
+            "stamp": given.stamp(),
             "model": inspect(path).digest if path.exists() else None,
             "parameters": {name: str(value) for name, value in sorted(parameters.items())},
             "gatf": __version__,

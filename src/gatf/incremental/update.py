@@ -99,6 +99,8 @@ class _Update:
         self.counts = torch.bincount(labels - self.old, minlength=split.classes)  # [classes of the task]
         self.errors = torch.zeros(self.old + len(split.added), dtype=torch.float64)
         self.drift: float | None = None
+        self.predicted: Tensor | None = None
+        """Answers to the held-out images."""
         self.moved: Gaussians | None = None
         """The task's classes as the old network saw them, carried into the new feature space."""
 
@@ -187,6 +189,7 @@ class _Update:
             self.warnings.append("no class has the five images it takes to keep one back, so probabilities are guesses")
             return updated
         looks = updated.look(self.images.take(split.held_out))
+        self.predicted = looks.scores.argmax(1)
         temperature = fit_temperature(looks.scores, self._final_numbers(split.held_out))
         distances = model.distances
         if looks.features is not None:
@@ -215,8 +218,8 @@ class _Update:
         """The updated model with a record of what happened."""
         split = self.split
         accuracy = taken = expected = None
-        if len(split.held_out):
-            predicted = updated.look(self.images.take(split.held_out)).scores.argmax(1)
+        predicted = self.predicted
+        if predicted is not None:
             truth = self._final_numbers(split.held_out)
             accuracy = 100 * float((predicted == truth).double().mean())
             if self.old:
