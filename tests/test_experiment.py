@@ -132,6 +132,18 @@ def test_resuming_a_finished_run_returns_its_summary(whole: Path) -> None:
     assert (whole / "summary.json").stat().st_mtime_ns == before
 
 
+def test_the_class_order_has_a_seed_of_its_own_or_the_runs(tiny_config: Tiny) -> None:
+    def order(seed: int, **more: Any) -> tuple[int, ...]:
+        return Experiment(tiny_config("gatf", **{"seed": seed, "scenario.order": "seed"} | more)).scenario.order
+
+    assert order(0) == order(1)
+    own = {"class_order_seed": None}
+    assert order(0, **own) == order(5, class_order_seed=0)
+    assert order(1, **own) == order(5, class_order_seed=1)
+    assert order(0, **own) != order(1, **own)
+    assert order(0, **own, **{"scenario.order": "natural"}) == tuple(range(6))
+
+
 def test_what_a_run_folder_holds(whole: Path) -> None:
     summary = json.loads((whole / "summary.json").read_text(encoding="utf-8"))
     assert summary["method"] == whole.name

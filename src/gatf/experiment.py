@@ -104,7 +104,7 @@ class Experiment:
     def __init__(self, config: RunConfig, backbone: nn.Module | None = None) -> None:
         self.config = config
         source = open_source(config.data)
-        self.scenario: Scenario = build_scenario(source, config.scenario, config.class_order_seed)
+        self.scenario: Scenario = build_scenario(source, config.scenario, config.order_seed)
         steps, crop = parse_augmentation(config.data.augment), config.data.test_crop
         self.pipeline = Pipeline(steps, source.mean, source.std, crop).check(source.image_shape)
         split_pipeline(source.train, self.pipeline)  # raises if these images cannot be augmented that way

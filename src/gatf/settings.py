@@ -94,8 +94,9 @@ class ScenarioConfig(Strict):
     task_sizes: tuple[PositiveInt, ...] | None = None
     """Classes of every task, in order; replaces `tasks` and `first_task_classes`."""
     order: str | tuple[int | str, ...] = "published"
-    """Class order: `published`, the data set's own (drawn from `class_order_seed` where there is none); `seed`, drawn;
-    `natural`, as stored; a list of class numbers or names; or a file with such a list (one a line, or YAML)."""
+    """Class order: `published`, the data set's own (drawn where there is none); `seed`, drawn from `class_order_seed`,
+    which may be the run's seed; `natural`, as stored; a list of class numbers or names; or a file with such a list (one
+    a line, or YAML)."""
     stop_after: PositiveInt | None = None
     """Stop after so many tasks."""
 

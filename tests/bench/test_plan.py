@@ -27,6 +27,17 @@ def test_the_papers_tables() -> None:
     assert ablation.runs[0].name == "cifar100-t10/distillation-MLP-refined-seed0"
 
 
+@pytest.mark.parametrize("bench", ["paper-table1", "paper-table2", "paper-table3"])
+def test_the_papers_class_orders(bench: str) -> None:
+    """One published order for all seeds on CIFAR-100 and ImageNet-100; another for each seed on the other two."""
+    for run in load_plan(bench).runs:
+        scenario = run.config.scenario
+        if run.setting.startswith(("cifar100", "imagenet100")):
+            assert scenario.order == "published"
+        else:
+            assert (scenario.order, run.config.order_seed) == ("seed", run.config.seed)
+
+
 def test_the_cpu_protocol() -> None:
     config = load_plan("cifar100-cpu", methods="gatf", seeds="0").runs[0].config
     assert (config.data.max_per_class, config.backbone.width, config.backbone.bottleneck) == (200, 16, 64)

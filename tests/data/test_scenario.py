@@ -14,7 +14,7 @@ from gatf.data.published import (
     imagenet100_wnids,
     list_digest,
 )
-from gatf.data.scenario import build_scenario
+from gatf.data.scenario import build_scenario, class_order
 from gatf.data.subset import limit_training, long_tail
 from gatf.errors import UserError
 from gatf.settings import DataConfig, ScenarioConfig
@@ -58,6 +58,14 @@ def test_published_seed_and_natural() -> None:
     known = replace(source, published_order=(5, 4, 3, 2, 1, 0))
     assert order(known, "published", 3) == (5, 4, 3, 2, 1, 0)
     assert order(known, "seed", 3) == order(source, "seed", 3)
+
+
+def test_drawn_orders_are_those_of_adagauss() -> None:
+    """The first classes of 200 that AdaGauss's loader (grypesc/AdaGauss at 2487d07) gave for seeds 0 and 1."""
+    source = replace(toy(1), class_names=tuple(map(str, range(200))))
+    drawn = [class_order(source, ScenarioConfig(order="seed"), seed) for seed in (0, 1)]
+    assert [order[:8] for order in drawn] == [(18, 170, 107, 98, 177, 182, 5, 146), (58, 40, 34, 102, 184, 198, 95, 4)]
+    assert [order[-3:] for order in drawn] == [(117, 47, 172), (72, 140, 37)]
 
 
 def test_a_list_of_numbers_or_names() -> None:
