@@ -150,6 +150,10 @@ def test_what_a_run_folder_holds(whole: Path) -> None:
     assert (summary["dataset"], summary["tasks"], summary["seed"]) == ("digits", 3, 0)
     assert [len(row) for row in summary["accuracy_matrix"]] == [1, 2, 3]
     assert len(summary["class_order"]) == 6
+    rows = [sum(row) / len(row) for row in summary["accuracy_matrix"]]
+    assert summary["a_last_task_weighted"] == pytest.approx(rows[-1])
+    assert summary["a_inc_task_weighted"] == pytest.approx(sum(rows) / 3)
+    assert summary["a_last"] == summary["accuracy_seen"][-1]  # by images: digits' test classes differ in size
     assert len(summary["seconds"]) == len(summary["peak_memory_mb"]) == 3
     assert min(summary["peak_memory_mb"]) > 0
     assert summary["bytes_per_class"] == 4 * (8 + 36)
