@@ -17,6 +17,7 @@ def test_every_shipped_bench_is_a_plan(name: str) -> None:
 
 def test_the_papers_tables() -> None:
     assert len(load_plan("paper-table1").runs) == 12 * 4 * 5
+    assert len(load_plan("paper-table2").runs) == 12 * 4 * 5
     ablation = load_plan("paper-table3", seeds="0")
     switches = [
         (run.config.method.top_aware, run.config.method.aga, run.config.method.refine)  # type: ignore[attr-defined]
