@@ -25,7 +25,15 @@ from gatf.data.loader import EVALUATION_BATCH, TaskData, TaskInfo, split_pipelin
 from gatf.data.scenario import Scenario, build_scenario
 from gatf.data.sources import open_source
 from gatf.errors import UserError
-from gatf.evaluation.metrics import Evaluation, choose, evaluate, forgetting, incremental_accuracy, last_accuracy
+from gatf.evaluation.metrics import (
+    Evaluation,
+    choose,
+    evaluate,
+    forgetting,
+    incremental_accuracy,
+    last_accuracy,
+    task_weighted,
+)
 from gatf.evaluation.observer import DiagnosticsData, DiagnosticsObserver
 from gatf.files import write_text
 from gatf.methods import Method, method_class
@@ -104,7 +112,7 @@ class Experiment:
     def __init__(self, config: RunConfig, backbone: nn.Module | None = None) -> None:
         self.config = config
         source = open_source(config.data)
-        self.scenario: Scenario = build_scenario(source, config.scenario, config.class_order_seed)
+        self.scenario: Scenario = build_scenario(source, config.scenario, config.order_seed)
         steps, crop = parse_augmentation(config.data.augment), config.data.test_crop
         self.pipeline = Pipeline(steps, source.mean, source.std, crop).check(source.image_shape)
         split_pipeline(source.train, self.pipeline)  # raises if these images cannot be augmented that way
@@ -292,6 +300,7 @@ class _Session:
 
     def summary(self) -> dict[str, Any]:
         progress, scenario = self.progress, self.experiment.scenario
+        by_task = task_weighted(progress.accuracy_matrix)
         return {
             "method": self.config.method.name,
             "dataset": self.config.data.name,
@@ -301,6 +310,8 @@ class _Session:
             "class_names": list(scenario.class_names),
             "a_last": last_accuracy(progress.accuracy_seen),
             "a_inc": incremental_accuracy(progress.accuracy_seen),
+            "a_last_task_weighted": last_accuracy(by_task),
+            "a_inc_task_weighted": incremental_accuracy(by_task),
             "forgetting": forgetting(progress.accuracy_matrix),
             "accuracy_matrix": progress.accuracy_matrix,
             "accuracy_seen": progress.accuracy_seen,
