@@ -132,12 +132,28 @@ def test_resuming_a_finished_run_returns_its_summary(whole: Path) -> None:
     assert (whole / "summary.json").stat().st_mtime_ns == before
 
 
+def test_the_class_order_has_a_seed_of_its_own_or_the_runs(tiny_config: Tiny) -> None:
+    def order(seed: int, **more: Any) -> tuple[int, ...]:
+        return Experiment(tiny_config("gatf", **{"seed": seed, "scenario.order": "seed"} | more)).scenario.order
+
+    assert order(0) == order(1)
+    own = {"class_order_seed": None}
+    assert order(0, **own) == order(5, class_order_seed=0)
+    assert order(1, **own) == order(5, class_order_seed=1)
+    assert order(0, **own) != order(1, **own)
+    assert order(0, **own, **{"scenario.order": "natural"}) == tuple(range(6))
+
+
 def test_what_a_run_folder_holds(whole: Path) -> None:
     summary = json.loads((whole / "summary.json").read_text(encoding="utf-8"))
     assert summary["method"] == whole.name
     assert (summary["dataset"], summary["tasks"], summary["seed"]) == ("digits", 3, 0)
     assert [len(row) for row in summary["accuracy_matrix"]] == [1, 2, 3]
     assert len(summary["class_order"]) == 6
+    rows = [sum(row) / len(row) for row in summary["accuracy_matrix"]]
+    assert summary["a_last_task_weighted"] == pytest.approx(rows[-1])
+    assert summary["a_inc_task_weighted"] == pytest.approx(sum(rows) / 3)
+    assert summary["a_last"] == summary["accuracy_seen"][-1]  # by images: digits' test classes differ in size
     assert len(summary["seconds"]) == len(summary["peak_memory_mb"]) == 3
     assert min(summary["peak_memory_mb"]) > 0
     assert summary["bytes_per_class"] == 4 * (8 + 36)

@@ -54,7 +54,9 @@ def run(
     dataset: Annotated[str | None, typer.Option(help="Data source; `gatf data` lists them. [default: digits]")] = None,
     method: Annotated[str | None, typer.Option(help="Method; `gatf methods` lists them. [default: gatf]")] = None,
     tasks: Annotated[int | None, typer.Option(help="Number of tasks.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of everything but the class order.")] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Seed of everything but the class order, unless class_order_seed is null.")
+    ] = None,
     epochs: Annotated[int | None, typer.Option(help="Epochs a task.")] = None,
     batch_size: Annotated[int | None, typer.Option(help="Images a step.")] = None,
     data_root: Annotated[str | None, typer.Option(help="Local copy of the data; nothing is downloaded.")] = None,

@@ -32,9 +32,9 @@ class RunConfig(Strict):
     optimisation: OptimisationConfig = OptimisationConfig()
     method: SerializeAsAny[MethodConfig]
     seed: NonNegativeInt = 0
-    """Seed of everything but the class order."""
-    class_order_seed: NonNegativeInt = 1993
-    """Seed of the class order, where it is drawn."""
+    """Seed of everything but the class order, which has `class_order_seed`."""
+    class_order_seed: NonNegativeInt | None = 1993
+    """Seed of the class order, where it is drawn; null: the run's seed, so that every seed has an order of its own."""
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     precision: Literal["32-true", "bf16-mixed", "16-mixed"] = "32-true"
     compile: bool = False
@@ -55,6 +55,11 @@ class RunConfig(Strict):
         if value["name"] not in METHODS:
             raise ValueError(f"no method is called '{value['name']}'{near_misses(value['name'], METHODS)}")
         return METHODS[value["name"]].Config.model_validate(value)
+
+    @property
+    def order_seed(self) -> int:
+        """What the class order is drawn from, where it is drawn."""
+        return self.seed if self.class_order_seed is None else self.class_order_seed
 
     def to_yaml(self) -> str:
         return str(yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True))

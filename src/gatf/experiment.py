@@ -24,7 +24,15 @@ from gatf.data.loader import TaskData, TaskInfo, split_pipeline
 from gatf.data.scenario import Scenario, build_scenario
 from gatf.data.sources import open_source
 from gatf.errors import UserError
-from gatf.evaluation.metrics import Evaluation, choose, evaluate, forgetting, incremental_accuracy, last_accuracy
+from gatf.evaluation.metrics import (
+    Evaluation,
+    choose,
+    evaluate,
+    forgetting,
+    incremental_accuracy,
+    last_accuracy,
+    task_weighted,
+)
 from gatf.evaluation.observer import DiagnosticsData, DiagnosticsObserver
 from gatf.io.files import write_text
 from gatf.methods import Method
@@ -101,7 +109,7 @@ class Experiment:
     def __init__(self, config: RunConfig, backbone: nn.Module | None = None) -> None:
         self.config = config
         source = open_source(config.data)
-        self.scenario: Scenario = build_scenario(source, config.scenario, config.class_order_seed)
+        self.scenario: Scenario = build_scenario(source, config.scenario, config.order_seed)
         self.session = Session(config, Preprocessing(source.image_shape, source.mean, source.std), backbone=backbone)
         split_pipeline(source.train, self.session.pipeline)  # raises if these images cannot be augmented that way
         self.warnings = [*source.warnings, *self.session.warnings]
@@ -282,6 +290,7 @@ class _Run:
 
     def summary(self) -> dict[str, Any]:
         progress, scenario = self.progress, self.experiment.scenario
+        by_task = task_weighted(progress.accuracy_matrix)
         return {
             "method": self.config.method.name,
             "dataset": self.config.data.name,
@@ -291,6 +300,8 @@ class _Run:
             "class_names": list(scenario.class_names),
             "a_last": last_accuracy(progress.accuracy_seen),
             "a_inc": incremental_accuracy(progress.accuracy_seen),
+            "a_last_task_weighted": last_accuracy(by_task),
+            "a_inc_task_weighted": incremental_accuracy(by_task),
             "forgetting": forgetting(progress.accuracy_matrix),
             "accuracy_matrix": progress.accuracy_matrix,
             "accuracy_seen": progress.accuracy_seen,

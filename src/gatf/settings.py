@@ -53,7 +53,8 @@ class DataConfig(Strict):
     label_column: str | None = None
     """Column of the labels in parquet files. Default: `fine_label`, else `label`."""
     class_list: str | None = None
-    """File with the class folders to use, one a line, in order. Default: all; for `imagenet100` the published list."""
+    """File with the class folders to use, one a line, in order. Default: all. For `imagenet100` also the name of a
+    published list: `adagauss`, the default, of AdaGauss's and GATF's papers, or `cmc`, of the copy on the hub."""
     test_fraction: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.2
     """Share of each class that becomes test images where own data has no test part."""
     on_bad_image: Literal["fail", "skip"] = "fail"
@@ -94,8 +95,9 @@ class ScenarioConfig(Strict):
     task_sizes: tuple[PositiveInt, ...] | None = None
     """Classes of every task, in order; replaces `tasks` and `first_task_classes`."""
     order: str | tuple[int | str, ...] = "published"
-    """Class order: `published`, the data set's own (drawn from `class_order_seed` where there is none); `seed`, drawn;
-    `natural`, as stored; a list of class numbers or names; or a file with such a list (one a line, or YAML)."""
+    """Class order: `published`, the data set's own (drawn where there is none); `seed`, drawn from `class_order_seed`,
+    which may be the run's seed; `natural`, as stored; a list of class numbers or names; or a file with such a list (one
+    a line, or YAML)."""
     stop_after: PositiveInt | None = None
     """Stop after so many tasks."""
 

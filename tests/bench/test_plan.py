@@ -17,6 +17,7 @@ def test_every_shipped_bench_is_a_plan(name: str) -> None:
 
 def test_the_papers_tables() -> None:
     assert len(load_plan("paper-table1").runs) == 12 * 4 * 5
+    assert len(load_plan("paper-table2").runs) == 12 * 4 * 5
     ablation = load_plan("paper-table3", seeds="0")
     switches = [
         (run.config.method.top_aware, run.config.method.aga, run.config.method.refine)  # type: ignore[attr-defined]
@@ -25,6 +26,17 @@ def test_the_papers_tables() -> None:
     ]
     assert switches == [(False, False, True), (True, False, True), (True, True, True), (True, True, False)]
     assert ablation.runs[0].name == "cifar100-t10/distillation-MLP-refined-seed0"
+
+
+@pytest.mark.parametrize("bench", ["paper-table1", "paper-table2", "paper-table3"])
+def test_the_papers_class_orders(bench: str) -> None:
+    """One published order for all seeds on CIFAR-100 and ImageNet-100; another for each seed on the other two."""
+    for run in load_plan(bench).runs:
+        scenario = run.config.scenario
+        if run.setting.startswith(("cifar100", "imagenet100")):
+            assert scenario.order == "published"
+        else:
+            assert (scenario.order, run.config.order_seed) == ("seed", run.config.seed)
 
 
 def test_the_cpu_protocol() -> None:

@@ -4,6 +4,7 @@ import os
 import pickle
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -121,6 +122,83 @@ def test_imagenet100_takes_its_list_out_of_imagenet(tmp_path: Path, image_folder
     (tmp_path / "train" / wnids[7] / "000.jpeg").unlink()
     with pytest.raises(UserError, match=f"{wnids[7]} holds no images"):
         open_source(DataConfig(name="imagenet100", root=str(tmp_path)))
+
+
+def test_imagenet100_as_kaggle_has_it(tmp_path: Path, image_folder: Build) -> None:
+    data = tmp_path / "imagenet100" / "seed_1993_subset_100_imagenet" / "data"
+    image_folder(data, {f"{part}/{wnid}": 1 for part in ("train", "val") for wnid in imagenet100_wnids()}, kind="JPEG")
+    source = open_source(DataConfig(name="imagenet100", root=str(tmp_path), workers=0))
+    assert source.class_names == imagenet100_wnids()
+
+
+def test_imagenet100_of_another_list_is_refused_and_the_setting_named(tmp_path: Path, image_folder: Build) -> None:
+    wnids = imagenet100_wnids("cmc")
+    image_folder(tmp_path, {f"{part}/{wnid}": 1 for part in ("train", "val") for wnid in wnids}, kind="JPEG")
+    with pytest.raises(UserError) as caught:
+        open_source(DataConfig(name="imagenet100", root=str(tmp_path)))
+    assert str(caught.value) == (
+        f"{tmp_path} lacks 93 of the 100 classes of AdaGauss's ImageNet-100 (n03710193, n03089624, n04152593 and 90 "
+        "more), the default of data.class_list, and holds CMC's: set data.class_list=cmc to use those"
+    )
+    source = open_source(DataConfig(name="imagenet100", root=str(tmp_path), class_list="cmc", workers=0))
+    assert source.class_names == wnids
+    assert source.published_order == tuple(range(100))
+    assert any("CMC's classes" in warning for warning in source.warnings)
+    (tmp_path / "train" / wnids[7]).rename(tmp_path / "train" / "n00000000")
+    with pytest.raises(UserError, match=rf"lacks 1 of the 100 classes of CMC's ImageNet-100 \({wnids[7]}\); add"):
+        open_source(DataConfig(name="imagenet100", root=str(tmp_path), class_list="cmc"))
+
+
+HUB_NAMES = [
+    "bonnet, poke bonnet", "green mamba", "langur", "Doberman, Doberman pinscher", "gyromitra", "Saluki, gazelle hound",
+    "vacuum, vacuum cleaner", "window screen", "cocktail shaker", "garden spider, Aranea diademata",
+    *(f"word {number}" for number in range(10, 100)),
+]  # fmt: skip
+"""The hub's clane9/imagenet-100 names its classes in words; the first ten are its own."""
+
+
+def hundred(hub_copy: Build, folder: Path, **more: Any) -> Path:
+    return hub_copy(folder, {"train": list(range(100)), "validation": list(range(100))}, size=(8, 8), **more)
+
+
+def test_imagenet100_from_the_hub_is_cmcs(tmp_path: Path, hub_copy: Build) -> None:
+    hundred(hub_copy, tmp_path, names=HUB_NAMES)
+    with pytest.raises(UserError, match=r"lacks 93 of .* and holds CMC's: set data.class_list=cmc to use those"):
+        open_source(DataConfig(name="imagenet100", root=str(tmp_path)))
+    source = open_source(DataConfig(name="imagenet100", root=str(tmp_path), class_list="cmc", workers=0))
+    assert source.class_names == tuple(HUB_NAMES)
+    assert source.train.labels.tolist() == list(range(100))
+    assert any("CMC's classes" in warning for warning in source.warnings)
+    # two of them, by wnid and in another order
+    (tmp_path / "list.txt").write_text("n01749939\nn02869837\n")
+    some = open_source(
+        DataConfig(name="imagenet100", root=str(tmp_path), class_list=str(tmp_path / "list.txt"), workers=0)
+    )
+    assert some.class_names == ("green mamba", "bonnet, poke bonnet")
+    assert some.train.labels.tolist() == [1, 0]
+    assert [some.train.images.encoded.name(number)[:8] for number in range(2)] == ["in row 0", "in row 1"]
+
+
+def test_imagenet100_from_files_that_name_wnids(tmp_path: Path, hub_copy: Build) -> None:
+    wnids = sorted(imagenet100_wnids())
+    hundred(hub_copy, tmp_path, names=wnids)
+    source = open_source(DataConfig(name="imagenet100", root=str(tmp_path), workers=0))
+    assert source.class_names == imagenet100_wnids()
+    assert source.train.labels.tolist() == [imagenet100_wnids().index(wnid) for wnid in wnids]
+    with pytest.raises(UserError, match=r"classes of CMC's .* and holds AdaGauss's: set data.class_list=adagauss"):
+        open_source(DataConfig(name="imagenet100", root=str(tmp_path), class_list="cmc"))
+
+
+def test_imagenet100_from_files_that_do_not_say_their_classes(tmp_path: Path, hub_copy: Build) -> None:
+    hundred(hub_copy, tmp_path / "numbers")
+    config = DataConfig(name="imagenet100", root=str(tmp_path / "numbers"), workers=0)
+    with pytest.raises(UserError, match=r"cannot be told; .*data.class_list=cmc"):
+        open_source(config)
+    assert open_source(config.model_copy(update={"class_list": "cmc"})).class_names == imagenet100_wnids("cmc")
+    hundred(hub_copy, tmp_path / "words", names=[f"word {number}" for number in range(100)])
+    for class_list in (None, "cmc"):
+        with pytest.raises(UserError, match=r"cannot be told; .*data.name=parquet"):
+            open_source(DataConfig(name="imagenet100", root=str(tmp_path / "words"), class_list=class_list))
 
 
 def test_imagenet100_with_a_list_of_ones_own(tmp_path: Path, image_folder: Build) -> None:

@@ -7,14 +7,8 @@ import pytest
 import torch
 
 from gatf.data.base import ImageSet, Source
-from gatf.data.published import (
-    CIFAR100_ORDER_SHA256,
-    IMAGENET100_SHA256,
-    cifar100_order,
-    imagenet100_wnids,
-    list_digest,
-)
-from gatf.data.scenario import build_scenario
+from gatf.data.published import CIFAR100_ORDER_SHA256, IMAGENET100, cifar100_order, imagenet100_wnids, list_digest
+from gatf.data.scenario import build_scenario, class_order
 from gatf.data.subset import limit_training, long_tail
 from gatf.errors import UserError
 from gatf.settings import DataConfig, ScenarioConfig
@@ -41,13 +35,31 @@ def test_cifar100s_published_order() -> None:
     assert list_digest(published) == CIFAR100_ORDER_SHA256
 
 
-def test_imagenet100s_published_list() -> None:
-    wnids = imagenet100_wnids()
+@pytest.mark.parametrize(
+    ("name", "first", "last", "digest"),
+    [
+        ("adagauss", ("n03710193", "n03089624", "n04152593"), "n02168699", "451c586a78df3fc4"),
+        ("cmc", ("n02869837", "n01749939", "n02488291"), "n02090622", "79f3f1552ccc478c"),
+    ],
+)
+def test_imagenet100s_published_lists(name: str, first: tuple[str, ...], last: str, digest: str) -> None:
+    wnids = imagenet100_wnids(name)
     assert len(set(wnids)) == 100
-    assert wnids[:3] == ("n02869837", "n01749939", "n02488291")
-    assert wnids[-1] == "n02090622"
+    assert (wnids[:3], wnids[-1]) == (first, last)
     assert all(len(wnid) == 9 and wnid[0] == "n" and wnid[1:].isdecimal() for wnid in wnids)
-    assert list_digest(wnids) == IMAGENET100_SHA256
+    assert list_digest(wnids).startswith(digest)
+
+
+def test_adagauss_orders_its_sorted_list_as_cifar100s_classes_are() -> None:
+    wnids = imagenet100_wnids("adagauss")
+    assert list_digest(sorted(wnids)) == "bbfc1ad00af3270b8a99afd7d8542caf909c1d52820b6dbad6a50b9b20d7e340"
+    assert [sorted(wnids).index(wnid) for wnid in wnids] == list(cifar100_order())
+
+
+def test_the_lists_share_seven_classes() -> None:
+    assert len(set(imagenet100_wnids("adagauss")) & set(imagenet100_wnids("cmc"))) == 7
+    assert imagenet100_wnids() == imagenet100_wnids("adagauss")
+    assert set(IMAGENET100) == {"adagauss", "cmc"}
 
 
 def test_published_seed_and_natural() -> None:
@@ -58,6 +70,14 @@ def test_published_seed_and_natural() -> None:
     known = replace(source, published_order=(5, 4, 3, 2, 1, 0))
     assert order(known, "published", 3) == (5, 4, 3, 2, 1, 0)
     assert order(known, "seed", 3) == order(source, "seed", 3)
+
+
+def test_drawn_orders_are_those_of_adagauss() -> None:
+    """The first classes of 200 that AdaGauss's loader (grypesc/AdaGauss at 2487d07) gave for seeds 0 and 1."""
+    source = replace(toy(1), class_names=tuple(map(str, range(200))))
+    drawn = [class_order(source, ScenarioConfig(order="seed"), seed) for seed in (0, 1)]
+    assert [order[:8] for order in drawn] == [(18, 170, 107, 98, 177, 182, 5, 146), (58, 40, 34, 102, 184, 198, 95, 4)]
+    assert [order[-3:] for order in drawn] == [(117, 47, 172), (72, 140, 37)]
 
 
 def test_a_list_of_numbers_or_names() -> None:

@@ -158,6 +158,31 @@ def test_what_cannot_be_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert not (tmp_path / "cifar100").exists()
 
 
+def test_the_hubs_imagenet100_is_fetched_only_as_what_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """13 GB of classes that the default list would then refuse."""
+    fetched = []
+    monkeypatch.setattr("gatf.data.benchmarks.fetch_from_hub", lambda config, hub, step: fetched.append(hub) or "x")
+    words = "clane9/imagenet-100 holds CMC's classes, not those of AdaGauss's ImageNet-100: .* data.class_list=cmc"
+    with pytest.raises(UserError, match=words):
+        fetch_source("imagenet100", DataConfig(), silent)
+    fetch_source("imagenet100", DataConfig(class_list="cmc"), silent)
+    fetch_source("imagenet100", DataConfig(hub="me/my-copy"), silent)
+    assert fetched == ["clane9/imagenet-100", "me/my-copy"]
+    root = str(tmp_path)
+    with pytest.raises(UserError) as missing:
+        open_source(DataConfig(name="imagenet100", root=root))
+    assert "gatf data get" not in str(missing.value)
+    with pytest.raises(UserError, match=r"`gatf data get imagenet100 --set data\.class_list=cmc`"):
+        open_source(DataConfig(name="imagenet100", root=root, class_list="cmc"))
+
+
+def test_the_card_says_which_imagenet100() -> None:
+    assert dict(source_card("imagenet100", DataConfig()))["class list"] == "AdaGauss's ImageNet-100"
+    rows = dict(source_card("imagenet100", DataConfig(class_list="cmc")))
+    assert rows["class list"] == "CMC's ImageNet-100"
+    assert "clane9/imagenet-100 (CMC's classes, data.class_list=cmc)" in rows["origin"]
+
+
 def test_a_missing_extra_is_named() -> None:
     with pytest.raises(UserError, match=r"this needs 'no_such_module': pip install 'gatf\[data\]'"):
         fetch.extra("no_such_module")

@@ -2,7 +2,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from gatf.evaluation.metrics import Evaluation, choose, evaluate, forgetting, incremental_accuracy, last_accuracy
+from gatf.evaluation.metrics import (
+    Evaluation,
+    choose,
+    evaluate,
+    forgetting,
+    incremental_accuracy,
+    last_accuracy,
+    task_weighted,
+)
 
 
 def judged(scores: Tensor, labels: Tensor, task_of_class: Tensor) -> Evaluation:
@@ -36,6 +44,16 @@ def test_seen_is_weighted_by_images_not_by_tasks() -> None:
     result = judged(scores, labels, torch.tensor([0, 1]))
     assert result.by_task == [100.0, 0.0]
     assert result.seen == 75.0
+
+
+def test_tasks_can_weigh_equally() -> None:
+    """As FACIL averages: each task's accuracy counts the same, however many test images it has."""
+    each = task_weighted([[90.0], [80.0, 50.0], [70.0, 40.0, 10.0]])
+    assert each == pytest.approx([90, 65, 40])
+    assert last_accuracy(each) == pytest.approx(40)
+    assert incremental_accuracy(each) == pytest.approx(65)
+    # three images right of the three of task 0, none of the one of task 1: 75 by images, 50 by tasks
+    assert task_weighted([[100.0], [100.0, 0.0]])[-1] == 50
 
 
 def test_first_task_has_no_old_classes() -> None:

@@ -27,6 +27,15 @@ def test_bound_broadcasts_and_is_infinite_where_the_theorem_is_silent():
     assert score_bound(torch.tensor(0.0), 0.0, eta_cov=0.0, lambda_min=torch.tensor(0.0)) == torch.inf
 
 
+@pytest.mark.parametrize("wrong", [-0.1, float("nan"), torch.tensor([0.1, -1e-9]), torch.tensor([float("nan"), 0.1])])
+@pytest.mark.parametrize("which", ["eta_mean", "eta_cov"])
+def test_an_error_that_is_negative_or_unknown_is_refused(which, wrong):
+    # Unchecked, η_μ = −0.1 would give −0.38 at r = 1 and λ = 0.5: a "bound" below zero, which certifies anything
+    errors = {"eta_mean": 0.0, "eta_cov": 0.0} | {which: wrong}
+    with pytest.raises(ValueError, match=rf"{which} must be at least 0, got (-|nan)"):
+        score_bound(torch.ones(3, 2), **errors, lambda_min=torch.tensor([0.5, 0.5]))
+
+
 def test_the_worst_case_in_one_dimension_nearly_reaches_the_bound():
     # Σ = 1, Σ̂ = 0.51, r = 1: d = 1, d̂ = 1.9608; the bound is 2·0.49, and no constant below 1.96 would do
     change = 1 / 0.51 - 1

@@ -3,7 +3,7 @@
 import math
 from functools import cache
 from importlib.resources import files
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 from pydantic import ValidationError
@@ -12,6 +12,14 @@ from gatf.settings import Strict
 
 OUTSIDE = "≠"
 """Marks a difference of more than two standard deviations."""
+
+
+class PublishedSource(Strict):
+    """Where numbers were printed."""
+
+    text: str
+    weighting: Literal["tasks", "images"]
+    """What weighs the same in its averages."""
 
 
 class Published(Strict):
@@ -28,7 +36,7 @@ class Published(Strict):
 class PublishedFile(Strict):
     """All of them: setting → row → numbers, the one to compare with first."""
 
-    sources: dict[str, str]
+    sources: dict[str, PublishedSource]
     numbers: dict[str, dict[str, list[Published]]]
 
 
@@ -47,15 +55,26 @@ def published(setting: str, row: str) -> list[Published]:
     return load_published().numbers.get(setting, {}).get(row, [])
 
 
+def weighting(cell: Published) -> str:
+    """What weighs the same in the averages of the cell's source: `tasks` or `images`."""
+    return load_published().sources[cell.source].weighting
+
+
+def own_column(cell: Published, column: str) -> str:
+    """Which of our columns is averaged as the cell is: `column` itself or, where tasks weigh the same, its twin."""
+    return f"{column}_task_weighted" if weighting(cell) == "tasks" else column
+
+
 def difference(row: dict[str, Any], cell: Published, column: str) -> float | None:
     """Ours minus theirs, in points."""
-    return None if row[column] is None else row[column] - getattr(cell, column)
+    own = row[own_column(cell, column)]
+    return None if own is None else own - getattr(cell, column)
 
 
 def is_outside(row: dict[str, Any], cell: Published, column: str) -> bool:
     """Whether the difference is more than two standard deviations: ours over seeds and theirs, where printed, combined.
     With one seed nothing can be said."""
-    gap, own = difference(row, cell, column), row[f"{column}_std"]
+    gap, own = difference(row, cell, column), row[f"{own_column(cell, column)}_std"]
     if gap is None or own is None:
         return False
     return abs(gap) > 2 * math.hypot(own, getattr(cell, f"{column}_std") or 0.0)

@@ -7,13 +7,19 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gatf.bench.published import OUTSIDE, difference, is_outside, load_published, published
+from gatf.bench.published import OUTSIDE, difference, is_outside, load_published, own_column, published, weighting
+from gatf.evaluation.metrics import incremental_accuracy, last_accuracy, task_weighted
 
-COLUMNS = ("a_last", "a_inc", "forgetting", "total_seconds")
+COLUMNS = ("a_last", "a_inc", "a_last_task_weighted", "a_inc_task_weighted", "forgetting", "total_seconds")
 HEADINGS = {
     "a_last": "A_last %", "a_inc": "A_inc %", "forgetting": "forgetting", "total_seconds": "seconds",
 }  # fmt: skip
+"""Of these columns, those that every table shows."""
 MISSING = "–"
+AVERAGED = (
+    "Averaged over tasks: each task weighs the same; over images: each test image does. Ours is averaged as the source "
+    "averages."
+)
 
 
 @dataclass(frozen=True)
@@ -29,7 +35,7 @@ def aggregate(results: Iterable[Result]) -> list[dict[str, Any]]:
     """A row for every (setting, row) in the order of the runs, with mean and sample standard deviation over seeds."""
     groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for result in results:
-        groups.setdefault((result.setting, result.row), []).append(result.summary)
+        groups.setdefault((result.setting, result.row), []).append(_with_task_weighted(result.summary))
     table = []
     for (setting, name), runs in groups.items():
         row: dict[str, Any] = {"setting": setting, "row": name, "method": runs[0]["method"], "seeds": len(runs)}
@@ -40,6 +46,14 @@ def aggregate(results: Iterable[Result]) -> list[dict[str, Any]]:
         row["bytes_per_class"] = runs[0]["bytes_per_class"]
         table.append(row)
     return table
+
+
+def _with_task_weighted(summary: dict[str, Any]) -> dict[str, Any]:
+    """Summaries that were written before they had these two numbers have the matrix they come from."""
+    if "a_last_task_weighted" in summary:
+        return summary
+    each = task_weighted(summary["accuracy_matrix"])
+    return summary | {"a_last_task_weighted": last_accuracy(each), "a_inc_task_weighted": incremental_accuracy(each)}
 
 
 def spread(mean: float | None, std: float | None, *, plus_minus: str = " ± ") -> str:
@@ -71,7 +85,7 @@ def cells(row: dict[str, Any], *, setting: bool, write: Callable[..., str] = spr
     """One row as text."""
     shown = [row["setting"]] if setting else []
     shown += [row["row"], str(row["seeds"])]
-    shown += [write(row[column], row[f"{column}_std"]) for column in COLUMNS]
+    shown += [write(row[column], row[f"{column}_std"]) for column in HEADINGS]
     return [*shown, f"{row['bytes_per_class']:,}"]
 
 
@@ -91,6 +105,7 @@ def _published_columns(row: dict[str, Any]) -> dict[str, Any]:
     for column in ("a_last", "a_inc"):
         columns[f"published_{column}"] = getattr(cells[0], column) if cells else None
         columns[f"difference_{column}"] = difference(row, cells[0], column) if cells else None
+    columns["published_averaged_over"] = weighting(cells[0]) if cells else None
     return columns | {"source": cells[0].source if cells else None}
 
 
@@ -103,11 +118,11 @@ def comparison(table: Sequence[dict[str, Any]]) -> str:
             for column in ("a_last", "a_inc"):
                 mark = f" {OUTSIDE}" if is_outside(row, cell, column) else ""
                 theirs = spread(getattr(cell, column), getattr(cell, f"{column}_std"))
-                gap = difference(row, cell, column)
-                shown += [spread(row[column], row[f"{column}_std"]), theirs]
+                gap, own = difference(row, cell, column), own_column(cell, column)
+                shown += [spread(row[own], row[f"{own}_std"]), theirs]
                 shown.append(MISSING if gap is None else f"{gap:+.1f}{mark}")
             used.append(cell.source)
-            lines.append("| " + " | ".join([*shown, cell.source]) + " |")
+            lines.append("| " + " | ".join([*shown, weighting(cell), cell.source]) + " |")
     if not lines:
         return ""
     names = [
@@ -115,22 +130,25 @@ def comparison(table: Sequence[dict[str, Any]]) -> str:
         "method",
         *[f"{name} {part}" for name in ("A_last", "A_inc") for part in ("ours", "published", "Δ")],
     ]
-    head = ["| " + " | ".join([*names, "source"]) + " |", "|---|---|" + "---:|" * 6 + "---|"]
+    head = ["| " + " | ".join([*names, "averaged over", "source"]) + " |", "|---|---|" + "---:|" * 6 + "---|---|"]
     sources = load_published().sources
-    notes = [f"- {key}: {sources[key]}" for key in dict.fromkeys(used)]
+    notes = [f"- {key}: {sources[key].text}" for key in dict.fromkeys(used)]
     legend = (
         f"{OUTSIDE} differs by more than two standard deviations (ours over seeds and theirs, where printed, combined)."
     )
-    return "\n".join([*head, *lines, "", legend, "", *notes]) + "\n"
+    return "\n".join([*head, *lines, "", legend, AVERAGED, "", *notes]) + "\n"
 
 
 def to_latex(table: Sequence[dict[str, Any]]) -> str:
-    """A booktabs table: methods down, settings across, A_last and A_inc each; in brackets published and difference."""
+    """A booktabs table: methods down, settings across, A_last and A_inc each; in brackets published and difference.
+
+    Where numbers were published, ours are averaged as theirs are, over tasks or over images."""
     settings = list(dict.fromkeys(row["setting"] for row in table))
     rows = list(dict.fromkeys(row["row"] for row in table))
     cells = {(row["setting"], row["row"]): row for row in table}
     lines = [
         r"% needs \usepackage{booktabs}; in brackets: published, difference; \neq: over two standard deviations",
+        "% beside published numbers, ours are averaged as theirs: each task, or each image, weighs the same",
         r"\begin{tabular}{l" + "cc" * len(settings) + "}",
         r"\toprule",
         " & ".join(["", *(rf"\multicolumn{{2}}{{c}}{{{_tex(setting)}}}" for setting in settings)]) + r" \\",
@@ -147,9 +165,10 @@ def to_latex(table: Sequence[dict[str, Any]]) -> str:
 
 
 def _tex_number(row: dict[str, Any], column: str) -> str:
-    ours = spread(row[column], row[f"{column}_std"], plus_minus=r"{\scriptstyle\,\pm\,").replace(MISSING, "-")
-    closing = "}" if row[f"{column}_std"] is not None else ""
     theirs = published(row["setting"], row["row"])
+    own = own_column(theirs[0], column) if theirs else column
+    ours = spread(row[own], row[f"{own}_std"], plus_minus=r"{\scriptstyle\,\pm\,").replace(MISSING, "-")
+    closing = "}" if row[f"{own}_std"] is not None else ""
     if not theirs:
         return f"${ours}{closing}$"
     gap = difference(row, theirs[0], column)

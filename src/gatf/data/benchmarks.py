@@ -6,10 +6,10 @@ from gatf.data.base import Card, Progress, Source, SourceEntry
 from gatf.data.build import Traits, build_source
 from gatf.data.cards import listing_card
 from gatf.data.fetch import fetch_from_hub
-from gatf.data.layouts import originals
+from gatf.data.layouts import imagenet100, originals
 from gatf.data.layouts.parquet import has_both_parts, read_parquet
 from gatf.data.places import Layout, find_layout, listing, not_found
-from gatf.data.published import cifar100_order
+from gatf.data.published import IMAGENET100, cifar100_order
 from gatf.errors import UserError
 from gatf.settings import DataConfig
 
@@ -26,17 +26,19 @@ class Benchmark:
     hub: str | None
     original: Layout
     traits: Traits
-    own_list: bool = False
-    """Whether `data.class_list` can choose other classes."""
+    parquet: Layout = PARQUET
+    hub_list: str | None = None
+    """The class list (`data.class_list`) of the copy on the hub, where there are several lists to choose from."""
 
     @property
     def layouts(self) -> tuple[Layout, Layout]:
-        return PARQUET, self.original
+        return self.parquet, self.original
 
     @property
     def origin(self) -> str:
         hub = f"hub {self.hub}" if self.hub else "a hub id you name with data.hub"
-        return f"{hub}, or {self.original.name}"
+        which = f" ({IMAGENET100[self.hub_list]} classes, data.class_list={self.hub_list})" if self.hub_list else ""
+        return f"{hub}{which}, or {self.original.name}"
 
     def open(self, config: DataConfig) -> Source:
         return build_source(config.name, listing(config, self.layouts), config, self.traits)
@@ -45,6 +47,9 @@ class Benchmark:
         if find_layout(config, self.layouts) is not None:
             return None
         get = None if self.hub or config.hub else f"gatf data get {config.name} --hub <hub id>"
+        if self.hub_list is not None:
+            known = config.class_list == self.hub_list
+            get = f"gatf data get {config.name} --set data.class_list={self.hub_list}" if known else ""
         return not_found(config, self.layouts, get)
 
     def fetch(self, config: DataConfig, on_progress: Progress) -> str:
@@ -54,13 +59,20 @@ class Benchmark:
                 f"'{config.name}' has no fixed place on the hub: name one with --hub (data.hub), or point --data-root "
                 f"at {self.original.name}"
             )
+        if config.hub is None and self.hub_list is not None and config.class_list != self.hub_list:
+            raise UserError(
+                f"the hub's {hub} holds {IMAGENET100[self.hub_list]} classes, not those of "
+                f"{imagenet100.list_title(config)}: get and run it with --set data.class_list={self.hub_list}, or "
+                f"point --data-root at {self.original.name}"
+            )
         return fetch_from_hub(config, hub, on_progress)
 
     def card(self, config: DataConfig) -> Card:
-        return listing_card(config, self.layouts, self.traits)
+        chosen = [("class list", imagenet100.list_title(config))] if self.hub_list is not None else []
+        return [*chosen, *listing_card(config, self.layouts, self.traits)]
 
     def entry(self) -> SourceEntry:
-        settings = frozenset({"hub", "image_size", "label_column"} | ({"class_list"} if self.own_list else set()))
+        settings = frozenset({"hub", "image_size", "label_column", *(["class_list"] if self.hub_list else [])})
         return SourceEntry(
             self.summary, self.licence, self.origin, self.open, self.missing, self.card, self.fetch, settings
         )
@@ -90,12 +102,15 @@ BENCHMARKS: dict[str, Benchmark] = {
         "100 classes of ImageNet at 224×224, about 126 000 training and 5 000 test (validation) images",
         "ImageNet's terms: non-commercial research and education",
         "clane9/imagenet-100",
-        Layout("an ImageNet folder with train/<wnid> and val/<wnid>", originals.has_imagenet, originals.read_imagenet),
+        Layout(
+            "an ImageNet folder with train/<wnid> and val/<wnid>", imagenet100.has_imagenet, imagenet100.read_imagenet
+        ),
         Traits(
             IMAGENET_MEAN, IMAGENET_STD, size=224, classes=100, train_per_class=(732, 1300), test_per_class=(50, 50),
             published_order=tuple(range(100)),
         ),
-        own_list=True,
+        Layout(PARQUET.name, PARQUET.matches, imagenet100.read_imagenet_parquet),
+        hub_list="cmc",
     ),
     "cub200": Benchmark(
         "200 bird species at 224×224, 5 994 training and 5 794 test images",

@@ -12,7 +12,15 @@ Item = TypeVar("Item")
 
 CIFAR100_ORDER_SEED = 1993
 CIFAR100_ORDER_SHA256 = "3ed9d1df4b73f082597c3a6283ecea3c20dc3424b121e05caf58c56093feacbf"
-IMAGENET100_SHA256 = "79f3f1552ccc478ce24bd934b4573625db584ddc1f4643ae23c994a94cb11397"
+IMAGENET100 = {"adagauss": "AdaGauss's", "cmc": "CMC's"}
+"""Lists of ImageNet-100's classes by name, and whose they are. The first is the default."""
+IMAGENET100_SHA256 = {
+    "adagauss": "bbfc1ad00af3270b8a99afd7d8542caf909c1d52820b6dbad6a50b9b20d7e340",
+    "cmc": "79f3f1552ccc478ce24bd934b4573625db584ddc1f4643ae23c994a94cb11397",
+}
+"""Of the lists as they are shipped: AdaGauss's sorted, CMC's in its own order."""
+ADAGAUSS_ORDER_SHA256 = "451c586a78df3fc4e6a762ebb56b0b45fc25b5a498e1c038c4bae0acda89f98e"
+"""Of AdaGauss's list in the order in which the classes are learnt."""
 
 
 def list_digest(items: Iterable[object]) -> str:
@@ -28,11 +36,21 @@ def cifar100_order() -> tuple[int, ...]:
 
 
 @cache
-def imagenet100_wnids() -> tuple[str, ...]:
-    """ImageNet-100's classes, in order: the list of "Contrastive Multiview Coding" (Tian et al., 2020; imagenet100.txt
-    of its repository), which is also the label order of the hub's clane9/imagenet-100."""
-    text = files("gatf.data").joinpath("lists/imagenet100.txt").read_text(encoding="utf-8")
-    return _verified(tuple(text.split()), IMAGENET100_SHA256, "the list of ImageNet-100's classes")
+def imagenet100_wnids(name: str = "adagauss") -> tuple[str, ...]:
+    """ImageNet-100's classes, in published order.
+
+    `adagauss`: of ImageNet's 1000 sorted wnids, permuted by NumPy's legacy generator seeded 1993, the first 100; their
+    order is these 100 sorted and permuted likewise, as CIFAR-100's classes are. It is `imagenet_subset_kaggle` in
+    AdaGauss's and GATF's releases, and the folder seed_1993_subset_100_imagenet of other class-incremental releases.
+    `cmc`: "Contrastive Multiview Coding" (Tian et al., 2020; imagenet100.txt of its repository), in its order, which is
+    also the label order of the hub's clane9/imagenet-100.
+    """
+    text = files("gatf.data").joinpath(f"lists/imagenet100-{name}.txt").read_text(encoding="utf-8")
+    wnids = _verified(tuple(text.split()), IMAGENET100_SHA256[name], "the list of ImageNet-100's classes")
+    if name == "adagauss":
+        ordered = tuple(wnids[number] for number in cifar100_order())
+        return _verified(ordered, ADAGAUSS_ORDER_SHA256, "the order of ImageNet-100's classes")
+    return wnids
 
 
 def _verified(items: tuple[Item, ...], sha256: str, what: str) -> tuple[Item, ...]:

@@ -51,6 +51,14 @@ def _group_means(values: Tensor, groups: Tensor, count: int) -> list[float]:
     return (100 * sums / torch.bincount(groups, minlength=count)).tolist()
 
 
+def task_weighted(matrix: list[list[float]]) -> list[float]:
+    """Mean over k ≤ t of a[t][k], for every t: acc_t if each task weighs the same, however many test images it has.
+
+    FACIL averages so, and with it AdaGauss and GATF. With tasks of equal size it is the image-weighted acc_t.
+    """
+    return [sum(row) / len(row) for row in matrix]
+
+
 def last_accuracy(accuracy_seen: list[float]) -> float:
     """A_last = acc_{T−1}."""
     return accuracy_seen[-1]

@@ -28,7 +28,12 @@ def score_bound(distance: Tensor, eta_mean: Tensor | float, *, eta_cov: Tensor |
       the matrix that is not M is at least λ_min(M) − η_Σ > λ_min(M)/2.
     All four pairings of a mean with a matrix are therefore valid, as long as ONE λ_min serves the assumption and both
     terms; a larger r or a smaller λ_min only loosens the bound.
+    An error that is negative or not a number bounds nothing and is refused.
     """
+    for name, eta in (("eta_mean", eta_mean), ("eta_cov", eta_cov)):
+        values = torch.as_tensor(eta)
+        if not bool((values >= 0).all()):  # NaN is not
+            raise ValueError(f"{name} must be at least 0, got {float(values.min())}")
     distance, lambda_min = distance.to(torch.float64), lambda_min.to(torch.float64)
     mean_part = (2 * distance * eta_mean + eta_mean**2) / lambda_min
     cov_part = 2 * eta_cov * ((distance + eta_mean) / lambda_min) ** 2

@@ -10,8 +10,8 @@ import yaml
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from gatf import __version__
-from gatf.bench.published import OUTSIDE, difference, is_outside, load_published, published
-from gatf.bench.tables import HEADINGS, MISSING, aggregate, spread
+from gatf.bench.published import OUTSIDE, difference, is_outside, load_published, own_column, published, weighting
+from gatf.bench.tables import AVERAGED, HEADINGS, MISSING, aggregate, spread
 from gatf.io.files import write_text
 from gatf.report.diagnostic_sections import WHY, diagnostics_table
 from gatf.report.load import Run, by_row, chosen_rows, load_runs
@@ -158,24 +158,25 @@ def published_table(runs: Sequence[Run]) -> Table | None:
         for cell in published(row["setting"], row["row"]):
             cells = [Cell(row["row"], row["row"])]
             for column in ("a_last", "a_inc"):
-                gap = difference(row, cell, column)
+                gap, own = difference(row, cell, column), own_column(cell, column)
                 mark = f" {OUTSIDE}" if is_outside(row, cell, column) else ""
-                cells.append(number_cell(row[column], row[f"{column}_std"]))
+                cells.append(number_cell(row[own], row[f"{own}_std"]))
                 cells.append(number_cell(getattr(cell, column), getattr(cell, f"{column}_std")))
                 cells.append(Cell(MISSING if gap is None else f"{gap:+.1f}{mark}", -1e9 if gap is None else gap))
-            rows.append([*cells, Cell(cell.source, cell.source)])
+            rows.append([*cells, Cell(weighting(cell), weighting(cell)), Cell(cell.source, cell.source)])
     if not rows:
         return None
     headings = [("method", "")]
     for name in ("A_last", "A_inc"):
         headings += [(f"{name} ours", ""), ("published", ""), ("Δ", "ours minus published")]
     sources = load_published().sources
-    notes = [f"{key}: {sources[key]}" for key in dict.fromkeys(str(row[-1].key) for row in rows)]
+    notes = [f"{key}: {sources[key].text}" for key in dict.fromkeys(str(row[-1].key) for row in rows)]
     if any(OUTSIDE in cell.text for row in rows for cell in row):
         notes.insert(
             0, f"{OUTSIDE}: outside two standard deviations, ours over seeds and theirs, where printed, combined"
         )
-    return Table("Beside published numbers", [*headings, ("source", "")], rows, notes)
+    headings += [("averaged over", AVERAGED), ("source", "")]
+    return Table("Beside published numbers", headings, rows, notes)
 
 
 def tasks_table(run: Run) -> Table:

@@ -9,9 +9,8 @@ import numpy as np
 import torch
 
 from gatf.data.encoded import Files
-from gatf.data.layouts.folder import class_folders, list_classes, read_class_list, two_folders
+from gatf.data.layouts.folder import class_folders, list_classes
 from gatf.data.listing import Listing, Part, some
-from gatf.data.published import imagenet100_wnids
 from gatf.errors import UserError
 from gatf.settings import DataConfig
 
@@ -138,25 +137,6 @@ def read_cub(folder: Path, config: DataConfig) -> Listing:
         return _files(files, [number[classes[image]] for image in images])
 
     return Listing(names, part(True), part(False))
-
-
-# --- ImageNet-100 from ImageNet ---------------------------------------------------------------------------------------
-
-
-def has_imagenet(folder: Path) -> bool:
-    return imagenet_test_folder(folder) is not None and (folder / "train").is_dir()
-
-
-def imagenet_test_folder(folder: Path) -> Path | None:
-    return next((folder / name for name in ("val", "validation", "test") if (folder / name).is_dir()), None)
-
-
-def read_imagenet(folder: Path, config: DataConfig) -> Listing:
-    """An ImageNet folder, train/<wnid> and val/<wnid>: the 100 classes of the published list, or of `class_list`."""
-    test = imagenet_test_folder(folder)
-    assert test is not None
-    names = imagenet100_wnids() if config.class_list is None else read_class_list(config.class_list)
-    return two_folders(folder / "train", test, names, unlisted_ok=True)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
