@@ -61,7 +61,7 @@ def test_one_seed_gives_identical_runs(whole: Path, tmp_path: Path, tiny_config:
 
 def test_two_seeds_differ(whole: Path, tmp_path: Path, tiny_config: Tiny) -> None:
     start(tiny_config(whole.name, seed=1, **LONGER), tmp_path / "other")
-    name = "memory.means"
+    name = "method.memory.means"
     assert not torch.equal(outcome(whole)[0][name], outcome(tmp_path / "other")[0][name])
 
 
