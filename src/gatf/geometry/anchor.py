@@ -68,8 +68,8 @@ def load_diagonal(moments: PairedMoments, share: float) -> tuple[Tensor, Tensor,
 
 
 def solve_towards_identity(cov_old: Tensor, cov_new: Tensor, cross: Tensor, ridge: float) -> Tensor:
-    """P that minimises E‖P x − y‖²_{Σ_n⁻¹} + ρ‖P − I‖²_F, [S, S]: GATF's Eq. 5, but the identity, not zero, is what P is
-    when the images say nothing.
+    """P that minimises E‖P x − y‖²_{Σ_n⁻¹} + ρ‖P − I‖²_F, [S, S]: GATF's Eq. 5, but P is the identity, not zero,
+    where the images say nothing.
 
     Stationarity gives P Σ_o + ρ Σ_n P = K + ρ Σ_n, Theorem 1's equation with another right-hand side. Without drift
     (Σ_o = Σ_n = K) the solution is P = I, where Eq. 5 itself gives I/(1 + ρ) and so deflates every old covariance.

@@ -46,8 +46,8 @@ def whitened_errors(estimated: Gaussians, true: Gaussians) -> tuple[Tensor, Tens
     """η_μ = ‖Σ̂^{-1/2}(μ̂ − μ)‖₂ and η_Σ = ‖Σ̂^{-1/2}(Σ̂ − Σ)Σ̂^{-1/2}‖₂ of each class, both [C].
 
     Any W with W Σ̂ Wᵀ = I serves as Σ̂^{-1/2}, for two of them differ by a rotation; here it is the inverse of the
-    Cholesky factor of Σ̂. Where a readout shrinks covariances, give both Gaussians shrunk as it does: η_Σ is then that of
-    the matrices it uses.
+    Cholesky factor of Σ̂. Where a readout shrinks covariances, give both Gaussians shrunk as it does: η_Σ is then of the
+    matrices it uses.
     """
     lower = spd.cholesky(estimated.covs).lower  # [C, S, S]
     offset = (estimated.means - true.means).to(lower)[..., None]
