@@ -169,6 +169,20 @@ def test_perfect_knowledge_certifies_everything_and_bad_knowledge_nothing() -> N
     stored = some_gaussians()
     features = normal(30, 4, seed=8)
     (perfect,) = diagnostics.certified_share(features, stored, stored)
-    assert (perfect["certified"], perfect["valid"]) == (1, 1)
+    shares = ("certified", "valid", "whitened", "valid_whitened", "range", "range_shrunk")
+    assert [perfect[share] for share in shares] == [1] * 6
     (poor,) = diagnostics.certified_share(features, stored, Gaussians(stored.means + 5, 9 * stored.covs))
-    assert (poor["certified"], poor["valid"]) == (0, 0)
+    assert [poor[share] for share in shares] == [0] * 6
+
+
+def test_small_errors_in_thin_directions_are_certified_only_where_the_covariance_is_the_identity() -> None:
+    """Two classes far apart, of which one direction is a thousandth of the other as wide: an error of a tenth of each
+    width is nothing in units of the class and everything in units of its thinnest direction."""
+    widths = torch.tensor([1.0, 1e-3], dtype=torch.float64)
+    true = Gaussians(torch.tensor([[0.0, 0.0], [20.0, 0.0]]), torch.diag(widths**2).expand(2, 2, 2))
+    stored = Gaussians(true.means + 0.1 * widths, 1.1 * true.covs)
+    features = torch.cat([mean + normal(50, 2, seed=9) * widths for mean in true.means])
+    (found,) = diagnostics.certified_share(features, stored, true)
+    assert (found["certified"], found["valid"]) == (0, 0)
+    assert (found["valid_whitened"], found["whitened"], found["range"]) == (1, 1, 1)
+    assert found["eta_cov_whitened"] == pytest.approx(0.1 / 1.1, rel=1e-2)

@@ -14,6 +14,7 @@ from gatf.geometry import (
     push_affine,
     solve_ridge,
     solve_sylvester,
+    solve_towards_identity,
 )
 
 F64 = torch.float64
@@ -174,3 +175,47 @@ def test_moving_average_refuses_to_invent_a_value():
         AnchorEMA.empty(2, 0.9, bias_correct=True).value()
     with pytest.raises(ValueError, match="momentum"):
         AnchorEMA.empty(2, 1.0, bias_correct=True)
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(0, 10_000), st.integers(1, 8), st.floats(1e-3, 5))
+def test_without_drift_shrinking_towards_the_identity_is_the_identity(make_spd, seed, dim, ridge):
+    cov = make_spd(torch.Generator().manual_seed(seed), dim)
+    eye = torch.eye(dim, dtype=F64)
+    torch.testing.assert_close(solve_towards_identity(cov, cov, cov, ridge), eye, rtol=0, atol=1e-8)
+    # Eq. 5 itself gives I/(1 + ρ)
+    torch.testing.assert_close(solve_sylvester(cov, cov, cov, ridge), eye / (1 + ridge), rtol=0, atol=1e-8)
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(0, 10_000), st.integers(1, 6), st.floats(1e-3, 5))
+def test_the_identity_anchor_minimises_its_objective(make_spd, seed, dim, ridge):
+    cov_old, cov_new, cross = problem(make_spd, seed, dim, dim)
+    eye = torch.eye(dim, dtype=F64)
+
+    def objective(weight):
+        fit = anchor_objective(weight, cov_old, cov_new=cov_new, cross=cross, ridge=0.0)
+        return fit + ridge * (weight - eye).square().sum()
+
+    weight = solve_towards_identity(cov_old, cov_new, cross, ridge).requires_grad_()
+    (gradient,) = torch.autograd.grad(objective(weight), weight)
+    assert gradient.abs().max() < 1e-8
+
+
+def test_identity_by_hand():
+    # P = (K + ρΣ_n)/(Σ_o + ρΣ_n) = (6 + 0.9)/(4 + 0.9)
+    numbers = (torch.tensor([[value]]) for value in (4.0, 9.0, 6.0))
+    torch.testing.assert_close(solve_towards_identity(*numbers, 0.1).item(), 6.9 / 4.9, rtol=0, atol=1e-7)
+
+
+def test_directions_that_no_image_shows_stay_where_they_are():
+    """Three pairs in ten dimensions: in the plane they span the map is theirs, outside it nothing moves."""
+    generator = torch.Generator().manual_seed(3)
+    old = torch.randn(3, 10, generator=generator, dtype=F64)
+    old[:, 5:] = 0.0
+    anchor = fit_anchor(PairedMoments.of(old, 2 * old), 1e-6, kind="identity")
+    unseen = torch.zeros(10, dtype=F64)
+    unseen[7] = 3.0
+    torch.testing.assert_close(anchor.weight @ unseen, unseen, rtol=0, atol=1e-6)
+    spread = old - old.mean(0)
+    torch.testing.assert_close(spread @ anchor.weight.mT, 2 * spread, rtol=0.05, atol=0.05)

@@ -3,7 +3,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gatf.geometry import certified, score_bound
+from gatf.geometry import (
+    Gaussians,
+    certified,
+    certified_range,
+    distance_range,
+    score_bound,
+    whitened_bound,
+    whitened_errors,
+)
 
 F64 = torch.float64
 
@@ -115,3 +123,72 @@ def test_certified_by_hand():
     # margin 3 against 2.9, exactly 3, 3.5 (the largest other bound counts, whichever class is nearest), infinity, 2.5
     assert certified(distances, bounds).tolist() == [True, False, False, False, True]
     assert certified(torch.tensor([[5.0]]), torch.tensor([[2.0]])).tolist() == [True]
+
+
+def test_whitened_errors_by_hand():
+    # Σ̂ = diag(4, 1), Σ = diag(3, 1.5): W = diag(½, 1), W(Σ̂ − Σ)Wᵀ = diag(¼, −½); μ̂ − μ = (2, 0) → (1, 0)
+    estimated = Gaussians(torch.tensor([[2.0, 0.0]]), torch.diag_embed(torch.tensor([[4.0, 1.0]])))
+    true = Gaussians(torch.zeros(1, 2), torch.diag_embed(torch.tensor([[3.0, 1.5]])))
+    eta_mean, eta_cov = whitened_errors(estimated, true)
+    torch.testing.assert_close(eta_mean, torch.tensor([1.0], dtype=F64))
+    torch.testing.assert_close(eta_cov, torch.tensor([0.5], dtype=F64))
+
+
+def test_whitened_bound_and_range_by_hand():
+    # d̂ = 4, η_μ = 0.5, η_Σ = 0.2: r = 2, ε = 2 + 0.25 + 0.4·6.25 = 4.75; range 1.5²/1.2 … 2.5²/0.8
+    assert whitened_bound(torch.tensor(4.0), 0.5, 0.2).item() == pytest.approx(4.75)
+    low, high = distance_range(torch.tensor(4.0), 0.5, 0.2)
+    assert (low.item(), high.item()) == (pytest.approx(1.875), pytest.approx(7.8125))
+    assert whitened_bound(torch.tensor(4.0), 0.0, 0.5) == torch.inf
+    assert distance_range(torch.tensor(4.0), 3.0, 1.0)[0] == 0
+    assert distance_range(torch.tensor(4.0), 0.0, 1.0)[1] == torch.inf
+
+
+@settings(deadline=None, max_examples=80)
+@given(st.integers(0, 10_000), st.integers(1, 6), st.floats(0, 0.999), st.booleans())
+def test_whitened_bounds_hold_and_are_never_looser_than_the_printed_one(make_spd, seed, dim, relative, adversarial):
+    generator = torch.Generator().manual_seed(seed)
+    true, estimated, eta_mean, eta_cov = perturbed(
+        make_spd, generator, 3, dim, relative=relative, adversarial=adversarial
+    )
+    points = true[0][0] + 3 * torch.randn(20, dim, generator=generator, dtype=F64)
+    known, exact = mahalanobis(points, *estimated), mahalanobis(points, *true)
+    printed = score_bound(
+        torch.cdist(points, estimated[0]), eta_mean, eta_cov=eta_cov,
+        lambda_min=torch.linalg.eigvalsh(estimated[1])[:, 0],
+    )  # fmt: skip
+    errors = whitened_errors(Gaussians(*estimated), Gaussians(*true))
+    bound = whitened_bound(known, *errors)
+    slack = 1e-9 * (1 + exact)
+    assert ((known - exact).abs() <= bound + slack).all()
+    assert (bound <= printed + slack).all()
+    low, high = distance_range(known, *errors)
+    assert ((low - slack <= exact) & (exact <= high + slack)).all()
+    # the range lies within the bound
+    assert ((known - bound <= low + slack) & (high <= known + bound + slack)).all()
+
+
+@pytest.mark.parametrize("adversarial", [False, True])
+def test_a_whitened_certificate_never_lies_and_says_more(make_spd, adversarial):
+    generator = torch.Generator().manual_seed(0)
+    shares = {"printed": 0, "whitened": 0, "range": 0}
+    changed = 0
+    for _ in range(60):
+        true, estimated, eta_mean, eta_cov = perturbed(make_spd, generator, 4, 3, relative=0.3, adversarial=adversarial)
+        points = 6 * torch.randn(200, 3, generator=generator, dtype=F64)
+        distances = mahalanobis(points, *estimated)
+        lambda_min = torch.linalg.eigvalsh(estimated[1])[:, 0]
+        printed = score_bound(torch.cdist(points, estimated[0]), eta_mean, eta_cov=eta_cov, lambda_min=lambda_min)
+        errors = whitened_errors(Gaussians(*estimated), Gaussians(*true))
+        safe = {
+            "printed": certified(distances, printed),
+            "whitened": certified(distances, whitened_bound(distances, *errors)),
+            "range": certified_range(*distance_range(distances, *errors), distances.argmin(1)),
+        }
+        same = distances.argmin(1) == mahalanobis(points, *true).argmin(1)
+        changed += int((~same).sum())
+        for name, sure in safe.items():
+            assert same[sure].all()
+            shares[name] += int(sure.sum())
+    assert changed > 0
+    assert 0 < shares["printed"] < shares["whitened"] < shares["range"]

@@ -161,7 +161,7 @@ def transport_errors(stored: Gaussians, true: Gaussians, task_of_class: Tensor) 
     covs = torch.linalg.matrix_norm(stored.covs - true.covs)
     relative = covs / torch.linalg.matrix_norm(true.covs).clamp_min(torch.finfo(torch.float64).tiny)
     rows = mean_errors(stored.means, true.means, task_of_class)
-    divergence = symmetric_kl(*(Gaussians(part.means, spd.shrink(part.covs, SHRINK)) for part in (stored, true)))
+    divergence = symmetric_kl(_shrunk(stored, SHRINK), _shrunk(true, SHRINK))
     for number, row in enumerate(rows):
         row |= {
             "cov_frobenius": float(covs[number]),
@@ -171,22 +171,57 @@ def transport_errors(stored: Gaussians, true: Gaussians, task_of_class: Tensor) 
     return rows
 
 
+CERTIFYING_SHRINK = 1.0
+"""Shrinkage of the covariances by which a readout would have to measure for its answers to be certified more often."""
+
+
 def certified_share(features: Tensor, stored: Gaussians, true: Gaussians) -> Table:
-    """Share of rows [N, S] whose Mahalanobis prediction (Eq. 3, small shrinkage) Theorem 2 certifies: no class could
-    win even if every distance were off by its bound. η_μ and η_Σ are the true errors of each class, which only a
-    diagnostic can know; `valid` is the share of classes with η_Σ < λ_min/2, outside which the theorem says nothing."""
+    """Share of rows [N, S] whose Mahalanobis prediction (Eq. 3, small shrinkage) is proved safe from what is wrong with
+    the stored Gaussians, whose true errors only a diagnostic can know. One row, four shares:
+
+    - `certified`: Theorem 2 as printed; `valid` is the share of classes with η_Σ < λ_min/2, outside which it is silent;
+    - `whitened`: the same theorem where each class's covariance is the identity; `valid_whitened` with η_Σ < 1/2;
+    - `range`: from the range of each distance in those coordinates, which needs η_Σ < 1 only;
+    - `range_shrunk`: the same for covariances shrunk by 1, another and blunter rule.
+    """
+    known, truth = _shrunk(stored, SHRINK), _shrunk(true, SHRINK)
     eta_mean = (stored.means - true.means).norm(dim=1)
     eta_cov = (1 + SHRINK) * torch.linalg.matrix_norm(stored.covs - true.covs, ord=2)
-    smallest = torch.linalg.eigvalsh(spd.shrink(stored.covs, SHRINK)).amin(1)
+    smallest = torch.linalg.eigvalsh(known.covs).amin(1)
     reach = torch.cdist(features.double(), stored.means)  # [N, C]
     bounds = certificate.score_bound(reach, eta_mean, eta_cov=eta_cov, lambda_min=smallest)
-    sure = certificate.certified(mahalanobis_readout(stored, SHRINK).distances(features), bounds)
+    distances = mahalanobis_readout(stored, SHRINK).distances(features)
+    errors = certificate.whitened_errors(known, truth)
     return [
         {
-            "certified": float(sure.double().mean()),
-            "valid": float((eta_cov < smallest / 2).double().mean()),
+            "certified": _share(certificate.certified(distances, bounds)),
+            "valid": _share(eta_cov < smallest / 2),
             "eta_mean": float(eta_mean.mean()),
             "eta_cov": float(eta_cov.mean()),
             "lambda_min": float(smallest.mean()),
+            "whitened": _share(certificate.certified(distances, certificate.whitened_bound(distances, *errors))),
+            "valid_whitened": _share(errors[1] < 0.5),
+            "eta_mean_whitened": float(errors[0].mean()),
+            "eta_cov_whitened": float(errors[1].mean()),
+            "range": _share(_certified_by_range(distances, errors)),
+            "range_shrunk": _share(
+                _certified_by_range(
+                    mahalanobis_readout(stored, CERTIFYING_SHRINK).distances(features),
+                    certificate.whitened_errors(_shrunk(stored, CERTIFYING_SHRINK), _shrunk(true, CERTIFYING_SHRINK)),
+                )
+            ),
         }
     ]
+
+
+def _shrunk(gaussians: Gaussians, amount: float) -> Gaussians:
+    return Gaussians(gaussians.means, spd.shrink(gaussians.covs, amount))
+
+
+def _share(flags: Tensor) -> float:
+    return float(flags.double().mean())
+
+
+def _certified_by_range(distances: Tensor, errors: tuple[Tensor, Tensor]) -> Tensor:
+    low, high = certificate.distance_range(distances, *errors)
+    return certificate.certified_range(low, high, distances.argmin(1))

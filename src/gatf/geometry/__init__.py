@@ -8,8 +8,16 @@ from gatf.geometry.anchor import (
     fit_anchor,
     solve_ridge,
     solve_sylvester,
+    solve_towards_identity,
 )
-from gatf.geometry.certificate import certified, score_bound
+from gatf.geometry.certificate import (
+    certified,
+    certified_range,
+    distance_range,
+    score_bound,
+    whitened_bound,
+    whitened_errors,
+)
 from gatf.geometry.gaussians import Gaussians, pack, push_affine, push_forward, sample, unpack, white_noise
 from gatf.geometry.moments import Moments, PairedMoments, class_moments
 from gatf.geometry.readout import (
@@ -42,11 +50,13 @@ __all__ = [
     "anchor_objective",
     "bayes_readout",
     "certified",
+    "certified_range",
     "cholesky",
     "class_moments",
     "clip_eigenvalues",
     "condition_number",
     "correlation",
+    "distance_range",
     "fit_anchor",
     "linear_from_samples",
     "mahalanobis_readout",
@@ -60,7 +70,10 @@ __all__ = [
     "shrink",
     "solve_ridge",
     "solve_sylvester",
+    "solve_towards_identity",
     "symmetrise",
     "unpack",
     "white_noise",
+    "whitened_bound",
+    "whitened_errors",
 ]

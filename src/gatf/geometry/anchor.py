@@ -6,7 +6,7 @@ Column convention: P is [S_new, S_old], covariances are of centred features, K =
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from torch import Tensor
 from gatf.geometry.moments import PairedMoments
 from gatf.geometry.spd import cholesky
 
-AnchorKind = Literal["sylvester", "ridge"]
+AnchorKind = Literal["sylvester", "ridge", "identity"]
 TINY = torch.finfo(torch.float64).tiny
 """Smallest eigenvalue of Σ_o divided by."""
 
@@ -59,6 +59,26 @@ def solve_ridge(cov_old: Tensor, cross: Tensor, *, ridge: float, clip: float = 1
     return (cross.to(torch.float64) @ basis / (values + ridge)) @ basis.mT
 
 
+def load_diagonal(moments: PairedMoments, share: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Σ_o + δI, Σ_n + δI and K + δI with δ = share · mean(diag Σ_o): as if a few more pairs had been seen, scattered
+    alike in all directions and not moved by training. Directions that no image shows then stay where they are."""
+    cov_old, cov_new, cross = moments.cov_old, moments.cov_new, moments.cross
+    added = share * cov_old.diagonal().mean() * torch.eye(len(cov_old), dtype=cov_old.dtype, device=cov_old.device)
+    return cov_old + added, cov_new + added, cross + added
+
+
+def solve_towards_identity(cov_old: Tensor, cov_new: Tensor, cross: Tensor, ridge: float) -> Tensor:
+    """P that minimises E‖P x − y‖²_{Σ_n⁻¹} + ρ‖P − I‖²_F, [S, S]: GATF's Eq. 5, but P is the identity, not zero,
+    where the images say nothing.
+
+    Stationarity gives P Σ_o + ρ Σ_n P = K + ρ Σ_n, Theorem 1's equation with another right-hand side. Without drift
+    (Σ_o = Σ_n = K) the solution is P = I, where Eq. 5 itself gives I/(1 + ρ) and so deflates every old covariance.
+    """
+    return solve_sylvester(
+        cov_old, cov_new, cross=cross.to(torch.float64) + ridge * cov_new.to(torch.float64), ridge=ridge
+    )
+
+
 def anchor_objective(weight: Tensor, cov_old: Tensor, *, cov_new: Tensor, cross: Tensor, ridge: float) -> Tensor:
     """E‖P x − y‖²_{Σ_n⁻¹} + ρ‖P‖²_F over centred pairs (x, y) (GATF, Eq. 5), [].
 
@@ -92,14 +112,24 @@ class Affine:
         )
 
 
+IDENTITY_LOAD = 1e-2
+"""Share of the mean variance that `identity` anchors add to every direction."""
+
+
 def fit_anchor(moments: PairedMoments, ridge: float, *, kind: AnchorKind = "sylvester") -> Affine:
-    """The anchor of these pairs: P by `kind`, b = μ_n − P μ_o (GATF, Eq. 5)."""
+    """The anchor of these pairs: P by `kind`, b = μ_n − P μ_o (GATF, Eq. 5).
+
+    `sylvester` is Theorem 1, `ridge` what the release computes, `identity` shrinks towards I instead of zero, which few
+    images need.
+    """
     if kind == "sylvester":
         weight = solve_sylvester(moments.cov_old, moments.cov_new, cross=moments.cross, ridge=ridge)
     elif kind == "ridge":
         weight = solve_ridge(moments.cov_old, moments.cross, ridge=ridge)
+    elif kind == "identity":
+        weight = solve_towards_identity(*load_diagonal(moments, IDENTITY_LOAD), ridge=ridge)
     else:
-        raise ValueError(f"kind of anchor must be 'sylvester' or 'ridge', got {kind!r}")
+        raise ValueError(f"kind of anchor must be one of {', '.join(get_args(AnchorKind))}, got {kind!r}")
     return Affine(weight, moments.mean_new - weight @ moments.mean_old)
 
 
