@@ -1,3 +1,5 @@
+from copy import deepcopy
+
 import pytest
 import yaml
 
@@ -75,6 +77,23 @@ def test_release_preset_fills_in_what_the_user_did_not_say() -> None:
     config = load_config("digits", overrides={"method.preset": "release", "method.cycle": 0.5}).method
     assert isinstance(config, GATFConfig)
     assert (config.anchor, config.cycle, config.pairwise, config.bias_correct) == ("ridge", 0.5, 0.05, False)
+
+
+@pytest.mark.parametrize("recipe", recipe_names())
+def test_recipes_repeat_no_default(recipe: str) -> None:
+    """Whatever a method's entry says changes something: what repeats a default hides where the methods differ."""
+    content = read_recipe(recipe)
+    for method, entry in content["per_method"].items():
+        for path in flat(entry):
+            keys = path.split(".")
+            chosen = {"method.preset": keys[1]} if keys[0] == "presets" else {}
+            less = deepcopy(content)
+            section = less["per_method"][method]
+            for key in keys[:-1]:
+                section = section[key]
+            del section[keys[-1]]
+            with_it, without = (load_config(way, method=method, overrides=chosen) for way in (content, less))
+            assert with_it != without, f"per_method.{method}.{path} changes nothing"
 
 
 PRESETS = [(method, preset) for method in METHODS for preset in METHODS[method].Config.preset_names()]

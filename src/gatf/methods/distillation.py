@@ -73,8 +73,9 @@ def pycil_stage(epochs: int, milestones: Sequence[int], weight_decay: float) -> 
     """How PyCIL trains EWC and LwF: SGD at 0.1 in batches of 128, ×0.1 after these epochs, gradients as they are."""
     return {
         "optimiser": "sgd", "epochs": epochs, "batch_size": 128, "lr": 0.1, "momentum": 0.9,
-        "weight_decay": weight_decay, "schedule": "steps", "milestones": [epoch / epochs for epoch in milestones],
-        "decay": 0.1, "clip": None, "warmup": 0.0, "drop_last": False,
+        "weight_decay": weight_decay, "schedule": "steps",
+        "milestones": [round(epoch / epochs, 4) for epoch in milestones], "decay": 0.1, "clip": None, "warmup": 0.0,
+        "drop_last": False,
     }  # fmt: skip
 
 
