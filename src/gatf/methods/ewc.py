@@ -92,12 +92,14 @@ def fisher_labels(logits: Tensor, batch: Batch, mode: LabelMode) -> Tensor:
 
 
 def batch_squares(net: nn.Module, batch: Batch, mode: LabelMode, names: list[str]) -> dict[str, Tensor]:
-    """Squares of the gradient of the batch-mean cross-entropy, by parameter; 0 where there is no gradient."""
+    """Squares of the gradient of the batch-mean cross-entropy, by parameter, in float32 or better; 0 where there is no
+    gradient."""
     parameters = {name: parameter for name, parameter in net.named_parameters() if name in names}
     logits = net(batch.images)
     loss = cross_entropy(logits, fisher_labels(logits, batch, mode))
     gradients = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True, materialize_grads=True)
-    return {name: gradient.float().square() for name, gradient in zip(parameters, gradients, strict=True)}
+    exact = [gradient.to(torch.promote_types(gradient.dtype, torch.float32)) for gradient in gradients]
+    return {name: gradient.square() for name, gradient in zip(parameters, exact, strict=True)}
 
 
 def sample_squares(net: nn.Module, batch: Batch, mode: LabelMode, names: list[str]) -> dict[str, Tensor]:
