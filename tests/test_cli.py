@@ -116,6 +116,11 @@ def test_methods_and_data_are_listed_a_line_each(call) -> None:
     assert [line.split()[0] for line in text.splitlines()] == list(METHODS)
     _, text, _ = call("methods", "--verbose")
     assert "ridge" in text
+    lines = [line.strip() for line in text.splitlines()]
+    assert "preset paper: the defaults" in lines
+    pycil = lines.index("preset pycil")  # the first is ewc's
+    assert lines[pycil + 1].startswith("method: penalty=1000.0, ")
+    assert "epochs=180, batch_size=128" in lines[pycil + 3]
     _, text, _ = call("data")
     assert "digits" in [line.split()[0] for line in text.splitlines()]
 

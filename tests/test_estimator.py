@@ -16,6 +16,7 @@ from gatf import IncrementalClassifier
 from gatf.errors import UserError
 from gatf.geometry.gaussians import Gaussians
 from gatf.geometry.moments import Moments
+from gatf.incremental.defaults import first_config, next_config
 from gatf.incremental.statistics import merge
 from gatf.model.judge import Judge, fit_temperature, rejection_threshold, softmax_with_temperature
 
@@ -296,7 +297,15 @@ def test_few_images_are_warned_about(tiny_classifier: Tiny, digit_images: Digits
     assert "Warning: " in str(learner.report_)
 
 
-@pytest.mark.parametrize("change", [{"settings": {"method.readout": "nmc"}}, {"width": 64}, {"backbone": "resnet18"}])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"settings": {"method.readout": "nmc"}},
+        {"settings": {"method.preset": "release"}},
+        {"width": 64},
+        {"backbone": "resnet18"},
+    ],
+)
 def test_settings_of_the_first_fit_cannot_change_later(change: Any, grown: Any, digit_images: Digits) -> None:
     again = IncrementalClassifier.from_model(grown.model_, device="cpu").set_params(**change)
     with pytest.raises(UserError, match="was fixed when the model was first fitted"):
@@ -309,3 +318,14 @@ def test_settings_are_given_once_and_hold_for_updates(tiny_classifier: Tiny, dig
     learner.partial_fit(*some_digits(digit_images, "d2", most=40))
     assert learner.model_.config.optimisation.next.lr == 0.05
     assert learner.model_.method.memory.rule == "nmc"
+
+
+def test_a_preset_holds_for_updates_with_its_epochs() -> None:
+    chosen = {"method.preset": "pycil", "method.distill": 6.0, "optimisation.next.lr": 0.02}
+    first = first_config(method="lwf", shape=(1, 8, 8), images=500, device="cpu", seed=0, overrides=chosen)
+    stages = first.optimisation
+    assert (stages.first.epochs, stages.next.epochs, stages.next.batch_size) == (200, 250, 128)
+    for overrides in ({}, {"method.preset": "pycil"}):  # naming the preset again changes nothing
+        later = next_config(first, images=300, overrides=overrides)
+        assert later.optimisation == stages
+        assert later.method == first.method

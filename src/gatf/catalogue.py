@@ -1,10 +1,11 @@
 """What there is to know of a method before running it."""
 
 from collections.abc import Iterator
+from typing import Any
 
 from torch import nn
 
-from gatf.config import PER_METHOD, deep_merge, read_recipe, recipe_names
+from gatf.config import PER_METHOD, deep_merge, flat, read_recipe, recipe_names
 from gatf.methods import method_class
 from gatf.settings import OptimisationConfig, StageConfig
 
@@ -40,8 +41,26 @@ def describe(name: str, *, pooled: int, bottleneck: int, classes: int) -> Iterat
     yield f"paper    {method.paper}"
     yield f"keeps    {method.keeps}: {kept:,} bytes a class, {kept * classes:,} for {classes} classes"
     yield f"trains   {method.trains}"
-    yield f"recipes  {', '.join(recipes_of(name)) or 'none of its own: every recipe runs it with the common settings'}"
+    yield f"recipes  {', '.join(recipes_of(name)) or 'none of its own: every recipe runs it with its defaults'}"
+    if method.defaults:
+        yield "defaults in other sections"
+        yield from _by_section(method.defaults)
     yield "settings"
     for field, info in method.Config.model_fields.items():
         if field != "name":
-            yield f"  {field} = {info.get_default(call_default_factory=True)!r}: {info.description or ''}"
+            description = " ".join((info.description or "").split())
+            yield f"  {field} = {info.get_default(call_default_factory=True)!r}: {description}"
+    for preset in method.Config.preset_names():
+        changes = method.Config.preset_layer(preset)
+        yield f"preset {preset}" if changes else f"preset {preset}: the defaults"
+        yield from _by_section(changes)
+
+
+def _by_section(layer: dict[str, Any]) -> Iterator[str]:
+    """`  optimisation.next: lr=0.1, clip=None`, a line a section."""
+    sections: dict[str, list[str]] = {}
+    for path, value in flat(layer).items():
+        section, _, name = path.rpartition(".")
+        sections.setdefault(section, []).append(f"{name}={value!r}")
+    for section, values in sections.items():
+        yield f"  {section}: {', '.join(values)}"

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gatf.config import RunConfig
+from gatf.config import RunConfig, load_config
 from gatf.data.loader import Batch, shuffled
 from gatf.experiment import Experiment
 from gatf.methods.ewc import (
@@ -22,6 +22,7 @@ from gatf.methods.ewc import (
     merge_importance,
     sample_squares,
 )
+from gatf.training.optim import rate_factor
 
 Tiny = Callable[..., RunConfig]
 Learn = Callable[..., Experiment]
@@ -180,18 +181,38 @@ def test_the_fisher_pass_leaves_no_trace_in_batch_norm(tiny_config: Tiny, learn:
     assert net.num_batches_tracked == 0
 
 
-def test_importance_is_a_mean_over_full_batches(tiny_config: Tiny, learn: Learn) -> None:
-    experiment = learn(tiny_config("ewc", **{"method.fisher_batch": 30}), tasks=1)
+@pytest.mark.parametrize(("drop_last", "used"), [(True, [30, 30]), (False, [30, 30, 20])])
+def test_importance_is_a_mean_over_batches(drop_last: bool, used: list[int], tiny_config: Tiny, learn: Learn) -> None:
+    """FACIL leaves the incomplete batch out; in PyCIL it counts as much as a full one."""
+    overrides = {"method.fisher_batch": 30, "method.fisher_drop_last": drop_last}
+    experiment = learn(tiny_config("ewc", **overrides), tasks=1)
     method, data = experiment.method, experiment.task_data(0)
     assert isinstance(method, EWC)
     network = nn.Sequential(OrderedDict(backbone=method.backbone, heads=method.heads)).train()
-    batches = list(data.batches("train", batch_size=30, purpose="fisher", order=shuffled))
-    assert [len(batch.labels) for batch in batches] == [30, 30, 20]
+    batches = list(data.batches("train", batch_size=30, purpose="fisher", order=shuffled))[: len(used)]
+    assert [len(batch.labels) for batch in batches] == used
     name = "backbone.blocks.1.0.weight"
     with kept_buffers(network):
-        squares = [batch_squares(network, batch, "max_pred", [name])[name] for batch in batches[:2]]
+        squares = [batch_squares(network, batch, "max_pred", [name])[name] for batch in batches]
     found = method._fisher(network, [name], data)[name]
-    assert torch.allclose(found, (squares[0] + squares[1]) / 2, rtol=1e-4)
+    assert torch.allclose(found, torch.stack(squares).mean(dim=0), rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "by_batch"),
+    [({}, False), ({"method.fisher_bn": "batch"}, True), ({"method.fix_bn": False}, True)],
+)
+def test_batch_norm_in_the_fisher_pass(
+    overrides: dict[str, Any], by_batch: bool, tiny_config: Tiny, learn: Learn
+) -> None:
+    experiment = learn(tiny_config("ewc", **overrides), tasks=1)
+    method, data = experiment.method, experiment.task_data(1)
+    method.begin_task(data.info)
+    modes: list[bool] = []
+    layer = next(module for module in method.backbone.modules() if isinstance(module, nn.BatchNorm2d))
+    layer.register_forward_hook(lambda module, *_: modes.append(module.training))
+    method.end_task(data)
+    assert set(modes) == {by_batch}
 
 
 def test_batch_norm_rests_after_the_first_task(tiny_config: Tiny, learn: Learn) -> None:
@@ -249,3 +270,30 @@ def test_presets() -> None:
     assert EWCConfig(preset="facil").fix_bn is False
     assert EWCConfig(preset="pycil", penalty=7).penalty == 7
     assert EWCConfig().fix_bn is True
+
+
+def test_pycil_brings_its_optimiser_schedule_and_epochs() -> None:
+    config = load_config("cub200-t20", method="ewc", overrides={"method.preset": "pycil"})
+    assert isinstance(config.method, EWCConfig)
+    assert (config.method.penalty, config.method.fisher_drop_last, config.method.head_init) == (1000, False, "kaiming")
+    first, later = config.optimisation.first, config.optimisation.next
+    for stage, epochs, decay, steps in ((first, 200, 5e-4, [60, 120, 170]), (later, 180, 2e-4, [70, 120, 150])):
+        assert (stage.epochs, stage.batch_size, stage.lr, stage.momentum) == (epochs, 128, 0.1, 0.9)
+        assert (stage.weight_decay, stage.clip, stage.warmup, stage.drop_last) == (decay, None, 0.0, False)
+        rates = [rate_factor(stage, epoch) for epoch in range(epochs)]
+        assert [epoch for epoch in range(1, epochs) if rates[epoch] < rates[epoch - 1]] == steps
+
+
+def test_facil_keeps_its_rate() -> None:
+    def rates(**overrides: str) -> tuple[float, float]:
+        stages = load_config("cifar100-t10", method="ewc", overrides=overrides).optimisation
+        return stages.first.lr, stages.next.lr
+
+    assert rates() == (0.1, 0.01)
+    assert rates(**{"method.preset": "facil"}) == (0.1, 0.1)
+
+
+def test_pycils_heads_start_without_bias(tiny_config: Tiny) -> None:
+    experiment = Experiment(tiny_config("ewc", **{"method.preset": "pycil"}))
+    experiment.method.begin_task(experiment.task_data(0).info)
+    assert not experiment.method.heads.layers[0].bias.any()

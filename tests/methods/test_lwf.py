@@ -8,10 +8,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gatf.config import RunConfig
+from gatf.config import RunConfig, load_config
 from gatf.experiment import Experiment
 from gatf.methods.distillation import LwfBase, local_cross_entropy, softened_cross_entropy, softened_divergence
 from gatf.methods.lwf import LwF, LwFConfig
+from gatf.training.optim import rate_factor
 
 Tiny = Callable[..., RunConfig]
 Learn = Callable[..., Experiment]
@@ -155,6 +156,27 @@ def test_all_heads_train_when_asked(tiny_config: Tiny, learn: Learn, train: Any)
     before = method.base.heads.layers[0].weight.detach().clone()
     train(experiment, phase, data)
     assert not torch.equal(before, method.base.heads.layers[0].weight)
+
+
+def test_pycil_brings_its_optimiser_schedule_and_epochs() -> None:
+    config = load_config("cifar100-t10", method="lwf", overrides={"method.preset": "pycil"})
+    assert isinstance(config.method, LwFConfig)
+    assert (config.method.distill, config.method.temperature, config.method.head_init) == (3.0, 2.0, "kaiming")
+    first, later = config.optimisation.first, config.optimisation.next
+    for stage, epochs, decay, steps in ((first, 200, 5e-4, [60, 120, 160]), (later, 250, 2e-4, [60, 120, 180, 220])):
+        assert (stage.epochs, stage.batch_size, stage.lr, stage.momentum) == (epochs, 128, 0.1, 0.9)
+        assert (stage.weight_decay, stage.clip, stage.warmup, stage.drop_last) == (decay, None, 0.0, False)
+        rates = [rate_factor(stage, epoch) for epoch in range(epochs)]
+        assert [epoch for epoch in range(1, epochs) if rates[epoch] < rates[epoch - 1]] == steps
+        assert rates[-1] == pytest.approx(0.1 ** len(steps))
+    short = load_config("cifar100-cpu", method="lwf", overrides={"method.preset": "pycil"}).optimisation
+    assert (short.first.epochs, short.next.epochs) == (200, 250)
+
+
+def test_pycils_heads_start_without_bias(tiny_config: Tiny) -> None:
+    experiment = Experiment(tiny_config("lwf", **{"method.preset": "pycil"}))
+    experiment.method.begin_task(experiment.task_data(0).info)
+    assert not experiment.method.base.heads.layers[0].bias.any()
 
 
 def test_the_head_warms_up_alone(tiny_config: Tiny, learn: Learn, train: Any) -> None:

@@ -34,6 +34,26 @@ class TestCosineHeads:
         assert isinstance(fresh.weight, torch.nn.Parameter)
 
 
+class TestStart:
+    """48 = 3·16 inputs, 200 outputs: the largest of 9600 draws is close to the bound."""
+
+    def test_as_torch_has_it(self) -> None:
+        torch.manual_seed(0)
+        head = Heads(48).grow(200)
+        assert 0.99 * 48**-0.5 < head.weight.abs().max() <= 48**-0.5
+        assert 0 < head.bias.abs().max() <= 48**-0.5
+
+    def test_as_pycil_has_it(self) -> None:
+        torch.manual_seed(0)
+        heads = Heads(48, init="kaiming")
+        old, new = heads.grow(200), heads.grow(200)
+        for head in (old, new):
+            assert 0.99 * 0.25 < head.weight.abs().max() <= 0.25  # √(3/48)
+            assert not head.bias.any()
+        assert not torch.equal(old.weight, new.weight)
+        assert Heads(48, bias=False, init="kaiming").grow(2).bias is None
+
+
 @pytest.mark.parametrize("cosine", [True, False])
 def test_heads_grow_where_the_module_is(cosine: bool) -> None:
     heads = (CosineHeads(5) if cosine else Heads(5)).to("meta")

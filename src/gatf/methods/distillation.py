@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy, log_softmax, mse_loss, softmax
 
 from gatf.methods.base import Batch, Method, Phase, TaskData, TaskInfo
 from gatf.methods.components import frozen_features, warmup_epochs
-from gatf.nets.heads import CosineHeads, Heads
+from gatf.nets.heads import CosineHeads, HeadInit, Heads
 
 KdGroups = Literal["all", "per_task"]
 
@@ -69,6 +69,16 @@ def facil_stage(lr: float) -> dict[str, Any]:
     return {"optimiser": "sgd", "lr": lr, "warmup": 0.0, "drop_last": False}
 
 
+def pycil_stage(epochs: int, milestones: Sequence[int], weight_decay: float) -> dict[str, Any]:
+    """How PyCIL trains EWC and LwF: SGD at 0.1 in batches of 128, ×0.1 after these epochs, gradients as they are."""
+    return {
+        "optimiser": "sgd", "epochs": epochs, "batch_size": 128, "lr": 0.1, "momentum": 0.9,
+        "weight_decay": weight_decay, "schedule": "steps",
+        "milestones": [round(epoch / epochs, 4) for epoch in milestones], "decay": 0.1, "clip": None, "warmup": 0.0,
+        "drop_last": False,
+    }  # fmt: skip
+
+
 class BaseLearner(nn.Module, ABC):
     """How a backbone is trained from task to task. The method owns the backbone and hands itself in."""
 
@@ -99,6 +109,7 @@ class LwfBase(BaseLearner):
     def __init__(
         self, dim: int, *, distill: float = 10.0, temperature: float = 2.0, cosine: bool = True,
         train_old_heads: bool = True, kd_groups: KdGroups = "all", fix_bn: bool = False, head_epochs: int = 0,
+        head_init: HeadInit = "torch",
     ) -> None:  # fmt: skip
         super().__init__()
         if cosine and (not train_old_heads or kd_groups == "per_task" or head_epochs):
@@ -107,7 +118,7 @@ class LwfBase(BaseLearner):
             )
         self.distill, self.temperature, self.fix_bn = distill, temperature, fix_bn
         self.train_old_heads, self.kd_groups, self.head_epochs = train_old_heads, kd_groups, head_epochs
-        self.heads: CosineHeads | Heads = CosineHeads(dim) if cosine else Heads(dim)
+        self.heads: CosineHeads | Heads = CosineHeads(dim) if cosine else Heads(dim, init=head_init)
         self.teacher: Any = None
         self.teacher_heads: Any = None
 

@@ -14,9 +14,9 @@ from torch.nn.functional import cross_entropy
 from gatf.errors import UserError
 from gatf.methods.base import Batch, Method, Phase, TaskData, TaskInfo, shuffled
 from gatf.methods.components import warmup_epochs
-from gatf.methods.distillation import facil_stage, training_mode
+from gatf.methods.distillation import facil_stage, pycil_stage, training_mode
 from gatf.methods.springs import Springs, kept_buffers
-from gatf.nets.heads import Heads
+from gatf.nets.heads import HeadInit, Heads
 from gatf.settings import Fraction, MethodConfig, NotNegative, Positive
 
 GRADIENT_ELEMENTS = 2**26
@@ -29,8 +29,8 @@ Alpha = Fraction | Literal["class_share", "sum"]
 class EWCConfig(MethodConfig):
     name: Literal["ewc"] = "ewc"
     preset: Literal["conservative", "facil", "pycil"] = "conservative"
-    """Batch-norm at rest after task 0; or as FACIL and PyCIL have it, which also train at lr 0.1 in every task
-    (optimisation.next.lr)."""
+    """Batch-norm at rest and a tenth of the rate after task 0; or as FACIL (lr 0.1 in every task) or PyCIL has it, the
+    latter with its optimiser, schedule and epochs."""
     penalty: NotNegative = 5000.0
     """Weight λ of the quadratic penalty."""
     alpha: Alpha = 0.5
@@ -43,6 +43,15 @@ class EWCConfig(MethodConfig):
     """Batch of the Fisher pass, on which batch-mean importances depend; default: the training batch."""
     fisher_cap: Positive | None = None
     """Largest importance of one parameter (1e-4 in PyCIL)."""
+    fisher_drop_last: bool = True
+    """Leave an incomplete last batch out of the Fisher pass, as FACIL does (off: it counts as much as a full one, as in
+    PyCIL)."""
+    fisher_bn: Literal["as_trained", "batch"] = "as_trained"
+    """Batch-norm in the Fisher pass: as the task was trained (at rest with `fix_bn`), or by batch statistics always, as
+    in FACIL. Single samples always have it at rest."""
+    head_init: HeadInit = "torch"
+    """How a new head starts: weights and bias uniform within ±1/√D, or weights within ±√(3/D) and bias 0 ("kaiming",
+    PyCIL)."""
     penalise_heads: bool = False
     """Train old heads too and tie them to where they were, as PyCIL does (off: they stay as they are)."""
     per_task: bool = False
@@ -54,8 +63,15 @@ class EWCConfig(MethodConfig):
 
     @classmethod
     def presets(cls) -> dict[str, dict[str, Any]]:
-        pycil = {"penalty": 1000.0, "alpha": "class_share", "label_mode": "ground_truth", "fisher_cap": 1e-4}
-        return {"facil": {"fix_bn": False}, "pycil": {**pycil, "penalise_heads": True, "fix_bn": False}}
+        pycil = {
+            "penalty": 1000.0, "alpha": "class_share", "label_mode": "ground_truth", "fisher_cap": 1e-4,
+            "fisher_drop_last": False, "head_init": "kaiming", "penalise_heads": True, "fix_bn": False,
+        }  # fmt: skip
+        stages = {"first": pycil_stage(200, [60, 120, 170], 5e-4), "next": pycil_stage(180, [70, 120, 150], 2e-4)}
+        return {
+            "facil": {"method": {"fix_bn": False}, "optimisation": {"next": {"lr": 0.1}}},
+            "pycil": {"method": pycil, "optimisation": stages},
+        }
 
 
 def merge_importance(old: Tensor, new: Tensor, alpha: float | str, *, seen_before: int, seen: int) -> Tensor:
@@ -76,12 +92,14 @@ def fisher_labels(logits: Tensor, batch: Batch, mode: LabelMode) -> Tensor:
 
 
 def batch_squares(net: nn.Module, batch: Batch, mode: LabelMode, names: list[str]) -> dict[str, Tensor]:
-    """Squares of the gradient of the batch-mean cross-entropy, by parameter; 0 where there is no gradient."""
+    """Squares of the gradient of the batch-mean cross-entropy, by parameter, in float32 or better; 0 where there is no
+    gradient."""
     parameters = {name: parameter for name, parameter in net.named_parameters() if name in names}
     logits = net(batch.images)
     loss = cross_entropy(logits, fisher_labels(logits, batch, mode))
     gradients = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True, materialize_grads=True)
-    return {name: gradient.float().square() for name, gradient in zip(parameters, gradients, strict=True)}
+    exact = [gradient.to(torch.promote_types(gradient.dtype, torch.float32)) for gradient in gradients]
+    return {name: gradient.square() for name, gradient in zip(parameters, exact, strict=True)}
 
 
 def sample_squares(net: nn.Module, batch: Batch, mode: LabelMode, names: list[str]) -> dict[str, Tensor]:
@@ -119,7 +137,7 @@ class EWC(Method):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self.heads = Heads(self.feature_dim)
+        self.heads = Heads(self.feature_dim, init=self.config.head_init)
         self.springs = Springs()
 
     def begin_task(self, task: TaskInfo) -> None:
@@ -168,19 +186,20 @@ class EWC(Method):
         self._report(fisher)
 
     def _fisher(self, network: nn.Module, names: list[str], data: TaskData) -> dict[str, Tensor]:
-        """F_new over the full batches of one augmented pass, in the mode the task was trained in."""
+        """F_new, the mean over the batches of one augmented pass."""
         config, task, by_sample = self.config, data.info.index, self.config.granularity == "sample"
         squares = sample_squares if by_sample else batch_squares
-        size = config.fisher_batch or self.optimisation.stage(task).batch_size
-        batches = data.batches("train", batch_size=size, purpose="fisher", order=shuffled, drop_last=True)
+        size, drop_last = config.fisher_batch or self.optimisation.stage(task).batch_size, config.fisher_drop_last
+        at_rest = by_sample or (config.fix_bn and task > 0 and config.fisher_bn == "as_trained")
+        batches = data.batches("train", batch_size=size, purpose="fisher", order=shuffled, drop_last=drop_last)
         total: dict[str, Tensor] = {}
         with kept_buffers(network):
-            training_mode(network, fix_bn=by_sample or (config.fix_bn and task > 0))()
+            training_mode(network, fix_bn=at_rest)()
             for batch in batches:
                 for name, square in squares(network, batch, config.label_mode, names).items():
                     total[name] = total[name] + square if name in total else square
         network.eval()
-        count = data.steps(size, drop_last=True)
+        count = data.steps(size, drop_last=drop_last)
         return {name: (summed / count).clamp(max=config.fisher_cap or math.inf) for name, summed in total.items()}
 
     def _report(self, fisher: dict[str, Tensor]) -> None:

@@ -7,21 +7,25 @@ from torch import Tensor
 
 from gatf.methods.base import Method, Phase, TaskData, TaskInfo
 from gatf.methods.compensation import Prototypes
-from gatf.methods.distillation import KdGroups, LwfBase, facil_stage
+from gatf.methods.distillation import KdGroups, LwfBase, facil_stage, pycil_stage
+from gatf.nets.heads import HeadInit
 from gatf.settings import MethodConfig, NotNegative, Positive
 
 
 class LwFConfig(MethodConfig):
     name: Literal["lwf"] = "lwf"
     preset: Literal["facil", "pycil", "paper", "ncm"] = "facil"
-    """FACIL's (old heads frozen), PyCIL's, the paper's (a softmax a task, head warm-up), or the nearest-mean variant on
-    which ADC, LDC and DPCR build."""
+    """FACIL's (old heads frozen), PyCIL's with its optimiser, schedule and epochs, the paper's (a softmax a task, head
+    warm-up), or the nearest-mean variant on which ADC, LDC and DPCR build."""
     distill: NotNegative = 10.0
     """Weight λ of the distillation: what matters most (1 in the paper, 3 in PyCIL)."""
     temperature: Positive = 2.0
     """T of the softened logits."""
     head: Literal["linear", "cosine"] = "linear"
     """Linear heads with bias, or one cosine head with a learned scale."""
+    head_init: HeadInit = "torch"
+    """How a new linear head starts: weights and bias uniform within ±1/√D, or weights within ±√(3/D) and bias 0
+    ("kaiming", PyCIL)."""
     train_old_heads: bool = False
     """Train the heads of old tasks too, through the distillation."""
     kd_groups: KdGroups = "all"
@@ -35,10 +39,15 @@ class LwFConfig(MethodConfig):
 
     @classmethod
     def presets(cls) -> dict[str, dict[str, Any]]:
+        paper = {"distill": 1.0, "train_old_heads": True, "kd_groups": "per_task", "warmup_epochs": 20}
+        pycil = {"first": pycil_stage(200, [60, 120, 160], 5e-4), "next": pycil_stage(250, [60, 120, 180, 220], 2e-4)}
         return {
-            "pycil": {"distill": 3.0, "train_old_heads": True},
-            "paper": {"distill": 1.0, "train_old_heads": True, "kd_groups": "per_task", "warmup_epochs": 20},
-            "ncm": {"head": "cosine", "train_old_heads": True, "readout": "ncm"},
+            "pycil": {
+                "method": {"distill": 3.0, "train_old_heads": True, "head_init": "kaiming"},
+                "optimisation": pycil,
+            },
+            "paper": {"method": paper},
+            "ncm": {"method": {"head": "cosine", "train_old_heads": True, "readout": "ncm"}},
         }
 
     @model_validator(mode="after")
@@ -77,6 +86,7 @@ class LwF(Method):
             kd_groups=config.kd_groups,
             fix_bn=config.fix_bn,
             head_epochs=config.warmup_epochs,
+            head_init=config.head_init,
         )
         self.prototypes = Prototypes(self.feature_dim) if config.readout == "ncm" else None
 

@@ -1,9 +1,11 @@
 """Linear classifiers that grow with the tasks."""
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+
+HeadInit = Literal["torch", "kaiming"]
 
 
 class Heads(nn.Module):
@@ -11,15 +13,20 @@ class Heads(nn.Module):
 
     _where: Tensor
 
-    def __init__(self, dim: int, bias: bool = True) -> None:
+    def __init__(self, dim: int, bias: bool = True, init: HeadInit = "torch") -> None:
         super().__init__()
-        self.dim, self.bias = dim, bias
+        self.dim, self.bias, self.init = dim, bias, init
         self.layers = nn.ModuleList()
         self.register_buffer("_where", torch.empty(0), persistent=False)  # knows the device while there is no head
 
     def grow(self, classes: int) -> nn.Linear:
-        """Add a head of `classes` outputs, framework-default init."""
+        """Add a head of `classes` outputs: weights and bias uniform within ±1/√D, as torch has it, or ("kaiming", as
+        PyCIL has it) weights uniform within ±√(3/D) and no bias yet."""
         head = nn.Linear(self.dim, classes, bias=self.bias)
+        if self.init == "kaiming":
+            nn.init.kaiming_uniform_(head.weight, nonlinearity="linear")
+            if head.bias is not None:
+                nn.init.zeros_(head.bias)
         self.layers.append(head.to(self._where.device))
         return head
 
