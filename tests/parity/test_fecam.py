@@ -76,7 +76,7 @@ def test_distances(recorded: Recorded, learn: Learn) -> None:
     expected = recorded("fecam", "per_class/expected/")
     _, scores = learn()
     for task in (1, 2):
-        close(-scores[task], expected[f"distances{task}"].double(), rtol=2e-5, atol=2e-6)
+        close(-scores[task], expected[f"distances{task}"].double(), rtol=5e-6, atol=2e-6)
 
 
 def test_the_first_task_is_told_apart_by_the_head(recorded: Recorded, learn: Learn) -> None:
@@ -101,7 +101,7 @@ def test_variants(recorded: Recorded, learn: Learn, name: str, settings: dict[st
     expected = recorded("fecam", f"{name}/expected/")
     method, scores = learn(**settings)
     for task in (1, 2):
-        close(-scores[task], expected[f"distances{task}"].double(), rtol=2e-5, atol=2e-6)
+        close(-scores[task], expected[f"distances{task}"].double(), rtol=5e-6, atol=2e-6)
     if name == "common":
         close(method.memory.matrices()[0], expected["covariance"], rtol=1e-6, atol=1e-7)
     if name == "diag":
@@ -146,7 +146,7 @@ def test_pretrained_vit(
             assert method.phases(data.info) == []
             method.end_task(data)
             scores = method.eval().scores(given["test_images"] / 255)
-            close(-scores, expected["distances"][:, : data.info.seen], rtol=2e-5, atol=2e-6)
+            close(-scores, expected["distances"][:, : data.info.seen], rtol=5e-6, atol=2e-6)
     close(method.memory.means, expected["means"], rtol=1e-5, atol=1e-6)
     close(gaussians.unpack(method.memory.spreads.double(), 5), expected["covariances"], rtol=1e-5, atol=1e-6)
     close(method.memory.matrices(), expected["correlation"], rtol=1e-5, atol=1e-6)
