@@ -1,9 +1,18 @@
 """Linear classifiers that grow with the tasks."""
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+
+def wide_linear(dim: int, outputs: int) -> nn.Linear:
+    """A linear layer as PyCIL starts it: weights uniform within ±√(3/D), no bias."""
+    layer = nn.Linear(dim, outputs)
+    nn.init.uniform_(layer.weight, -math.sqrt(3 / dim), math.sqrt(3 / dim))
+    nn.init.zeros_(layer.bias)
+    return layer
 
 
 class Heads(nn.Module):
