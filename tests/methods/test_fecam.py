@@ -196,6 +196,17 @@ def test_vit_preset() -> None:
     assert memory.distances(torch.tensor([[3.0, -4.0]])).item() == pytest.approx(0.1**2 + 1.3**2)
 
 
+def test_a_network_taken_as_it_is(tiny_config: Tiny, learn: Callable[..., Experiment]) -> None:
+    """Nothing is trained, and the first task has no head to be told apart by."""
+    config = tiny_config("fecam", **{"method.train_network": False, "method.first_task_rule": "maha"})
+    before, after = (
+        experiment.method.backbone.state_dict() for experiment in (Experiment(config), learn(config, tasks=2))
+    )
+    assert all(torch.equal(value, before[name]) for name, value in after.items())
+    with pytest.raises(UserError, match="first_task_rule=maha"):
+        tiny_config("fecam", **{"method.train_network": False})
+
+
 def test_bytes_per_class(tiny_config: Tiny) -> None:
     """D + D(D+1)/2 floats: 131 840 in 512 dimensions."""
     assert Experiment(tiny_config("fecam")).method.bytes_per_class() == 4 * (32 + 32 * 33 // 2)

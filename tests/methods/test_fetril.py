@@ -89,6 +89,16 @@ class TestSources:
         assert choose_sources(torch.zeros(1, 2), torch.ones(2, 2), similarity="cosine").tolist() == [0]
 
 
+def test_the_head_of_task_0_starts_as_pycils(tiny_config: Tiny) -> None:
+    """Weights uniform within ±√(3/D), no bias; the authors' own second stage has a plain linear layer."""
+    experiment = Experiment(tiny_config("fetril"))
+    method = experiment.method
+    method.begin_task(experiment.task_info(0))
+    bound = (3 / method.feature_dim) ** 0.5
+    assert 0.9 * bound < method.head.weight.abs().max() <= bound
+    assert torch.equal(method.head.bias, torch.zeros(2))
+
+
 def problem() -> tuple[Tensor, Tensor]:
     draws = torch.Generator().manual_seed(0)
     features = torch.randn(40, 3, generator=draws, dtype=torch.float64)

@@ -34,7 +34,7 @@ class DPCRConfig(MethodConfig):
     temperature: Positive = 2.0
     """τ of the logit distillation."""
     rank_tolerance: NotNegative | None = 0.0
-    """Eigenvalues of a class's Gram matrix at or below this part of the largest count as zero. With 0, the release's
+    """Singular values of a class's Gram matrix up to this part of the largest count as zero. With 0, the release's
     comparison, hardly any does; null: the paper's rank, at most the number of the class's images."""
     tssp: bool = True
     """Move old statistics through the regression old → new (task-wise shift projection)."""
@@ -63,21 +63,25 @@ def shift_projection(gram: Tensor, cross: Tensor, ridge: float) -> tuple[Tensor,
 
 
 def row_space(grams: Tensor, counts: Tensor, tolerance: float | None = None) -> Tensor:
-    """CIP: Π_c = U_c U_cᵀ of the eigenvectors of Φ_c whose eigenvalues are not zero, [..., S, S], [...] → [..., S, S].
+    """CIP: Π_c = U_c U_cᵀ of the singular vectors of Φ_c whose values are not zero, [..., S, S], [...] → [..., S, S].
 
     Without a tolerance as many as Φ_c had images, `counts`: stored in float32, zero eigenvalues are no longer zero, and
-    those of a trained network's features fall below what a tolerance for that rounding would have to cut.
+    those of a trained network's features fall below what a tolerance for that rounding would have to cut. With one, the
+    release's float32 decomposition, since what rounding leaves of a zero is part of the comparison: in hundreds of
+    dimensions it is positive even where no image activates a feature, while eigenvalues are exactly zero for some.
     """
-    values, vectors = torch.linalg.eigh(spd.symmetrise(grams))
-    sizes = values.abs()  # the singular values
-    dim, largest = sizes.shape[-1], sizes.amax(-1, keepdim=True)
     if tolerance is None:
+        values, vectors = torch.linalg.eigh(spd.symmetrise(grams))
+        sizes = values.abs()  # the singular values
         place = sizes.argsort(dim=-1, descending=True).argsort(dim=-1)
-        kept = (place < counts[..., None]) & (sizes > dim * torch.finfo(sizes.dtype).eps * largest)
+        zero = sizes.shape[-1] * torch.finfo(sizes.dtype).eps * sizes.amax(-1, keepdim=True)
+        kept = (place < counts[..., None]) & (sizes > zero)
     else:
-        kept = sizes > tolerance * largest
-    basis = vectors * kept[..., None, :]
-    return basis @ basis.mT
+        vectors, sizes, _ = torch.linalg.svd(grams.float())  # descending
+        kept = sizes > tolerance * sizes[..., :1]
+    basis = vectors.to(grams) * kept[..., None, :]
+    everything = torch.eye(grams.shape[-1], dtype=grams.dtype, device=grams.device)
+    return torch.where(kept.all(-1)[..., None, None], everything, basis @ basis.mT)
 
 
 def ridge_classifier(gram: Tensor, targets: Tensor, ridge: float, *, normalise: bool = True) -> Tensor:

@@ -1,10 +1,10 @@
 """FeCAM (Goswami, Liu, Twardowski, van de Weijer: "Exploiting the Heterogeneity of Class Distributions in Exemplar-Free
 Continual Learning", NeurIPS 2023)."""
 
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import torch
-from pydantic import PositiveInt
+from pydantic import PositiveInt, model_validator
 from torch import Tensor
 from torch.nn.functional import cross_entropy, normalize
 
@@ -45,11 +45,19 @@ class FeCAMConfig(MethodConfig):
     """Divide features by their norm before anything else, and not again in the distance (ViT)."""
     task0_rotation: bool = False
     """Learn four rotations of every class at task 0 (the protocol of EFC and AdaGauss)."""
+    train_network: bool = True
+    """Train the network at task 0; off: take a pretrained one as it is (ViT), with first_task_rule maha."""
 
     @classmethod
     def presets(cls) -> dict[str, dict[str, Any]]:
         vit = {"tukey": None, "shrink_off_diagonal": 0.0, "shrink_passes": 1, "unit_features": True}
-        return {"vit": {"method": vit}}
+        return {"vit": {"method": {**vit, "train_network": False, "first_task_rule": "maha"}}}
+
+    @model_validator(mode="after")
+    def _a_head_is_trained(self) -> Self:
+        if not self.train_network and self.first_task_rule == "head":
+            raise ValueError("without train_network there is no trained head: set method.first_task_rule=maha")
+        return self
 
 
 def tukey(features: Tensor, power: float | None, log_guard: float = 1e-6) -> Tensor:
@@ -174,7 +182,7 @@ class FeCAM(Method):
 
     def phases(self, task: TaskInfo) -> list[Phase]:
         """Task 0 only: nothing is trained later."""
-        if task.index > 0:
+        if task.index > 0 or not self.config.train_network:
             return []
         stage = self.optimisation.first
 

@@ -16,7 +16,7 @@ from gatf.errors import UserError
 from gatf.geometry.svm import fit_svm
 from gatf.methods.base import Batch, Method, Phase, TaskData, TaskInfo
 from gatf.methods.components import Growing, class_means, extract, task_batch, warmup_epochs
-from gatf.nets.heads import CosineHeads
+from gatf.nets.heads import CosineHeads, wide_linear
 from gatf.nets.resnet import ResNet18
 from gatf.seeding import generator
 from gatf.settings import MethodConfig, NotNegative, Positive, StageConfig
@@ -115,6 +115,23 @@ def choose_sources(old: Tensor, new: Tensor, *, similarity: str, rank: int = 1) 
     return order[:, min(rank, len(new)) - 1]
 
 
+def fit_linear(
+    pseudo: Imitations, weight: Tensor, bias: Tensor, config: FeTrILConfig, draws: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """One linear layer trained by SGD on raw features, from weight [C, D] and bias [C]."""
+    weight, bias = (start.detach().clone().requires_grad_() for start in (weight, bias))
+    optimiser = torch.optim.SGD([weight, bias], lr=config.fc_lr, momentum=0.9, weight_decay=config.fc_weight_decay)
+    for epoch in range(config.fc_epochs):
+        optimiser.param_groups[0]["lr"] = config.fc_lr * (1 + math.cos(math.pi * epoch / config.fc_epochs)) / 2
+        order = torch.randperm(len(pseudo), generator=draws).to(weight.device)
+        for chosen in order.split(config.fc_batch_size):
+            with torch.enable_grad():
+                loss = cross_entropy(linear(pseudo[chosen], weight, bias), pseudo.labels[chosen])
+            weight.grad, bias.grad = torch.autograd.grad(loss, [weight, bias])
+            optimiser.step()
+    return weight.detach(), bias.detach()
+
+
 class LinearMemory(Growing):
     """Mean raw feature of every class, and the linear classifier of the last task."""
 
@@ -161,8 +178,11 @@ class FeTrIL(Method):
     def begin_task(self, task: TaskInfo) -> None:
         if task.index == 0:
             outputs = 4 * task.new if self.config.task0_rotation else task.new
-            self.head = self.make(lambda: nn.Linear(self.feature_dim, outputs), "head", 0)
-            if self.config.recipe == "official":
+            official = self.config.recipe == "official"
+            self.head = self.make(
+                lambda: (nn.Linear if official else wide_linear)(self.feature_dim, outputs), "head", 0
+            )
+            if official:
                 self.cosine_head = self.make(lambda: CosineHeads(self.feature_dim).grow(outputs), "cosine head", 0)
 
     def phases(self, task: TaskInfo) -> list[Phase]:
@@ -222,22 +242,11 @@ class FeTrIL(Method):
         self.memory.weight, self.memory.bias = weight.float(), bias.float()
 
     def _train_fc(self, pseudo: Imitations, task: TaskInfo) -> None:
-        """One linear layer on raw features, old rows from the last task, new ones uniform within ±√(3/D)."""
-        config, memory = self.config, self.memory
-        draws = generator(self.seed, "fc", task.index)
-        fresh = (2 * torch.rand(task.new, self.feature_dim, generator=draws) - 1) * math.sqrt(3 / self.feature_dim)
-        weight = torch.cat([memory.weight, fresh.to(memory.weight)]).requires_grad_()
-        bias = torch.cat([memory.bias, memory.bias.new_zeros(task.new)]).requires_grad_()
-        optimiser = torch.optim.SGD([weight, bias], lr=config.fc_lr, momentum=0.9, weight_decay=config.fc_weight_decay)
-        for epoch in range(config.fc_epochs):
-            optimiser.param_groups[0]["lr"] = config.fc_lr * (1 + math.cos(math.pi * epoch / config.fc_epochs)) / 2
-            order = torch.randperm(len(pseudo), generator=draws).to(weight.device)
-            for chosen in order.split(config.fc_batch_size):
-                with torch.enable_grad():
-                    loss = cross_entropy(linear(pseudo[chosen], weight, bias), pseudo.labels[chosen])
-                weight.grad, bias.grad = torch.autograd.grad(loss, [weight, bias])
-                optimiser.step()
-        memory.weight, memory.bias = weight.detach(), bias.detach()
+        """Old rows from the last task, new ones fresh."""
+        memory = self.memory
+        fresh = self.make(lambda: wide_linear(self.feature_dim, task.new), "fc", task.index)
+        start = torch.cat([memory.weight, fresh.weight]), torch.cat([memory.bias, fresh.bias])
+        memory.weight, memory.bias = fit_linear(pseudo, *start, self.config, generator(self.seed, "fc", task.index))
 
     def scores(self, images: Tensor) -> Tensor:
         features = self.backbone(images)

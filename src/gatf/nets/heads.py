@@ -8,6 +8,15 @@ from torch import Tensor, nn
 HeadInit = Literal["torch", "kaiming"]
 
 
+def wide_linear(dim: int, outputs: int, bias: bool = True) -> nn.Linear:
+    """A linear layer as PyCIL starts it: weights uniform within ±√(3/D), a bias of zeros."""
+    layer = nn.Linear(dim, outputs, bias=bias)
+    nn.init.kaiming_uniform_(layer.weight, nonlinearity="linear")
+    if bias:
+        nn.init.zeros_(layer.bias)
+    return layer
+
+
 class Heads(nn.Module):
     """One linear layer a task; logits of all heads side by side. Takes whatever heads a loaded state has."""
 
@@ -20,13 +29,10 @@ class Heads(nn.Module):
         self.register_buffer("_where", torch.empty(0), persistent=False)  # knows the device while there is no head
 
     def grow(self, classes: int) -> nn.Linear:
-        """Add a head of `classes` outputs: weights and bias uniform within ±1/√D, as torch has it, or ("kaiming", as
-        PyCIL has it) weights uniform within ±√(3/D) and no bias yet."""
-        head = nn.Linear(self.dim, classes, bias=self.bias)
-        if self.init == "kaiming":
-            nn.init.kaiming_uniform_(head.weight, nonlinearity="linear")
-            if head.bias is not None:
-                nn.init.zeros_(head.bias)
+        """Add a head of `classes` outputs: weights and bias uniform within ±1/√D, as torch has it, or ("kaiming") as
+        `wide_linear` has it."""
+        build = wide_linear if self.init == "kaiming" else nn.Linear
+        head = build(self.dim, classes, bias=self.bias)
         self.layers.append(head.to(self._where.device))
         return head
 
