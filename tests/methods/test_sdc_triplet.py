@@ -394,6 +394,22 @@ class TestLearning:
         after = dict(learn(triplet_config(**settings), tasks=2).method.backbone.named_buffers())
         assert all(torch.equal(tensor, after[name]) for name, tensor in before.items()) == fixed
 
+    @pytest.mark.parametrize("regulariser", ["ewc", "mas"])
+    def test_importance_is_measured_on_batch_statistics(
+        self, triplet_config: Tiny, learn: Learn, regulariser: str
+    ) -> None:
+        """Also in later tasks, where the running ones are kept and used while training (the release)."""
+        experiment = learn(triplet_config(**{"method.fix_bn": True, "method.regulariser": regulariser}), tasks=1)
+        method, data = experiment.method, experiment.task_data(1)
+        method.begin_task(data.info)
+        before = method.base.importance(method, data)
+        for layer in method.backbone.modules():
+            if isinstance(layer, nn.BatchNorm2d):
+                layer.running_var.mul_(4.0)
+        after = method.base.importance(method, data)
+        assert max(float(tensor.max()) for tensor in before.values()) > 0
+        assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
+
     def test_a_lonely_class_and_classes_of_few_images(self, triplet_config: Tiny, learn: Learn) -> None:
         few = {"data.max_per_class": 3, "scenario.task_sizes": [3, 1, 6], "method.regulariser": "ewc"}
         method = learn(triplet_config(**few), tasks=3).method

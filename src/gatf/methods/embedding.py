@@ -6,7 +6,6 @@ several images of several classes. What holds the network in later tasks is one 
 """
 
 from collections import OrderedDict
-from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
@@ -96,7 +95,7 @@ class TripletBase(BaseLearner):
             stage,
             groups=method.train_groups(stage, self.layer),
             order=self._order(stage.batch_size),
-            set_mode=self._mode(method, task),
+            set_mode=training_mode(method.backbone, self.layer, fix_bn=self.fix_bn and task.index > 0),
         )
         return [training] if self.head is None else [self._softmax_phase(method, task), training]
 
@@ -117,9 +116,6 @@ class TripletBase(BaseLearner):
     def _order(self, batch_size: int) -> ClassBalanced:
         return ClassBalanced(self.per_class, batch_size // self.per_class)
 
-    def _mode(self, method: Method, task: TaskInfo) -> Callable[[], None]:
-        return training_mode(method.backbone, self.layer, fix_bn=self.fix_bn and task.index > 0)
-
     def _softmax_phase(self, method: Method, task: TaskInfo) -> Phase:
         """Task 0 begins as classification: a triplet loss hardly trains a network from nothing (SDC-IL issue 3)."""
 
@@ -139,13 +135,14 @@ class TripletBase(BaseLearner):
 
     def importance(self, method: Method, data: TaskData) -> dict[str, Tensor]:
         """Mean over the batches of one more epoch of squared gradients, by parameter: of the triplet loss (E-EWC), or
-        of Σ_batch ‖V z + v‖, the length before it is made 1 (E-MAS, as the release has it; γ belongs to that)."""
+        of Σ_batch ‖V z + v‖, the length before it is made 1 (E-MAS, as the release has it; γ belongs to that). Batch-norm
+        takes the batches' statistics, also where later tasks train with the running ones, and forgets them again."""
         network, size = self.network(method), method.optimisation.stage(data.info.index).batch_size
         order, parameters = self._order(size), dict(network.named_parameters())
         found = {name: torch.zeros_like(parameter) for name, parameter in parameters.items()}
         steps = data.steps(size, False, order)
         with kept_buffers(network):
-            self._mode(method, data.info)()
+            training_mode(method.backbone, self.layer, fix_bn=False)()
             for batch in data.batches("train", batch_size=size, purpose="importance", order=order):
                 raw = self.layer(method.backbone(batch.images))
                 loss = raw.norm(dim=1).sum()
