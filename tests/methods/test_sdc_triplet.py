@@ -289,6 +289,40 @@ class TestRegularisers:
         return phase.loss(next(Handed((points, [2, 2, 3, 3])).batches()))
 
 
+class TestLayer:
+    @pytest.mark.parametrize(
+        ("settings", "deviation"),
+        [
+            ({"base": "triplet"}, 0.001),
+            ({"preset": "paper"}, 0.001),
+            ({"preset": "paper_pretrained"}, (2 / 512) ** 0.5),  # fan-out: the outputs count, not the two inputs
+            ({"preset": "paper", "embedding_init": "fan_out"}, (2 / 512) ** 0.5),
+        ],
+    )
+    def test_first_weights(self, settings: dict[str, Any], deviation: float) -> None:
+        """Normal around 0: of 1024 draws the deviation is known to 2 %, the fourth moment (uniform: 1.8) to 0.15."""
+        stage = StageConfig(batch_size=32, warmup=0.0)
+        method = SDC(SDCConfig(**settings), Plane(), OptimisationConfig(first=stage, next=stage), 0)
+        layer = method.base.layer
+        scaled = layer.weight.detach().double().flatten() / deviation
+        assert len(scaled) == 1024
+        assert scaled.square().mean().sqrt().item() == pytest.approx(1.0, abs=0.08)
+        assert scaled.mean().item() == pytest.approx(0.0, abs=0.12)
+        assert scaled.pow(4).mean().item() / scaled.square().mean().item() ** 2 == pytest.approx(3.0, abs=0.6)
+        assert not layer.bias.any()
+
+    def test_springs_are_as_stiff_as_published_weights_were_chosen_for(self) -> None:
+        """The embedding's length, and so E-MAS's gradient by the backbone, grows with the layer: 62.5 times the weights
+        make the importance 62.5² times as large."""
+        found = []
+        for start in ("small", "fan_out"):
+            stage = StageConfig(batch_size=4, warmup=0.0)
+            config = SDCConfig(base="triplet", embedding_init=start, images_per_class=2, regulariser="mas")
+            method = SDC(config, Plane(), OptimisationConfig(first=stage, next=stage), 0)
+            found.append(method.base.importance(method, Handed(([[3.0, 4.0]], [0])))["backbone.matrix"])
+        assert (found[1] / found[0]).mean().item() == pytest.approx(62.5**2, rel=1e-4)
+
+
 @pytest.fixture(scope="session")
 def triplet_config(tiny_config: Tiny) -> Tiny:
     """Two classes a task, 16 images a step, one step an epoch."""

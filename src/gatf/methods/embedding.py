@@ -21,6 +21,7 @@ from gatf.methods.triplets import ClassBalanced, LwfLoss, Triplets, batch_triple
 from gatf.seeding import keyed_init
 from gatf.settings import StageConfig
 
+EmbeddingInit = Literal["small", "fan_out"]
 Regulariser = Literal["none", "lwf", "ewc", "mas"]
 WEIGHTS: dict[Regulariser, float] = {"none": 0.0, "lwf": 1.0, "ewc": 1e7, "mas": 1e6}
 """γ as published (run_demo.sh of the release)."""
@@ -40,13 +41,23 @@ def softmax_stage(epochs: int, lr: float) -> StageConfig:
     )
 
 
+def embedding_layer(inputs: int, outputs: int, init: EmbeddingInit) -> nn.Linear:
+    """V, normal with deviation 0.001 ("small") or √(2/outputs) ("fan_out"), and v = 0. The triplet loss does not see
+    V's scale, but the published rate and γ go with it: E-MAS's importance of the backbone grows with V's square."""
+    layer = nn.Linear(inputs, outputs)
+    nn.init.normal_(layer.weight, std=0.001 if init == "small" else (2 / outputs) ** 0.5)
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
 class TripletBase(BaseLearner):
     """An embedding layer on the backbone, triplet loss + γ·regulariser, class-balanced batches."""
 
     def __init__(
-        self, dim: int, *, seed: int, embedding: int | None = 512, margin: float = 0.0, per_class: int = 8,
-        triplets: Triplets = "random", regulariser: Regulariser = "lwf", weight: float | None = None,
-        lwf_loss: LwfLoss = "squared", softmax_epochs: int = 0, softmax_lr: float = 0.1, fix_bn: bool = True,
+        self, dim: int, *, seed: int, embedding: int | None = 512, embedding_init: EmbeddingInit = "small",
+        margin: float = 0.0, per_class: int = 8, triplets: Triplets = "random", regulariser: Regulariser = "lwf",
+        weight: float | None = None, lwf_loss: LwfLoss = "squared", softmax_epochs: int = 0, softmax_lr: float = 0.1,
+        fix_bn: bool = True,
     ) -> None:  # fmt: skip
         super().__init__()
         self.dim, self.margin, self.per_class, self.triplets = dim, margin, per_class, triplets
@@ -54,7 +65,7 @@ class TripletBase(BaseLearner):
         self.weight = WEIGHTS[regulariser] if weight is None else weight
         self.softmax_epochs, self.softmax_lr = softmax_epochs, softmax_lr
         with keyed_init(seed, "init", "embedding"):
-            self.layer = nn.Identity() if embedding is None else nn.Linear(dim, embedding)
+            self.layer = nn.Identity() if embedding is None else embedding_layer(dim, embedding, embedding_init)
         self.springs = Springs()
         self.head: Any = None
         self.teacher: Any = None
@@ -135,8 +146,9 @@ class TripletBase(BaseLearner):
 
     def importance(self, method: Method, data: TaskData) -> dict[str, Tensor]:
         """Mean over the batches of one more epoch of squared gradients, by parameter: of the triplet loss (E-EWC), or
-        of Σ_batch ‖V z + v‖, the length before it is made 1 (E-MAS, as the release has it; γ belongs to that). Batch-norm
-        takes the batches' statistics, also where later tasks train with the running ones, and forgets them again."""
+        of Σ_batch ‖V z + v‖, the length before it is made 1 (E-MAS, as the release has it; γ belongs to that).
+        Batch-norm uses each batch's own statistics, also where `fix_bn` trains with the running ones, which stay as
+        they are."""
         network, size = self.network(method), method.optimisation.stage(data.info.index).batch_size
         order, parameters = self._order(size), dict(network.named_parameters())
         found = {name: torch.zeros_like(parameter) for name, parameter in parameters.items()}

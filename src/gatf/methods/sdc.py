@@ -38,7 +38,12 @@ class SDCConfig(PrototypeConfig):
     def presets(cls) -> dict[str, dict[str, Any]]:
         return {
             "paper": {"base": "triplet", "softmax_epochs": 200},
-            "paper_pretrained": {"base": "triplet", "triplets": "hard", "fix_bn": False},
+            "paper_pretrained": {
+                "base": "triplet",
+                "embedding_init": "fan_out",
+                "triplets": "hard",
+                "fix_bn": False,
+            },
         }
 
 
