@@ -33,8 +33,8 @@ class PrototypeConfig(MethodConfig):
     base: Literal["lwf", "feature", "triplet"] = "lwf"
     """How the backbone is trained: distilling old logits (LwF), distilling features, or as an embedding with a triplet
     loss (SDC's paper; optimisation.first and .next then: optimiser adam, weight_decay 2e-4, schedule constant, clip
-    null, batch_size 32, lr/epochs 1e-5/50 for CUB, 1e-4/20 Flowers, 1e-5/100 Cars, 1e-6/50 CIFAR-100 and
-    ImageNet-Subset)."""
+    null, batch_size 32, lr/epochs 1e-5/51 for CUB, 1e-4/21 Flowers, 1e-5/101 Cars, 1e-6/51 CIFAR-100 and
+    ImageNet-Subset: one epoch more than the paper says, as the release counts)."""
     distill: NotNegative = 10.0
     """Weight λ of the distillation of logits or features."""
     temperature: Positive = 2.0
