@@ -2,9 +2,13 @@
 
 import importlib.util
 import re
+import shlex
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
+
+from gatf.config import load_config, parse_overrides
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -36,3 +40,20 @@ def test_python_in_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     quick = '"seed": 1, "optimisation.first.epochs": 1, "optimisation.next.epochs": 1,'
     for block in blocks:
         exec(compile(block.replace('"seed": 1,', quick), "README.md", "exec"), {})
+
+
+def test_sdc_is_documented_as_it_was_released_for_cifar100() -> None:
+    """The command in docs/methods.md against run_demo.sh of the release, whose 51 epochs are the paper's 50 and the one
+    numbered 0."""
+    page = (ROOT / "docs" / "methods.md").read_text(encoding="utf-8")
+    (block,) = [each for each in re.findall(r"```console\n(.*?)```", page, flags=re.DOTALL) if "preset=paper" in each]
+    words = shlex.split(block[block.index("gatf run") :].replace("\\\n", " "))
+    settings = [after for word, after in pairwise(words) if word == "--set"]
+    config = load_config(words[words.index("--recipe") + 1], method="sdc", overrides=parse_overrides(settings))
+    for trained in (config.optimisation.first, config.optimisation.next):
+        assert (trained.optimiser, trained.lr, trained.weight_decay) == ("adam", 1e-6, 2e-4)
+        assert (trained.schedule, trained.epochs, trained.batch_size) == ("constant", 51, 32)
+        assert (trained.clip, trained.warmup) == (None, 0.0)
+    assert (config.scenario.tasks, config.scenario.first_task_classes) == (11, 50)
+    assert (config.method.base, config.method.sigma, config.method.floor) == ("triplet", 0.2, 0.0)
+    assert config.data.augment == ("crop:4", "flip")

@@ -289,6 +289,40 @@ class TestRegularisers:
         return phase.loss(next(Handed((points, [2, 2, 3, 3])).batches()))
 
 
+class TestLayer:
+    @pytest.mark.parametrize(
+        ("settings", "deviation"),
+        [
+            ({"base": "triplet"}, 0.001),
+            ({"preset": "paper"}, 0.001),
+            ({"preset": "paper_pretrained"}, (2 / 512) ** 0.5),  # fan-out: the outputs count, not the two inputs
+            ({"preset": "paper", "embedding_init": "fan_out"}, (2 / 512) ** 0.5),
+        ],
+    )
+    def test_first_weights(self, settings: dict[str, Any], deviation: float) -> None:
+        """Normal around 0: of 1024 draws the deviation is known to 2 %, the fourth moment (uniform: 1.8) to 0.15."""
+        stage = StageConfig(batch_size=32, warmup=0.0)
+        method = SDC(SDCConfig(**settings), Plane(), OptimisationConfig(first=stage, next=stage), 0)
+        layer = method.base.layer
+        scaled = layer.weight.detach().double().flatten() / deviation
+        assert len(scaled) == 1024
+        assert scaled.square().mean().sqrt().item() == pytest.approx(1.0, abs=0.08)
+        assert scaled.mean().item() == pytest.approx(0.0, abs=0.12)
+        assert scaled.pow(4).mean().item() / scaled.square().mean().item() ** 2 == pytest.approx(3.0, abs=0.6)
+        assert not layer.bias.any()
+
+    def test_springs_are_as_stiff_as_published_weights_were_chosen_for(self) -> None:
+        """The embedding's length, and so E-MAS's gradient by the backbone, grows with the layer: 62.5 times the weights
+        make the importance 62.5² times as large."""
+        found = []
+        for start in ("small", "fan_out"):
+            stage = StageConfig(batch_size=4, warmup=0.0)
+            config = SDCConfig(base="triplet", embedding_init=start, images_per_class=2, regulariser="mas")
+            method = SDC(config, Plane(), OptimisationConfig(first=stage, next=stage), 0)
+            found.append(method.base.importance(method, Handed(([[3.0, 4.0]], [0])))["backbone.matrix"])
+        assert (found[1] / found[0]).mean().item() == pytest.approx(62.5**2, rel=1e-4)
+
+
 @pytest.fixture(scope="session")
 def triplet_config(tiny_config: Tiny) -> Tiny:
     """Two classes a task, 16 images a step, one step an epoch."""
@@ -393,6 +427,22 @@ class TestLearning:
         assert all(torch.equal(tensor, before[name]) for name, tensor in method.backbone.named_buffers())
         after = dict(learn(triplet_config(**settings), tasks=2).method.backbone.named_buffers())
         assert all(torch.equal(tensor, after[name]) for name, tensor in before.items()) == fixed
+
+    @pytest.mark.parametrize("regulariser", ["ewc", "mas"])
+    def test_importance_is_measured_on_batch_statistics(
+        self, triplet_config: Tiny, learn: Learn, regulariser: str
+    ) -> None:
+        """Also in later tasks, where the running ones are kept and used while training (the release)."""
+        experiment = learn(triplet_config(**{"method.fix_bn": True, "method.regulariser": regulariser}), tasks=1)
+        method, data = experiment.method, experiment.task_data(1)
+        method.begin_task(data.info)
+        before = method.base.importance(method, data)
+        for layer in method.backbone.modules():
+            if isinstance(layer, nn.BatchNorm2d):
+                layer.running_var.mul_(4.0)
+        after = method.base.importance(method, data)
+        assert max(float(tensor.max()) for tensor in before.values()) > 0
+        assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
 
     def test_a_lonely_class_and_classes_of_few_images(self, triplet_config: Tiny, learn: Learn) -> None:
         few = {"data.max_per_class": 3, "scenario.task_sizes": [3, 1, 6], "method.regulariser": "ewc"}

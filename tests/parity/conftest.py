@@ -2,15 +2,19 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from lightning_fabric import Fabric
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from gatf.data.augment import Pipeline
 from gatf.data.base import ImageSet
 from gatf.data.loader import TaskData, TaskInfo
+from gatf.training.loop import Position, train_phase
+from gatf.training.phase import Phase
 
 Recorded = Callable[..., dict[str, Tensor]]
 
@@ -50,6 +54,38 @@ def toy_net() -> Callable[..., ToyNet]:
         return ToyNet(weights, rectified).eval()
 
     return build
+
+
+@pytest.fixture(scope="session")
+def exact_net() -> Callable[[dict[str, Tensor]], ToyNet]:
+    """`exact_net(weights)`: the little network in float64, to which images come in float32."""
+
+    def in_float64(net: nn.Module, given: tuple[Tensor]) -> tuple[Tensor]:
+        return (given[0].double(),)
+
+    def build(weights: dict[str, Tensor]) -> ToyNet:
+        net = ToyNet(weights).double().eval()
+        net.load_state_dict(weights, strict=False)  # the first time they were rounded
+        net.register_forward_pre_hook(in_float64)
+        return net
+
+    return build
+
+
+@pytest.fixture(scope="session")
+def train() -> Callable[[Phase, TaskData], None]:
+    """`train(phase, data)`: the loop of a run, saving and telling nothing."""
+
+    def ignore(*args: Any, **fields: Any) -> None:
+        pass
+
+    def run(phase: Phase, data: TaskData) -> None:
+        train_phase(
+            phase, data, Fabric(accelerator="cpu", devices=1), listener=ignore, position=Position(), save=ignore,
+            restore=None, stop=lambda: False, save_every=None,
+        )  # fmt: skip
+
+    return run
 
 
 def mirror(images: Tensor, draws: torch.Generator) -> Tensor:

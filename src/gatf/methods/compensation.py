@@ -15,7 +15,7 @@ from gatf.geometry.readout import nearest_mean_distances
 from gatf.methods.base import Method, TaskData
 from gatf.methods.components import Growing, class_means, extract
 from gatf.methods.distillation import BaseLearner, FeatureDistillationBase, LwfBase
-from gatf.methods.embedding import Regulariser, TripletBase
+from gatf.methods.embedding import EmbeddingInit, Regulariser, TripletBase
 from gatf.methods.triplets import LwfLoss, Triplets, check_class_batches
 from gatf.settings import MethodConfig, NotNegative, Positive
 
@@ -32,9 +32,7 @@ class PrototypeConfig(MethodConfig):
 
     base: Literal["lwf", "feature", "triplet"] = "lwf"
     """How the backbone is trained: distilling old logits (LwF), distilling features, or as an embedding with a triplet
-    loss (SDC's paper; optimisation.first and .next then: optimiser adam, weight_decay 2e-4, schedule constant, clip
-    null, batch_size 32, lr/epochs 1e-5/50 for CUB, 1e-4/20 Flowers, 1e-5/100 Cars, 1e-6/50 CIFAR-100 and
-    ImageNet-Subset)."""
+    loss (SDC's paper, whose optimiser and rates `sdc`'s preset `paper` brings)."""
     distill: NotNegative = 10.0
     """Weight λ of the distillation of logits or features."""
     temperature: Positive = 2.0
@@ -51,6 +49,9 @@ class PrototypeConfig(MethodConfig):
     """Move old prototypes after each task (off: they stay where they were learnt)."""
     embedding: PositiveInt | None = 512
     """Triplet: dimension of the linear layer after the backbone's features, where prototypes live; null for none."""
+    embedding_init: EmbeddingInit = "small"
+    """Triplet: the layer's first weights, normal with deviation 0.001 (published for CIFAR-100, networks trained from
+    nothing) or √(2/embedding) ("fan_out", for ResNet-18: pretrained, and on ImageNet-Subset); no bias to begin with."""
     margin: NotNegative = 0.0
     """Triplet: by how much another class must be farther than the own one (1 in AdaGauss's SDC)."""
     images_per_class: Annotated[int, Field(ge=2)] = 8
@@ -96,10 +97,10 @@ class PrototypeConfig(MethodConfig):
         if self.base == "triplet":
             check_class_batches(method.optimisation, self.images_per_class)
             return TripletBase(
-                dim, seed=method.seed, embedding=self.embedding, margin=self.margin, per_class=self.images_per_class,
-                triplets=self.triplets, regulariser=self.regulariser, weight=self.regulariser_weight,
-                lwf_loss=self.lwf_loss, softmax_epochs=self.softmax_epochs, softmax_lr=self.softmax_lr,
-                fix_bn=self.fix_bn,
+                dim, seed=method.seed, embedding=self.embedding, embedding_init=self.embedding_init,
+                margin=self.margin, per_class=self.images_per_class, triplets=self.triplets,
+                regulariser=self.regulariser, weight=self.regulariser_weight, lwf_loss=self.lwf_loss,
+                softmax_epochs=self.softmax_epochs, softmax_lr=self.softmax_lr, fix_bn=self.fix_bn,
             )  # fmt: skip
         if self.base == "feature":
             return FeatureDistillationBase(dim, distill=self.distill, fix_bn=self.fix_bn)

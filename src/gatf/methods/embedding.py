@@ -6,7 +6,6 @@ several images of several classes. What holds the network in later tasks is one 
 """
 
 from collections import OrderedDict
-from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
@@ -22,6 +21,7 @@ from gatf.methods.triplets import ClassBalanced, LwfLoss, Triplets, batch_triple
 from gatf.seeding import keyed_init
 from gatf.settings import StageConfig
 
+EmbeddingInit = Literal["small", "fan_out"]
 Regulariser = Literal["none", "lwf", "ewc", "mas"]
 WEIGHTS: dict[Regulariser, float] = {"none": 0.0, "lwf": 1.0, "ewc": 1e7, "mas": 1e6}
 """γ as published (run_demo.sh of the release)."""
@@ -41,13 +41,23 @@ def softmax_stage(epochs: int, lr: float) -> StageConfig:
     )
 
 
+def embedding_layer(inputs: int, outputs: int, init: EmbeddingInit) -> nn.Linear:
+    """V, normal with deviation 0.001 ("small") or √(2/outputs) ("fan_out"), and v = 0. The triplet loss does not see
+    V's scale, but the published rate and γ go with it: E-MAS's importance of the backbone grows with V's square."""
+    layer = nn.Linear(inputs, outputs)
+    nn.init.normal_(layer.weight, std=0.001 if init == "small" else (2 / outputs) ** 0.5)
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
 class TripletBase(BaseLearner):
     """An embedding layer on the backbone, triplet loss + γ·regulariser, class-balanced batches."""
 
     def __init__(
-        self, dim: int, *, seed: int, embedding: int | None = 512, margin: float = 0.0, per_class: int = 8,
-        triplets: Triplets = "random", regulariser: Regulariser = "lwf", weight: float | None = None,
-        lwf_loss: LwfLoss = "squared", softmax_epochs: int = 0, softmax_lr: float = 0.1, fix_bn: bool = True,
+        self, dim: int, *, seed: int, embedding: int | None = 512, embedding_init: EmbeddingInit = "small",
+        margin: float = 0.0, per_class: int = 8, triplets: Triplets = "random", regulariser: Regulariser = "lwf",
+        weight: float | None = None, lwf_loss: LwfLoss = "squared", softmax_epochs: int = 0, softmax_lr: float = 0.1,
+        fix_bn: bool = True,
     ) -> None:  # fmt: skip
         super().__init__()
         self.dim, self.margin, self.per_class, self.triplets = dim, margin, per_class, triplets
@@ -55,7 +65,7 @@ class TripletBase(BaseLearner):
         self.weight = WEIGHTS[regulariser] if weight is None else weight
         self.softmax_epochs, self.softmax_lr = softmax_epochs, softmax_lr
         with keyed_init(seed, "init", "embedding"):
-            self.layer = nn.Identity() if embedding is None else nn.Linear(dim, embedding)
+            self.layer = nn.Identity() if embedding is None else embedding_layer(dim, embedding, embedding_init)
         self.springs = Springs()
         self.head: Any = None
         self.teacher: Any = None
@@ -96,7 +106,7 @@ class TripletBase(BaseLearner):
             stage,
             groups=method.train_groups(stage, self.layer),
             order=self._order(stage.batch_size),
-            set_mode=self._mode(method, task),
+            set_mode=training_mode(method.backbone, self.layer, fix_bn=self.fix_bn and task.index > 0),
         )
         return [training] if self.head is None else [self._softmax_phase(method, task), training]
 
@@ -117,9 +127,6 @@ class TripletBase(BaseLearner):
     def _order(self, batch_size: int) -> ClassBalanced:
         return ClassBalanced(self.per_class, batch_size // self.per_class)
 
-    def _mode(self, method: Method, task: TaskInfo) -> Callable[[], None]:
-        return training_mode(method.backbone, self.layer, fix_bn=self.fix_bn and task.index > 0)
-
     def _softmax_phase(self, method: Method, task: TaskInfo) -> Phase:
         """Task 0 begins as classification: a triplet loss hardly trains a network from nothing (SDC-IL issue 3)."""
 
@@ -139,13 +146,15 @@ class TripletBase(BaseLearner):
 
     def importance(self, method: Method, data: TaskData) -> dict[str, Tensor]:
         """Mean over the batches of one more epoch of squared gradients, by parameter: of the triplet loss (E-EWC), or
-        of Σ_batch ‖V z + v‖, the length before it is made 1 (E-MAS, as the release has it; γ belongs to that)."""
+        of Σ_batch ‖V z + v‖, the length before it is made 1 (E-MAS, as the release has it; γ belongs to that).
+        Batch-norm uses each batch's own statistics, also where `fix_bn` trains with the running ones, which stay as
+        they are."""
         network, size = self.network(method), method.optimisation.stage(data.info.index).batch_size
         order, parameters = self._order(size), dict(network.named_parameters())
         found = {name: torch.zeros_like(parameter) for name, parameter in parameters.items()}
         steps = data.steps(size, False, order)
         with kept_buffers(network):
-            self._mode(method, data.info)()
+            training_mode(method.backbone, self.layer, fix_bn=False)()
             for batch in data.batches("train", batch_size=size, purpose="importance", order=order):
                 raw = self.layer(method.backbone(batch.images))
                 loss = raw.norm(dim=1).sum()

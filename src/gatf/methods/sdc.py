@@ -24,8 +24,7 @@ class SDCConfig(PrototypeConfig):
     name: Literal["sdc"] = "sdc"
     preset: Literal["comparison", "paper", "paper_pretrained"] = "comparison"
     """As in later comparisons, on LwF; or as in the paper, on a triplet loss: for networks trained from nothing
-    (CIFAR-100, ImageNet-Subset), or from ImageNet's weights (CUB, Flowers, Cars). The optimiser's settings are no part
-    of it: see `base`."""
+    (CIFAR-100, ImageNet-Subset), or from ImageNet's weights (CUB; Flowers and Cars differ in rate and epochs)."""
     sigma: Positive = 0.3
     """Width σ of the kernel around a prototype, in units of the features (the paper: 0.2 for CIFAR-100, 0.3 else)."""
     floor: NotNegative = 1e-5
@@ -36,9 +35,17 @@ class SDCConfig(PrototypeConfig):
 
     @classmethod
     def presets(cls) -> dict[str, dict[str, Any]]:
+        def trained(lr: float) -> dict[str, Any]:
+            stage = {
+                "optimiser": "adam", "lr": lr, "weight_decay": 2e-4, "schedule": "constant", "epochs": 51,
+                "batch_size": 32, "clip": None, "warmup": 0.0, "drop_last": True,
+            }  # fmt: skip
+            return {"optimisation": {"first": stage, "next": stage}}
+
+        pretrained = {"base": "triplet", "embedding_init": "fan_out", "triplets": "hard", "fix_bn": False}
         return {
-            "paper": {"method": {"base": "triplet", "softmax_epochs": 200}},
-            "paper_pretrained": {"method": {"base": "triplet", "triplets": "hard", "fix_bn": False}},
+            "paper": {"method": {"base": "triplet", "softmax_epochs": 200}, **trained(1e-6)},
+            "paper_pretrained": {"method": pretrained, **trained(1e-5)},
         }
 
 

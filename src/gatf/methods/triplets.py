@@ -68,7 +68,7 @@ def triplet_loss(
     Only rows `anchors` are anchors; positives and negatives come from all.
     """
     with torch.autocast(embeddings.device.type, enabled=False):
-        apart = distances(embeddings.float())[anchors]  # [A, B]
+        apart = distances(_precise(embeddings))[anchors]  # [A, B]
         same = labels[anchors, None] == labels
         other = ~same
         fellow = same & ~torch.eye(len(labels), dtype=torch.bool, device=labels.device)[anchors]
@@ -115,5 +115,10 @@ def _in_order(members: Tensor) -> Tensor:
 def embedding_change(new: Tensor, old: Tensor, form: LwfLoss, *, whole: int) -> Tensor:
     """E-LwF of embeddings [B, D], all or some of a batch of `whole` images: ½·Σ_batch ‖e_t − e_{t−1}‖² (the release) or
     the mean of ‖e_t − e_{t−1}‖ (the paper)."""
-    change = new.float() - old.float()
+    change = _precise(new) - _precise(old)
     return 0.5 * whole * change.square().sum(dim=1).mean() if form == "squared" else change.norm(dim=1).mean()
+
+
+def _precise(embeddings: Tensor) -> Tensor:
+    """Embeddings in float32, also where they were computed in less; float64 stays."""
+    return embeddings if embeddings.dtype == torch.float64 else embeddings.float()

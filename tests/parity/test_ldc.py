@@ -1,0 +1,56 @@
+"""LDC against its authors' code (ldc.md). Both run in float64; class means are rounded to float32 here."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+from gatf.data.loader import TaskData
+from gatf.methods.base import Phase
+from gatf.methods.compensation import LWF_OPTIMISATION
+from gatf.methods.ldc import LDC, LDCConfig
+from gatf.settings import OptimisationConfig
+
+Recorded = Callable[..., dict[str, Tensor]]
+Net = Callable[[dict[str, Tensor]], nn.Module]
+Tasks = Callable[..., list[TaskData]]
+
+STAGES = {"first": {"epochs": 10, "batch_size": 128}, "next": {"epochs": 20, "batch_size": 128}}
+OPTIMISATION = OptimisationConfig.model_validate({name: LWF_OPTIMISATION[name] | STAGES[name] for name in STAGES})
+
+
+def under(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+
+
+def test_three_tasks(
+    recorded: Recorded, exact_net: Net, toy_tasks: Tasks, train: Callable[[Phase, TaskData], None]
+) -> None:
+    """Weights of backbone and head, the projector after its epochs, carried prototypes, distances of unit vectors."""
+    given, expected = recorded("ldc", "input/"), recorded("ldc", "expected/")
+    method = LDC(LDCConfig(), exact_net(under(given, "backbone.")), OPTIMISATION, 0)
+    method.double()
+    for data in toy_tasks(given["images"], torch.arange(7).repeat_interleave(8), [3, 2, 2]):
+        task = data.info
+        method.begin_task(task)
+        with torch.no_grad():
+            method.base.heads.weight[task.old :] = given[f"rows{task.index}"]
+            if task.index > 0:
+                method.compensator.projector.weight.copy_(given[f"projector{task.index}"])
+        for phase in method.phases(task):
+            train(phase, data)
+        if task.index > 0:
+            projector = method.compensator.projector.weight.detach()
+            assert_close(projector, expected[f"projector{task.index}"], rtol=1e-11, atol=1e-13)
+        method.end_task(data)
+        trained = under(expected, f"trained{task.index}/")
+        for name, weights in under(trained, "backbone.").items():
+            assert_close(method.backbone.state_dict()[name], weights, rtol=1e-11, atol=1e-13)
+        for name, weights in under(trained, "head.").items():
+            assert_close(method.base.heads.state_dict()[name], weights, rtol=1e-11, atol=1e-13)
+        prototypes = method.prototypes.means.double()
+        assert_close(prototypes, expected[f"prototypes{task.index}"], rtol=0, atol=5e-7)
+        with torch.no_grad():
+            scores = method.eval().scores(given["test"][: 2 * task.seen] * (1 / 255))
+        assert_close(-scores, expected[f"distances{task.index}"], rtol=0, atol=5e-7)
