@@ -15,10 +15,11 @@ from gatf.data.policies import (
     AutoAugment,
     TrivialAugment,
     augmix_magnitudes,
+    autoaugment_magnitudes,
     draw_augmix,
     draw_autoaugment,
     draw_trivial,
-    magnitudes,
+    trivial_magnitudes,
 )
 
 DRAWS = 14 * 31 * 100
@@ -80,23 +81,25 @@ def test_trivial_strengths_of_neighbours_are_independent() -> None:
     ],
 )
 def test_trivial_magnitudes(op: Op, bin_: int, value: float) -> None:
-    assert magnitudes(op, 31, wide=True, height=32, width=32)[bin_] == pytest.approx(value)
+    assert trivial_magnitudes(op)[bin_] == pytest.approx(value)
 
 
 @pytest.mark.parametrize(
     ("op", "bin_", "value"),
     [
         (Op.SHEAR_Y, 9, 0.3),
-        (Op.TRANSLATE_X, 9, 29.0),  # 150/331 of the width 64
-        (Op.TRANSLATE_Y, 9, 14.0),  # 150/331 of the height 32
+        (Op.TRANSLATE_X, 9, 29.003021),  # 150/331 of the width 64, not cut to whole pixels
+        (Op.TRANSLATE_Y, 9, 14.501511),  # 150/331 of the height 32
+        (Op.TRANSLATE_Y, 3, 4.833837),
         (Op.ROTATE, 3, 10.0),
         (Op.COLOR, 9, 0.9),
         (Op.POSTERIZE, 7, 5.0),  # 8 − round(3.11)
-        (Op.SOLARIZE, 3, 170.0),
+        (Op.SOLARIZE, 0, 256.0),
+        (Op.SOLARIZE, 3, 170.666667),
     ],
 )
 def test_autoaugment_magnitudes(op: Op, bin_: int, value: float) -> None:
-    assert magnitudes(op, 10, wide=False, height=32, width=64)[bin_] == pytest.approx(value)
+    assert autoaugment_magnitudes(op, height=32, width=64)[bin_] == pytest.approx(value)
 
 
 def test_autoaugment_draws_sub_policies_uniformly_with_their_probabilities() -> None:
@@ -119,7 +122,8 @@ def test_autoaugment_values_carry_sign_and_unit() -> None:
     assert rotations.unique().tolist() == pytest.approx([-20 / 3, 20 / 3])
     shears = draw.values[draw.operations == Op.SHEAR_Y].unique().tolist()
     assert shears == pytest.approx([-0.8 / 3, -0.7 / 3, 0.7 / 3, 0.8 / 3])
-    assert set(draw.values[draw.operations == Op.TRANSLATE_X].tolist()) == {-14.0, 14.0, -12.0, 12.0}
+    shifts = draw.values[draw.operations == Op.TRANSLATE_X].unique().tolist()
+    assert shifts == pytest.approx([-14.501511, -12.890232, 12.890232, 14.501511])
     assert set(draw.values[draw.operations == Op.POSTERIZE].tolist()) == {5.0}
 
 

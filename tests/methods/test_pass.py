@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from gatf.config import RunConfig
+from gatf.config import RunConfig, load_config
 from gatf.data.augment import four_rotations, rotate_quarter, rotation_labels_class_major
 from gatf.data.loader import Batch, TaskInfo
 from gatf.experiment import Experiment, start
@@ -79,6 +79,16 @@ class TestRadius:
         labels = torch.arange(30) % 3
         expected = torch.stack([features[labels == c].double().var(0) for c in range(3)])
         torch.testing.assert_close(class_variances(features, labels, classes=3), expected)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "dropped"),
+    [("cifar100", False), ("tinyimagenet", True), ("imagenet100", True)],
+)
+@pytest.mark.parametrize("tasks", ["t10", "t20"])
+def test_incomplete_batches_are_left_out_where_the_release_does(recipe: str, tasks: str, dropped: bool) -> None:
+    stages = load_config(f"{recipe}-{tasks}", method="pass").optimisation
+    assert (stages.first.drop_last, stages.next.drop_last) == (dropped, dropped)
 
 
 class TestLoss:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from gatf.data.augment import Pipeline
 from gatf.data.base import ImageSet
-from gatf.data.loader import TaskData, TaskInfo
+from gatf.data.loader import Batch, TaskData, TaskInfo
 from gatf.training.loop import Position, train_phase
 from gatf.training.phase import Phase
 
@@ -28,6 +28,43 @@ def recorded() -> Recorded:
         return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
 
     return load
+
+
+Steps = tuple[dict[str, Tensor], dict[str, Tensor]]
+
+
+@pytest.fixture(scope="session")
+def traced_steps() -> Callable[[Phase, TaskData], Steps]:
+    """`traced_steps(phase, data)`: the loop of a run over the images in the order they are stored. Returns each term of
+    every step, and the gradients of the last step by name."""
+
+    def run(phase: Phase, data: TaskData) -> Steps:
+        terms: dict[str, list[Tensor]] = {}
+        gradients: dict[str, Tensor] = {}
+        loss = phase.loss
+
+        def traced(batch: Batch) -> dict[str, Tensor]:
+            found = loss(batch)
+            for name, term in found.items():
+                terms.setdefault(name, []).append(term.detach())
+            return found
+
+        named = {f"{part}.{name}": p for part, net in phase.modules.items() for name, p in net.named_parameters()}
+        hooks = [
+            p.register_post_accumulate_grad_hook(lambda p, name=name: gradients.update({name: p.grad.clone()}))
+            for name, p in named.items()
+            if p.requires_grad
+        ]
+        phase.loss, phase.order = traced, lambda labels, draws: torch.arange(len(labels))
+        train_phase(
+            phase, data, Fabric(accelerator="cpu", devices=1), listener=lambda *args, **fields: None,
+            position=Position(), save=lambda *args: None, restore=None, stop=lambda: False, save_every=None,
+        )  # fmt: skip
+        for hook in hooks:
+            hook.remove()
+        return {name: torch.stack(values) for name, values in terms.items()}, gradients
+
+    return run
 
 
 class ToyNet(nn.Module):

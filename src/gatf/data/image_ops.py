@@ -1,9 +1,10 @@
 """Pillow's image operations on whole uint8 batches `[B, C, H, W]`, a different operation for every image.
 
 Augmentation policies are defined by what Pillow does to one image. Here the images of a batch are sorted by
-operation and each of three families runs once: geometric operations share one sampling call, operations on single
-channel values share one table lookup, colour and sharpness share one blend. Nearest sampling and photometric
-operations give Pillow's values, bilinear sampling within one grey level (tests/data/test_augment_ops.py).
+operation and each of three families runs once: geometric operations share one sampling call (bicubic shears have their
+own), operations on single channel values share one table lookup, colour and sharpness share one blend. Nearest and
+bicubic sampling and photometric operations give Pillow's values, bilinear sampling within one grey level
+(tests/data/test_augment_ops.py).
 """
 
 from enum import IntEnum
@@ -34,6 +35,8 @@ class Op(IntEnum):
 
 
 GEOMETRIC = slice(Op.SHEAR_X, Op.ROTATE + 1)
+SHEARS = slice(Op.SHEAR_X, Op.SHEAR_Y + 1)
+MOTIONS = slice(Op.TRANSLATE_X, Op.ROTATE + 1)
 CURVES = slice(Op.BRIGHTNESS, Op.EQUALIZE + 1)
 BLENDS = slice(Op.COLOR, Op.SHARPNESS + 1)
 
@@ -42,11 +45,18 @@ TRUNCATION_SLACK = 2.0**-9
 
 
 def apply_operations(
-    images: Tensor, operations: Tensor, values: Tensor, *, bilinear: bool = False, fill: int = 0
+    images: Tensor,
+    operations: Tensor,
+    values: Tensor,
+    *,
+    bilinear: bool = False,
+    bicubic_shear: bool = False,
+    fill: int = 0,
 ) -> Tensor:
     """Apply `operations[i]` (an `Op`) at strength `values[i]` to image i.
 
-    Geometric operations sample bilinearly or take the nearest pixel, and paint what comes from outside with `fill`.
+    Geometric operations sample bilinearly or take the nearest pixel, and paint what comes from outside with `fill`;
+    shears can sample bicubically instead, as AutoAugment's do.
     With operations and values on the CPU nothing waits for the images' device.
     """
     order = operations.argsort()
@@ -62,17 +72,20 @@ def apply_operations(
     def family(ops: slice) -> slice:
         return slice(bounds[ops.start], bounds[ops.stop])
 
-    geometric, curves, blends = family(GEOMETRIC), family(CURVES), family(BLENDS)
-    parts = [sorted_images[: geometric.start]]
+    shears, curves, blends = family(SHEARS), family(CURVES), family(BLENDS)
+    geometric = family(MOTIONS if bicubic_shear else GEOMETRIC)
+    parts = [sorted_images[: shears.start]]
+    if bicubic_shear and shears.start < shears.stop:
+        parts.append(shear_bicubic(sorted_images[shears], sorted_operations[shears], sorted_values[shears], fill=fill))
     if geometric.start < geometric.stop:
         height, width = images.shape[-2:]
         matrices = affine_matrices(sorted_operations[geometric], sorted_values[geometric], height, width)
         sample = sample_bilinear if bilinear else sample_nearest
         parts.append(sample(sorted_images[geometric], matrices, fill=fill))
     if curves.start < curves.stop:
-        parts.append(apply_curves(sorted_images[curves], sorted_values[curves], counts[CURVES]))
+        parts.append(apply_curves(sorted_images[curves], sorted_values[curves].float(), counts[CURVES]))
     if blends.start < blends.stop:
-        parts.append(apply_blends(sorted_images[blends], sorted_values[blends], counts[BLENDS]))
+        parts.append(apply_blends(sorted_images[blends], sorted_values[blends].float(), counts[BLENDS]))
     return torch.cat(parts).index_select(0, back)
 
 
@@ -133,6 +146,34 @@ def sample_nearest(images: Tensor, matrices: Tensor, *, fill: int) -> Tensor:
     source = torch.where(inside, y * width + x, height * width)  # one pixel past the end holds the fill
     pixels = F.pad(images.flatten(2), (0, 1), value=fill)
     return pixels.gather(2, source.view(count, 1, -1).expand(-1, channels, -1)).view(images.shape)
+
+
+def shear_bicubic(images: Tensor, operations: Tensor, slopes: Tensor, *, fill: int) -> Tensor:
+    """Shears as Pillow's BICUBIC transform in its own double precision; neighbours, fill and truncation as bilinear's.
+
+    A shear moves pixels along one axis, so four neighbours on that axis are enough. The cubic's slope at a pixel is
+    the difference of that pixel's neighbours (a = −1, where `grid_sample` has a = −0.75).
+    """
+    count, channels, height, width = images.shape
+    down = (operations == Op.SHEAR_Y)[:, None, None]
+    rows, columns = torch.arange(height, device=images.device)[:, None], torch.arange(width, device=images.device)
+    along, across = torch.where(down, rows, columns), torch.where(down, columns, rows)  # [n, H, W]
+    length = torch.where(down, height, width)
+    place = along + 0.5 + slopes.double()[:, None, None] * (across + 0.5)  # where a pixel's centre comes from
+    inside = (place >= 0) & (place < length)
+    place -= 0.5
+    left = place.floor()
+    past = (place - left).view(count, 1, -1)
+    pixels = images.flatten(2)
+
+    def neighbour(step: int) -> Tensor:  # [n, C, H*W]
+        position = torch.minimum((left.long() + step).clamp_(min=0), length - 1)
+        source = torch.where(down, position * width + columns, rows * width + position)
+        return pixels.gather(2, source.view(count, 1, -1).expand(-1, channels, -1)).short()
+
+    p0, p1, p2, p3 = (neighbour(step) for step in range(-1, 3))
+    cubic = p1 + past * (p2 - p0 + past * (2 * (p0 - p1) + p2 - p3 + past * (p1 - p0 + p3 - p2)))
+    return torch.where(inside[:, None], cubic.clamp_(0, 255).to(torch.uint8).view(images.shape), fill)
 
 
 # --- curves: the new channel value depends on the old one and on the image's statistics -------------------------------

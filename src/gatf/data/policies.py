@@ -1,13 +1,15 @@
 """Augmentation policies: which operation, how strong, for every image of a batch.
 
-TrivialAugment (Müller and Hutter, ICCV 2021) with its wide ranges, the CIFAR-10 policy of AutoAugment (Cubuk et al.,
-CVPR 2019, appendix), and AugMix (Hendrycks et al., ICLR 2020), all with torchvision's magnitudes.
+TrivialAugment (Müller and Hutter, ICCV 2021) with its wide ranges and AugMix (Hendrycks et al., ICLR 2020) are
+torchvision's. The CIFAR-10 policy of AutoAugment (Cubuk et al., CVPR 2019, appendix) is that of PyCIL and the releases
+built on it, among them ADC, LDC, FeCAM and DPCR.
 """
 
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -62,22 +64,17 @@ AUTOAUGMENT_CIFAR10 = (
 )
 
 
-def magnitudes(op: Op, bins: int, *, wide: bool, height: int, width: int) -> list[float]:
-    """The magnitude of every bin before the sign: TrivialAugment's wide ranges, or AutoAugment's."""
+def _magnitudes(op: Op, bins: int, *, wide: bool) -> list[float]:
+    """torchvision's magnitude of every bin before the sign, without translations, which each policy has its own of."""
     fractions = [index / (bins - 1) for index in range(bins)]
     ranges = {
         Op.SHEAR_X: 0.99 if wide else 0.3,
         Op.SHEAR_Y: 0.99 if wide else 0.3,
-        Op.TRANSLATE_X: 32.0 if wide else 150 / 331 * width,
-        Op.TRANSLATE_Y: 32.0 if wide else 150 / 331 * height,
         Op.ROTATE: 135.0 if wide else 30.0,
         **dict.fromkeys(ENHANCEMENTS, 0.99 if wide else 0.9),
     }
-    if op in (Op.TRANSLATE_X, Op.TRANSLATE_Y):
-        # torchvision truncates float32 values: the middle one of 0 … 32 is 15.999999 there, that is 15 pixels
-        return [float(int(size)) for size in torch.linspace(0.0, ranges[op], bins, dtype=torch.float32).tolist()]
     if op in ranges:
-        return [ranges[op] * fraction for fraction in fractions]
+        return np.linspace(0.0, ranges[op], bins).tolist()
     if op is Op.POSTERIZE:
         return [8.0 - round((6 if wide else 4) * fraction) for fraction in fractions]
     if op is Op.SOLARIZE:
@@ -109,10 +106,18 @@ class TrivialDraw(NamedTuple):
     values: Tensor  # in the operation's unit, signed
 
 
+def trivial_magnitudes(op: Op) -> list[float]:
+    """The magnitude of every bin before the sign: torchvision's wide ranges, translations by up to 32 pixels."""
+    if op in (Op.TRANSLATE_X, Op.TRANSLATE_Y):
+        # torchvision truncates float32 values: the middle one of 0 … 32 is 15.999999 there, that is 15 pixels
+        return [float(int(size)) for size in torch.linspace(0.0, 32.0, TRIVIAL_BINS, dtype=torch.float32).tolist()]
+    return _magnitudes(op, TRIVIAL_BINS, wide=True)
+
+
 @lru_cache(maxsize=32)
 def _trivial_tables(device: torch.device) -> tuple[Tensor, Tensor]:
     """The operations `[14]` and their magnitudes `[14, 31]`."""
-    sizes = [magnitudes(op, TRIVIAL_BINS, wide=True, height=0, width=0) for op in TRIVIAL_OPERATIONS]
+    sizes = [trivial_magnitudes(op) for op in TRIVIAL_OPERATIONS]
     return torch.tensor(TRIVIAL_OPERATIONS, device=device), torch.tensor(sizes, device=device)
 
 
@@ -147,19 +152,30 @@ class AutoAugmentDraw(NamedTuple):
 
     policies: Tensor  # [n] row of AUTOAUGMENT_CIFAR10
     operations: Tensor  # [n, 2] Op, IDENTITY where the probability said no
-    values: Tensor  # [n, 2] in the operation's unit, signed
+    values: Tensor  # [n, 2] float64 in the operation's unit, signed
+
+
+def autoaugment_magnitudes(op: Op, *, height: int, width: int) -> list[float]:
+    """The magnitude of every bin before the sign, as in PyCIL: translations are not cut to whole pixels, and
+    solarising starts from 256, that is from no change; the rest is torchvision's."""
+    if op in (Op.TRANSLATE_X, Op.TRANSLATE_Y):
+        side = width if op is Op.TRANSLATE_X else height
+        return (np.linspace(0.0, 150 / 331, AUTOAUGMENT_BINS) * side).tolist()
+    if op is Op.SOLARIZE:
+        return np.linspace(256.0, 0.0, AUTOAUGMENT_BINS).tolist()
+    return _magnitudes(op, AUTOAUGMENT_BINS, wide=False)
 
 
 @lru_cache(maxsize=32)
 def _autoaugment_tables(height: int, width: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Operations, probabilities and magnitudes of the sub-policies, each `[25, 2]`."""
+    """Operations, probabilities and magnitudes (float64) of the sub-policies, each `[25, 2]`."""
     sizes = [
-        [magnitudes(op, AUTOAUGMENT_BINS, wide=False, height=height, width=width)[bin_] for op, _, bin_ in pair]
+        [autoaugment_magnitudes(op, height=height, width=width)[bin_] for op, _, bin_ in pair]
         for pair in AUTOAUGMENT_CIFAR10
     ]
     operations = torch.tensor([[op for op, _, _ in pair] for pair in AUTOAUGMENT_CIFAR10], device=device)
     probabilities = torch.tensor([[p for _, p, _ in pair] for pair in AUTOAUGMENT_CIFAR10], device=device)
-    return operations, probabilities, torch.tensor(sizes, device=device)
+    return operations, probabilities, torch.tensor(sizes, device=device, dtype=torch.float64)
 
 
 def draw_autoaugment(count: int, height: int, width: int, generator: torch.Generator) -> AutoAugmentDraw:
@@ -175,16 +191,18 @@ def draw_autoaugment(count: int, height: int, width: int, generator: torch.Gener
 
 @dataclass(frozen=True)
 class AutoAugment:
-    """AutoAugment's CIFAR-10 policy; nearest sampling, and `fill` for what a geometric operation uncovers."""
+    """AutoAugment's CIFAR-10 policy as PyCIL has it: bicubic shears, nearest translations and rotations.
+
+    `fill` is what a geometric operation uncovers; the releases' is 128.
+    """
 
     fill: int = 0
-    bilinear: bool = False
 
     def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
         count, _, height, width = images.shape
         draw = draw_autoaugment(count, height, width, generator)
         for operations, values in zip(draw.operations.unbind(1), draw.values.unbind(1), strict=True):
-            images = apply_operations(images, operations, values, bilinear=self.bilinear, fill=self.fill)
+            images = apply_operations(images, operations, values, bicubic_shear=True, fill=self.fill)
         return images
 
 
@@ -200,14 +218,14 @@ class AugMixDraw(NamedTuple):
 
 
 def augmix_magnitudes(op: Op, *, height: int, width: int) -> list[float]:
-    """AutoAugment's, but for translations by up to a third of the image and posterising to 4 … 0 bits."""
+    """torchvision's usual ones, translations by up to a third of the image, posterising to 4 … 0 bits."""
     fractions = [index / (AUGMIX_BINS - 1) for index in range(AUGMIX_BINS)]
     if op in (Op.TRANSLATE_X, Op.TRANSLATE_Y):
         side = width if op is Op.TRANSLATE_X else height
         return [float(int(side / 3 * fraction)) for fraction in fractions]
     if op is Op.POSTERIZE:
         return [4.0 - round(4 * fraction) for fraction in fractions]
-    return magnitudes(op, AUGMIX_BINS, wide=False, height=height, width=width)
+    return _magnitudes(op, AUGMIX_BINS, wide=False)
 
 
 @lru_cache(maxsize=32)
