@@ -1,5 +1,6 @@
 """GATF, by the checks of its specification."""
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from gatf.data.loader import Batch, TaskInfo, shuffled
 from gatf.experiment import Experiment, start
 from gatf.geometry.anchor import Affine
 from gatf.methods.anchoring import RunningAnchor
-from gatf.methods.components import perturbation_terms
+from gatf.methods.components import perturbation_terms, task_batch
 from gatf.methods.gatf import GATF
 from gatf.nets.mlp import feature_mlp, zero_residual
 
@@ -208,15 +209,55 @@ def test_final_refresh_leaves_nothing_linear_behind(tiny_config: Tiny) -> None:
     assert error.mean(0).abs().max() < 1e-4
 
 
-def test_perturbation_steps_uphill() -> None:
-    torch.manual_seed(0)
-    head, features = nn.Linear(4, 3), torch.randn(10, 4, requires_grad=True)
-    labels = torch.randint(3, (10,))
-    terms = perturbation_terms(head, features, labels, 0.5)
-    plain = nn.functional.cross_entropy(head(features), labels)
-    assert terms["adversarial"] > plain
-    terms["gradient_norm"].backward()
-    assert features.grad is not None
+class TestPerturbation:
+    """Two images of class 0 with logits (0, 0) and (ln 3, 0), a step of √2: both move by (−1, 1).
+
+    There class 1 has the probabilities q = e²/(1 + e²) = 0.880797 and (e²/3)/(1 + e²/3) = 0.711235, the losses are
+    ln(1 + e²) and ln(1 + e²/3), and an image's gradient has the norm √2·q, half of that in the mean over two images.
+    """
+
+    def terms(self, features: torch.Tensor, rows: int = 2) -> tuple[nn.Linear, dict[str, torch.Tensor]]:
+        head = nn.Linear(2, 2, bias=False)
+        nn.init.eye_(head.weight)
+        return head, perturbation_terms(head, features, torch.zeros(2, dtype=torch.long), step=math.sqrt(2), rows=rows)
+
+    def features(self) -> torch.Tensor:
+        return torch.tensor([[0.0, 0.0], [math.log(3), 0.0]], requires_grad=True)
+
+    def test_by_hand(self) -> None:
+        _, terms = self.terms(self.features())
+        assert terms["adversarial"].item() == pytest.approx(1.684534, abs=1e-6)
+        assert terms["gradient_norm"].item() == pytest.approx(math.sqrt(2) / 2 * (0.880797 + 0.711235) / 2, abs=1e-6)
+
+    def test_the_gradient_is_that_of_a_mean_over_the_images_of_all_processes(self) -> None:
+        _, terms = self.terms(self.features(), rows=4)
+        assert terms["gradient_norm"].item() == pytest.approx(math.sqrt(2) / 4 * (0.880797 + 0.711235) / 2, abs=1e-6)
+
+    def test_only_the_head_learns(self) -> None:
+        features = self.features()
+        head, terms = self.terms(features)
+        terms["adversarial"].backward(retain_graph=True)
+        # Σ (p − y)·zᵀ / 2 at the moved points (−1, 1) and (ln 3 − 1, 1)
+        expected = torch.tensor([[0.405330, -0.796016], [-0.405330, 0.796016]])
+        torch.testing.assert_close(head.weight.grad, expected, atol=1e-6, rtol=0)
+        terms["gradient_norm"].backward()
+        assert not torch.equal(head.weight.grad, expected)
+        assert features.grad is None
+
+    def test_is_a_part_of_task_0_alone(self, tiny_config: Tiny) -> None:
+        """There over all four rotations of the images."""
+        config = tiny_config("gatf", **{"method.perturb": 0.5})
+        experiment = Experiment(config)
+        method, task = experiment.method, experiment.task_info(0)
+        method.begin_task(task)
+        batch = next(iter(experiment.task_data(0).batches("train", batch_size=12)))
+        images, labels = task_batch(batch, task, rotate=True)
+        expected = perturbation_terms(method.head, method.backbone(images), labels, step=0.5, rows=48)
+        terms = method._loss(batch, task)
+        for name, value in expected.items():
+            torch.testing.assert_close(terms[name], value)
+        method, task, batch = at_task_1(config)
+        assert not expected.keys() & method._loss(batch, task).keys()
 
 
 def test_nothing_of_a_task_is_kept(tiny_config: Tiny, tmp_path: Path) -> None:

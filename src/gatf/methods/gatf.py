@@ -26,6 +26,7 @@ from gatf.methods.components import (
     perturbation_terms,
     task_batch,
     warmup_epochs,
+    whole_rows,
 )
 from gatf.methods.memory import CovarianceConfig, GaussianMemory, Rule
 from gatf.nets.mlp import feature_mlp, zero_residual
@@ -77,7 +78,7 @@ class GATFConfig(CovarianceConfig):
     pairwise: NotNegative = 0.0
     """Weight of the release's pairwise cosine terms."""
     perturb: NotNegative = 0.0
-    """Step of the release's task-0 feature perturbation (0.5 in its CUB script)."""
+    """Step of the release's task-0 feature perturbation, from which only the head learns (0.5 in its CUB script)."""
     readout: Rule = "bayes"
     """How classes are told apart."""
 
@@ -181,7 +182,8 @@ class GATF(Method):
             else:
                 terms["distill"] = config.distill * mse_loss(back, old)
         elif config.perturb:
-            terms |= perturbation_terms(self.head, new, labels, config.perturb)
+            rows = whole_rows(new, batch)
+            terms |= perturbation_terms(self.head, new, labels, step=config.perturb, rows=rows)
         if config.anti_collapse and has_covariance(new, batch):
             terms["anti_collapse"] = config.anti_collapse * anti_collapse(new, config.clamp)
         return terms
