@@ -116,6 +116,7 @@ def test_methods_and_data_are_listed_a_line_each(call) -> None:
     assert [line.split()[0] for line in text.splitlines()] == list(METHODS)
     _, text, _ = call("methods", "--verbose")
     assert "ridge" in text
+    assert "preset release: method.anchor='ridge'" in text
     _, text, _ = call("data")
     assert "digits" in [line.split()[0] for line in text.splitlines()]
 

@@ -4,6 +4,7 @@ import yaml
 from gatf.config import (
     RunConfig,
     deep_merge,
+    flat,
     load_config,
     nest,
     parse_overrides,
@@ -76,6 +77,93 @@ def test_release_preset_fills_in_what_the_user_did_not_say() -> None:
     assert (config.anchor, config.cycle, config.pairwise, config.bias_correct) == ("ridge", 0.5, 0.05, False)
 
 
+PRESETS = [(method, preset) for method in METHODS for preset in METHODS[method].Config.preset_names()]
+
+
+@pytest.mark.parametrize("recipe", recipe_names())
+@pytest.mark.parametrize(("method", "preset"), PRESETS)
+def test_a_preset_arrives_whatever_the_recipe_says_unless_the_user_says_otherwise(
+    recipe: str, method: str, preset: str
+) -> None:
+    usual = flat(load_config(recipe, method=method).model_dump(mode="json"))
+    of_recipe = (read_recipe(recipe).get("per_method", {}).get(method) or {}).get("presets", {}).get(preset, {})
+    changes = flat(deep_merge(METHODS[method].Config.preset_layer(preset), of_recipe))
+    chosen = load_config(recipe, method=method, overrides={"method.preset": preset})
+    values = flat(chosen.model_dump(mode="json"))
+    assert values["method.preset"] == preset
+    assert {path: values[path] for path in changes} == changes
+    for path, value in changes.items():
+        if type(value) in (int, float) and isinstance(usual[path], int | float):  # switches may exclude each other
+            said = load_config(recipe, method=method, overrides={"method.preset": preset, path: usual[path]})
+            assert flat(said.model_dump(mode="json"))[path] == usual[path]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_default_preset_has_no_values_of_its_own(method: str) -> None:
+    settings = METHODS[method].Config
+    names = settings.preset_names()
+    if names:
+        assert settings.model_fields["preset"].default == names[0]
+    assert set(settings.presets()) == set(names[1:])
+
+
+def lwf_recipe(**entry: object) -> dict[str, object]:
+    """A recipe of ten epochs whose `per_method` entry for lwf has these sections."""
+    return {"optimisation": {"first": {"epochs": 10}, "next": {"epochs": 10}}, "per_method": {"lwf": entry}}
+
+
+def distill(recipe: dict[str, object], **overrides: object) -> float:
+    changes = {f"method.{name}": value for name, value in overrides.items()}
+    return load_config(recipe, method="lwf", overrides=changes).method.distill  # type: ignore[attr-defined,no-any-return]
+
+
+def test_a_preset_comes_just_before_the_layer_that_chooses_it() -> None:
+    recipe = lwf_recipe(method={"distill": 5.0}, presets={"paper": {"method": {"distill": 7.0}}})
+    assert distill(recipe) == 5.0
+    assert distill(recipe, preset="pycil") == 3.0
+    assert distill(recipe, preset="pycil", distill=6.0) == 6.0
+    assert distill(recipe, preset="paper") == 7.0  # the recipe's own value for this preset, not the paper's 1
+    assert distill(recipe, preset="paper", distill=6.0) == 6.0
+    chosen_by_recipe = lwf_recipe(method={"preset": "pycil", "distill": 5.0})
+    assert distill(chosen_by_recipe) == 5.0
+    assert distill(lwf_recipe(method={"preset": "pycil"})) == 3.0
+    assert distill(chosen_by_recipe, preset="paper") == 1.0
+
+
+def test_values_of_a_recipe_for_a_preset_may_be_of_any_section() -> None:
+    layer = {"data": {"augment": ["flip"]}, "scenario": {"tasks": 3}, "optimisation": {"next": {"epochs": 7}}}
+    recipe = lwf_recipe(presets={"facil": layer, "ncm": {"seed": 4}})
+    for overrides in ({}, {"method.preset": "facil"}):  # the default preset, also when nobody names it
+        config = load_config(recipe, method="lwf", overrides=overrides)
+        assert (config.data.augment, config.scenario.tasks, config.seed) == (("flip",), 3, 0)
+        assert (config.optimisation.first.epochs, config.optimisation.next.epochs) == (10, 7)
+    config = load_config(recipe, method="lwf", overrides={"method.preset": "ncm"})
+    assert (config.data.augment, config.scenario.tasks, config.seed) == ((), 10, 4)
+    assert load_config(recipe, method="lwf", overrides={"method.preset": "ncm", "seed": 5}).seed == 5
+
+
+def test_an_unknown_preset_in_a_recipe_is_named() -> None:
+    with pytest.raises(UserError, match=r"per_method\.lwf\.presets.*no preset 'picyl'; did you mean 'pycil'"):
+        load_config(lwf_recipe(presets={"picyl": {}}), method="lwf")
+    with pytest.raises(UserError, match="method 'efc' has no presets"):
+        load_config({"per_method": {"efc": {"presets": {"paper": {}}}}}, method="efc")
+    with pytest.raises(UserError, match=r"method\.preset.*'pycil'"):
+        load_config("digits", method="lwf", overrides={"method.preset": "picyl"})
+    with pytest.raises(UserError, match=r"method\.preset"):
+        load_config("digits", method="lwf", overrides={"method.preset": ["pycil"]})
+
+
+def test_a_saved_config_keeps_its_values_and_is_not_mixed_with_another_preset() -> None:
+    overrides = {"method.preset": "pycil", "method.distill": 6.0, "optimisation.next.epochs": 9}
+    config = load_config("digits", method="lwf", overrides=overrides)
+    saved = yaml.safe_load(config.to_yaml())
+    assert load_config(saved) == config
+    with pytest.raises(UserError, match="spells out preset 'pycil'"):
+        load_config(saved, overrides={"method.preset": "facil"})
+    usual = yaml.safe_load(load_config("digits", method="lwf").to_yaml())  # the default preset leaves nothing behind
+    assert load_config(usual, overrides=overrides) == config
+
+
 def test_set_values_are_yaml() -> None:
     assert parse_overrides(["a.b=1e-2", "c=[1, 2]", "d=null", "e=x"]) == {
         "a.b": "1e-2",
@@ -89,7 +177,9 @@ def test_set_values_are_yaml() -> None:
 
 
 def test_nest_and_merge() -> None:
-    assert deep_merge({"a": {"b": 1, "c": 2}, "d": 3}, nest("a.b", 5)) == {"a": {"b": 5, "c": 2}, "d": 3}
+    merged = deep_merge({"a": {"b": 1, "c": 2}, "d": 3}, nest("a.b", 5))
+    assert merged == {"a": {"b": 5, "c": 2}, "d": 3}
+    assert flat(merged) == {"a.b": 5, "a.c": 2, "d": 3}
 
 
 def test_recipe_errors(tmp_path) -> None:

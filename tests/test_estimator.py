@@ -296,7 +296,15 @@ def test_few_images_are_warned_about(tiny_classifier: Tiny, digit_images: Digits
     assert "Warning: " in str(learner.report_)
 
 
-@pytest.mark.parametrize("change", [{"settings": {"method.readout": "nmc"}}, {"width": 64}, {"backbone": "resnet18"}])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"settings": {"method.readout": "nmc"}},
+        {"settings": {"method.preset": "release"}},
+        {"width": 64},
+        {"backbone": "resnet18"},
+    ],
+)
 def test_settings_of_the_first_fit_cannot_change_later(change: Any, grown: Any, digit_images: Digits) -> None:
     again = IncrementalClassifier.from_model(grown.model_, device="cpu").set_params(**change)
     with pytest.raises(UserError, match="was fixed when the model was first fitted"):

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from torch import nn
 
-from gatf.config import PER_METHOD, deep_merge, read_recipe, recipe_names
+from gatf.config import PER_METHOD, deep_merge, flat, read_recipe, recipe_names
 from gatf.methods import method_class
 from gatf.settings import OptimisationConfig, StageConfig
 
@@ -40,8 +40,11 @@ def describe(name: str, *, pooled: int, bottleneck: int, classes: int) -> Iterat
     yield f"paper    {method.paper}"
     yield f"keeps    {method.keeps}: {kept:,} bytes a class, {kept * classes:,} for {classes} classes"
     yield f"trains   {method.trains}"
-    yield f"recipes  {', '.join(recipes_of(name)) or 'none of its own: every recipe runs it with the common settings'}"
+    yield f"recipes  {', '.join(recipes_of(name)) or 'none of its own: every recipe runs it with its defaults'}"
     yield "settings"
     for field, info in method.Config.model_fields.items():
         if field != "name":
             yield f"  {field} = {info.get_default(call_default_factory=True)!r}: {info.description or ''}"
+    for preset in method.Config.preset_names():
+        changes = ", ".join(f"{path}={value!r}" for path, value in flat(method.Config.preset_layer(preset)).items())
+        yield f"preset {preset}: {changes or 'the defaults'}"

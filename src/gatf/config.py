@@ -1,6 +1,6 @@
 """One run, wholly described: `RunConfig`, recipes and dotted overrides."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
@@ -20,7 +20,7 @@ from gatf.settings import (
     explain,
 )
 
-PER_METHOD = "per_method"
+PER_METHOD, PRESETS = "per_method", "presets"
 
 
 class RunConfig(Strict):
@@ -103,24 +103,70 @@ def load_config(
     method: str | None = None,
     overrides: Mapping[str, Any] | None = None,
 ) -> RunConfig:
-    """Layers, later ones win: the recipe's common sections, the method's own defaults, the recipe's `per_method` entry,
-    the overrides (dotted paths). A recipe that is itself for the chosen method comes after that method's defaults.
+    """Layers, later ones win:
+
+    1. the recipe's common sections,
+    2. the method's own defaults (before the common sections if the recipe is itself for the chosen method),
+    3. the recipe's `per_method` entry,
+    4. the recipe's values for the chosen preset, `per_method.<method>.presets.<preset>`,
+    5. the overrides (dotted paths).
+
+    What the preset itself changes comes just before the layer that chooses it, so an override `method.preset=pycil`
+    beats everything the recipe says of the method in general, while a saved config keeps its own values.
     """
     content = dict(read_recipe(recipe) if isinstance(recipe, str) else recipe or {})
     per_method = content.pop(PER_METHOD, None) or {}
     own = (content.get("method") or {}).get("name")
-    name = method or (overrides or {}).get("method.name") or own or "gatf"
-    chosen = method_class(str(name))
+    name = str(method or (overrides or {}).get("method.name") or own or "gatf")
+    chosen = method_class(name)
     if own is not None and own != name:
         content.pop("method")
+    entry = dict(per_method.get(name) or {})
+    of_presets = _known_presets(entry.pop(PRESETS, None) or {}, name, chosen.Config)
+    given: dict[str, Any] = {}
+    for path, value in (overrides or {}).items():
+        given = deep_merge(given, nest(path, value))
     layers = [content, chosen.defaults] if own != name else [chosen.defaults, content]
-    layers += [per_method.get(name) or {}, {"method": {"name": name}}]
+    layers += [entry, {"method": {"name": name}}, given]
+    at, preset = _choice(layers, chosen.Config)
+    _check_not_mixed(content.get("method") or {}, preset, chosen.Config)
+    layers.insert(-1, of_presets.get(str(preset)) or {})
+    layers.insert(at, chosen.Config.preset_layer(preset))
     merged: dict[str, Any] = {}
     for layer in layers:
         merged = deep_merge(merged, layer)
-    for path, value in (overrides or {}).items():
-        merged = deep_merge(merged, nest(path, value))
     return validated(merged)
+
+
+def _choice(layers: Sequence[Mapping[str, Any]], settings: type[MethodConfig]) -> tuple[int, Any]:
+    """The layer that chooses the preset, and the preset; the last layer and the default where none does."""
+    for at, layer in reversed(list(enumerate(layers))):
+        section = layer.get("method")
+        if isinstance(section, Mapping) and "preset" in section:
+            return at, section["preset"]
+    return len(layers) - 1, next(iter(settings.preset_names()), None)
+
+
+def _known_presets(values: Mapping[str, Any], name: str, settings: type[MethodConfig]) -> Mapping[str, Any]:
+    """A recipe's values by preset, after a look at the names."""
+    for preset in values:
+        if not settings.preset_names():
+            raise UserError(f"'{PER_METHOD}.{name}.{PRESETS}': method '{name}' has no presets; leave it out")
+        if preset not in settings.preset_names():
+            hint = near_misses(str(preset), settings.preset_names())
+            raise UserError(f"'{PER_METHOD}.{name}.{PRESETS}': method '{name}' has no preset '{preset}'{hint}")
+    return values
+
+
+def _check_not_mixed(written: Mapping[str, Any], preset: Any, settings: type[MethodConfig]) -> None:
+    """A recipe that spells out one preset, as a saved config does, cannot be turned into another: which of its values
+    came with the preset is no longer known."""
+    spelt = settings.preset_layer(written.get("preset")).get("method", {})
+    if spelt and written["preset"] != preset and spelt.keys() <= written.keys():
+        raise UserError(
+            f"the recipe spells out preset '{written['preset']}' and cannot be run with preset '{preset}': start from "
+            "the recipe that it was made from"
+        )
 
 
 def validated(values: Mapping[str, Any]) -> RunConfig:
@@ -158,6 +204,17 @@ def nest(path: str, value: Any) -> dict[str, Any]:
     for part in reversed(path.split(".")):
         value = {part: value}
     return dict(value)
+
+
+def flat(values: Mapping[str, Any]) -> dict[str, Any]:
+    """`flat({"a": {"b": 1}})` is `{"a.b": 1}`, the reverse of `nest`."""
+    leaves: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            leaves |= {f"{key}.{path}": leaf for path, leaf in flat(value).items()}
+        else:
+            leaves[key] = value
+    return leaves
 
 
 def deep_merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

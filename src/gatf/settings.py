@@ -173,13 +173,24 @@ class MethodConfig(Strict):
     def _fill_preset(cls, values: Any) -> Any:
         """A preset replaces defaults; what the user wrote stays."""
         if isinstance(values, dict) and "preset" in values and "preset" in cls.model_fields:
-            return {**cls.presets().get(values["preset"], {}), **values}
+            return {**cls.preset_layer(values["preset"]).get("method", {}), **values}
         return values
 
     @classmethod
     def presets(cls) -> dict[str, dict[str, Any]]:
-        """Named sets of values for this method's fields."""
+        """What each preset changes, shaped like a config: this method's fields under `method`, and what belongs to them
+        in other sections, such as `optimisation`. The default preset is the defaults, so it is not among them."""
         return {}
+
+    @classmethod
+    def preset_names(cls) -> tuple[str, ...]:
+        """Every preset, the default first."""
+        return get_args(cls.model_fields["preset"].annotation) if "preset" in cls.model_fields else ()
+
+    @classmethod
+    def preset_layer(cls, preset: Any) -> dict[str, Any]:
+        """What a preset changes; nothing for the default one and for what is no preset."""
+        return cls.presets().get(preset, {}) if isinstance(preset, str) else {}
 
 
 def explain(error: ValidationError, model: type[BaseModel], method: type[BaseModel] | None = None) -> UserError:

@@ -15,7 +15,10 @@ TINY_SIDE, MEMORY_SIDE = 16, 64
 """Up to the first, the small network; up to the second, a 3×3 stem."""
 ANCHORS_PER_UPDATE = 30
 """How often GATF estimates its anchor during an update."""
-FIXED = ("method.name", "method.readout", "method.covariance", "method.covariance_rank", "method.distillation")
+FIXED = (
+    "method.name", "method.preset", "method.readout", "method.covariance", "method.covariance_rank",
+    "method.distillation",
+)  # fmt: skip
 """What a model is made of, beside backbone and scenario."""
 
 
@@ -51,7 +54,8 @@ def first_config(
 
 
 def next_config(config: RunConfig, *, images: int, overrides: Mapping[str, Any]) -> RunConfig:
-    """The settings of a later update: as before, with epochs and batch chosen for its number of images.
+    """The settings of a later update: as before, with epochs and batch chosen for its number of images, unless the
+    preset has its own.
 
     What the model is made of cannot change any more: overrides of it must say what is.
     """
@@ -61,11 +65,14 @@ def next_config(config: RunConfig, *, images: int, overrides: Mapping[str, Any])
         if fixed and value != _at(base, path):
             raise UserError(f"'{path}' was fixed when the model was first fitted and cannot change in an update")
     kept = base["optimisation"]["next"]
-    chosen = stage(images, config.backbone.bottleneck or 0, first=False)
+    of_preset = config.method.preset_layer(base["method"].get("preset")).get("optimisation", {}).get("next", {})
+    chosen = stage(images, config.backbone.bottleneck or 0, first=False) | of_preset
     kept |= {name: chosen[name] for name in ("epochs", "batch_size")}
     if config.method.name == "gatf":
         base["method"]["refresh"] = refresh(images)
-    return load_config(base, method=config.method.name, overrides=dict(overrides))
+    # the preset is the model's own, whose values may have been changed since: naming it again does not bring them back
+    changes = {path: value for path, value in overrides.items() if path != "method.preset"}
+    return load_config(base, method=config.method.name, overrides=changes)
 
 
 def _at(values: Any, path: str) -> Any:

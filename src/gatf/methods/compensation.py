@@ -78,7 +78,7 @@ class PrototypeConfig(MethodConfig):
         """The triplet base, also a preset's, replaces defaults; what the user wrote stays."""
         if not isinstance(values, dict):
             return values
-        chosen = {**cls.presets().get(values.get("preset", ""), {}), **values}
+        chosen = {**cls.preset_layer(values.get("preset")).get("method", {}), **values}
         own = TRIPLET_DEFAULTS if chosen.get("base") == "triplet" else {}
         return {**{name: value for name, value in own.items() if name in cls.model_fields}, **chosen}
 

@@ -55,7 +55,10 @@ class EWCConfig(MethodConfig):
     @classmethod
     def presets(cls) -> dict[str, dict[str, Any]]:
         pycil = {"penalty": 1000.0, "alpha": "class_share", "label_mode": "ground_truth", "fisher_cap": 1e-4}
-        return {"facil": {"fix_bn": False}, "pycil": {**pycil, "penalise_heads": True, "fix_bn": False}}
+        return {
+            "facil": {"method": {"fix_bn": False}},
+            "pycil": {"method": {**pycil, "penalise_heads": True, "fix_bn": False}},
+        }
 
 
 def merge_importance(old: Tensor, new: Tensor, alpha: float | str, *, seen_before: int, seen: int) -> Tensor:

@@ -49,7 +49,7 @@ class FeCAMConfig(MethodConfig):
     @classmethod
     def presets(cls) -> dict[str, dict[str, Any]]:
         vit = {"tukey": None, "shrink_off_diagonal": 0.0, "shrink_passes": 1, "unit_features": True}
-        return {"vit": vit}
+        return {"vit": {"method": vit}}
 
 
 def tukey(features: Tensor, power: float | None, log_guard: float = 1e-6) -> Tensor:

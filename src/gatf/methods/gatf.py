@@ -85,7 +85,7 @@ class GATFConfig(CovarianceConfig):
     @classmethod
     def presets(cls) -> dict[str, dict[str, Any]]:
         release = {"anchor": "ridge", "cycle": 2.0, "pairwise": 0.05, "bias_correct": False, "matched_noise": False}
-        return {"release": release}
+        return {"release": {"method": release}}
 
     @model_validator(mode="after")
     def _map_is_trained(self) -> "GATFConfig":

@@ -35,10 +35,11 @@ class LwFConfig(MethodConfig):
 
     @classmethod
     def presets(cls) -> dict[str, dict[str, Any]]:
+        paper = {"distill": 1.0, "train_old_heads": True, "kd_groups": "per_task", "warmup_epochs": 20}
         return {
-            "pycil": {"distill": 3.0, "train_old_heads": True},
-            "paper": {"distill": 1.0, "train_old_heads": True, "kd_groups": "per_task", "warmup_epochs": 20},
-            "ncm": {"head": "cosine", "train_old_heads": True, "readout": "ncm"},
+            "pycil": {"method": {"distill": 3.0, "train_old_heads": True}},
+            "paper": {"method": paper},
+            "ncm": {"method": {"head": "cosine", "train_old_heads": True, "readout": "ncm"}},
         }
 
     @model_validator(mode="after")

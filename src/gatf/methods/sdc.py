@@ -37,8 +37,8 @@ class SDCConfig(PrototypeConfig):
     @classmethod
     def presets(cls) -> dict[str, dict[str, Any]]:
         return {
-            "paper": {"base": "triplet", "softmax_epochs": 200},
-            "paper_pretrained": {"base": "triplet", "triplets": "hard", "fix_bn": False},
+            "paper": {"method": {"base": "triplet", "softmax_epochs": 200}},
+            "paper_pretrained": {"method": {"base": "triplet", "triplets": "hard", "fix_bn": False}},
         }
 
 
