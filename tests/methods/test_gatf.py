@@ -8,14 +8,14 @@ import pytest
 import torch
 from torch import nn
 
-from gatf.config import RunConfig
+from gatf.config import RunConfig, load_config
 from gatf.data.loader import Batch, TaskInfo, shuffled
 from gatf.experiment import Experiment, start
 from gatf.geometry.anchor import Affine
 from gatf.methods.anchoring import RunningAnchor
 from gatf.methods.components import perturbation_terms, task_batch
 from gatf.methods.gatf import GATF
-from gatf.nets.mlp import feature_mlp, zero_residual
+from gatf.nets.mlp import dead_residual, zero_residual
 
 Tiny = Callable[..., RunConfig]
 
@@ -79,18 +79,75 @@ class TestResidual:
         assert not torch.equal(first, residual[0].weight)
         assert residual(z).std(dim=0).min() > 0.05  # varies with z, not a learned constant
 
-    def test_all_zero_layers_would_be_dead(self) -> None:
-        """Why only the last layer is zero: with every layer zero the output never depends on z."""
-        residual = feature_mlp(4)
-        for parameter in residual.parameters():
-            nn.init.zeros_(parameter)
-        optimiser = torch.optim.SGD(residual.parameters(), lr=0.1, momentum=0.9)
+    def test_of_the_release_is_a_constant(self) -> None:
+        """Why only the last layer is zero: with every layer zero nothing but the output bias ever moves."""
+        residual = dead_residual(4)
+        optimiser = torch.optim.SGD(residual.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-4)
         z = torch.randn(64, 4)
         for _ in range(10):
             optimiser.zero_grad()
             (residual(z) - z.square()).square().mean().backward()
             optimiser.step()
-        assert residual(z).std(dim=0).max() == 0
+        moved = [name for name, parameter in residual.named_parameters() if parameter.abs().max() > 0]
+        assert moved == ["2.bias"]
+        assert torch.equal(residual(z), residual[2].bias.expand(64, 4))
+
+    def test_is_dead_where_the_release_is_followed(self, tiny_config: Tiny) -> None:
+        for preset, dead in (("paper", False), ("release", True)):
+            method, _, _ = at_task_1(tiny_config("gatf", **{"method.preset": preset}))
+            assert all(parameter.abs().max() == 0 for parameter in method.residual.parameters()) == dead
+
+    def test_is_alive_where_there_is_no_anchor_to_add_to(self, tiny_config: Tiny) -> None:
+        alone = {"method.preset": "release", "method.aga": False, "method.refine": True}
+        experiment = Experiment(tiny_config("gatf", **alone))
+        experiment.method.begin_task(experiment.task_info(1))
+        assert all(parameter.abs().max() > 0 for parameter in experiment.method.residual.parameters())
+
+
+EVERY_SCRIPT = {
+    "anchor": "ridge", "dead_residual": True, "bias_correct": False, "matched_noise": False, "samples": None,
+    "ridge": 0.01, "refresh": 10, "ema": 0.9, "rotation": True, "expansion": 32, "adapter_lr": 0.01,
+}  # fmt: skip
+USUAL = {
+    "topology": 5.0, "cycle": 2.0, "pairwise": 0.05, "refine": False, "perturb": 0.0, "map_lr": None,
+    "map_weight_decay": None,
+}  # fmt: skip
+CUB = {
+    "topology": 0.5, "cycle": 0.5, "pairwise": 0.0, "refine": False, "perturb": 0.5, "map_lr": 0.05,
+    "map_weight_decay": 1e-4,
+}  # fmt: skip
+SCRIPTS = {
+    "cifar100-t10": USUAL, "cifar100-t20": USUAL, "imagenet100-t10": USUAL, "imagenet100-t20": USUAL,
+    "tinyimagenet-t10": USUAL, "tinyimagenet-t20": {**USUAL, "cycle": 0.0, "refine": True},
+    "cub200-t10": CUB, "cub200-t20": CUB,
+}  # fmt: skip
+
+
+class TestReleasePreset:
+    """What the scripts of the release say; CIFAR-100, ImageNet-100 and CUB-200 have one for ten tasks only."""
+
+    @pytest.mark.parametrize("recipe", SCRIPTS)
+    def test_has_the_settings_of_the_scripts(self, recipe: str) -> None:
+        config = load_config(recipe, method="gatf", overrides={"method.preset": "release"})
+        expected = EVERY_SCRIPT | SCRIPTS[recipe]
+        assert {name: getattr(config.method, name) for name in expected} == expected
+        assert config.data.val_fraction == 0.1
+        assert config.backbone.bottleneck == (32 if recipe.startswith("cub200") else 64)
+        assert config.scenario.order == ("natural" if recipe.startswith("cub200") else "published")
+        for stage in (config.optimisation.first, config.optimisation.next):
+            assert (stage.epochs, stage.batch_size, stage.weight_decay, stage.clip) == (200, 256, 5e-4, 1.0)
+
+    @pytest.mark.parametrize("recipe", SCRIPTS)
+    def test_is_not_the_default(self, recipe: str) -> None:
+        """The paper's equations, with the rates of the scripts where the paper gives none."""
+        config = load_config(recipe, method="gatf")
+        expected = {
+            "preset": "paper", "anchor": "sylvester", "dead_residual": False, "bias_correct": True, "cycle": 0.0,
+            "pairwise": 0.0, "perturb": 0.0, "refine": False,
+        }  # fmt: skip
+        expected |= {name: SCRIPTS[recipe][name] for name in ("topology", "map_lr", "map_weight_decay")}
+        assert {name: getattr(config.method, name) for name in expected} == expected
+        assert (config.data.val_fraction, config.scenario.order) == (0.0, "published")
 
 
 def test_first_anchor_is_nearly_the_identity(tiny_config: Tiny) -> None:
