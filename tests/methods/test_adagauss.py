@@ -228,7 +228,7 @@ class TestLogitDistillation:
         ours, _ = container.read(tmp_path / "stopped" / "model.safetensors")
         theirs, _ = container.read(tmp_path / "whole" / "model.safetensors")
         assert ours.keys() == theirs.keys()
-        assert "heads.layers.1.weight" in ours
+        assert "method.heads.layers.1.weight" in ours
         for name in ours:
             assert torch.equal(ours[name], theirs[name]), name
 

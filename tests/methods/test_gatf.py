@@ -1,5 +1,6 @@
 """GATF, by the checks of its specification."""
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -7,14 +8,14 @@ import pytest
 import torch
 from torch import nn
 
-from gatf.config import RunConfig
+from gatf.config import RunConfig, load_config
 from gatf.data.loader import Batch, TaskInfo, shuffled
 from gatf.experiment import Experiment, start
 from gatf.geometry.anchor import Affine
 from gatf.methods.anchoring import RunningAnchor
-from gatf.methods.components import perturbation_terms
+from gatf.methods.components import perturbation_terms, task_batch
 from gatf.methods.gatf import GATF
-from gatf.nets.mlp import feature_mlp, zero_residual
+from gatf.nets.mlp import dead_residual, zero_residual
 
 Tiny = Callable[..., RunConfig]
 
@@ -78,18 +79,75 @@ class TestResidual:
         assert not torch.equal(first, residual[0].weight)
         assert residual(z).std(dim=0).min() > 0.05  # varies with z, not a learned constant
 
-    def test_all_zero_layers_would_be_dead(self) -> None:
-        """Why only the last layer is zero: with every layer zero the output never depends on z."""
-        residual = feature_mlp(4)
-        for parameter in residual.parameters():
-            nn.init.zeros_(parameter)
-        optimiser = torch.optim.SGD(residual.parameters(), lr=0.1, momentum=0.9)
+    def test_of_the_release_is_a_constant(self) -> None:
+        """Why only the last layer is zero: with every layer zero nothing but the output bias ever moves."""
+        residual = dead_residual(4)
+        optimiser = torch.optim.SGD(residual.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-4)
         z = torch.randn(64, 4)
         for _ in range(10):
             optimiser.zero_grad()
             (residual(z) - z.square()).square().mean().backward()
             optimiser.step()
-        assert residual(z).std(dim=0).max() == 0
+        moved = [name for name, parameter in residual.named_parameters() if parameter.abs().max() > 0]
+        assert moved == ["2.bias"]
+        assert torch.equal(residual(z), residual[2].bias.expand(64, 4))
+
+    def test_is_dead_where_the_release_is_followed(self, tiny_config: Tiny) -> None:
+        for preset, dead in (("paper", False), ("release", True)):
+            method, _, _ = at_task_1(tiny_config("gatf", **{"method.preset": preset}))
+            assert all(parameter.abs().max() == 0 for parameter in method.residual.parameters()) == dead
+
+    def test_is_alive_where_there_is_no_anchor_to_add_to(self, tiny_config: Tiny) -> None:
+        alone = {"method.preset": "release", "method.aga": False, "method.refine": True}
+        experiment = Experiment(tiny_config("gatf", **alone))
+        experiment.method.begin_task(experiment.task_info(1))
+        assert all(parameter.abs().max() > 0 for parameter in experiment.method.residual.parameters())
+
+
+EVERY_SCRIPT = {
+    "anchor": "ridge", "dead_residual": True, "bias_correct": False, "matched_noise": False, "samples": None,
+    "ridge": 0.01, "refresh": 10, "ema": 0.9, "rotation": True, "expansion": 32, "adapter_lr": 0.01,
+}  # fmt: skip
+USUAL = {
+    "topology": 5.0, "cycle": 2.0, "pairwise": 0.05, "refine": False, "perturb": 0.0, "map_lr": None,
+    "map_weight_decay": None,
+}  # fmt: skip
+CUB = {
+    "topology": 0.5, "cycle": 0.5, "pairwise": 0.0, "refine": False, "perturb": 0.5, "map_lr": 0.05,
+    "map_weight_decay": 1e-4,
+}  # fmt: skip
+SCRIPTS = {
+    "cifar100-t10": USUAL, "cifar100-t20": USUAL, "imagenet100-t10": USUAL, "imagenet100-t20": USUAL,
+    "tinyimagenet-t10": USUAL, "tinyimagenet-t20": {**USUAL, "cycle": 0.0, "refine": True},
+    "cub200-t10": CUB, "cub200-t20": CUB,
+}  # fmt: skip
+
+
+class TestReleasePreset:
+    """What the scripts of the release say; CIFAR-100, ImageNet-100 and CUB-200 have one for ten tasks only."""
+
+    @pytest.mark.parametrize("recipe", SCRIPTS)
+    def test_has_the_settings_of_the_scripts(self, recipe: str) -> None:
+        config = load_config(recipe, method="gatf", overrides={"method.preset": "release"})
+        expected = EVERY_SCRIPT | SCRIPTS[recipe]
+        assert {name: getattr(config.method, name) for name in expected} == expected
+        assert config.data.val_fraction == 0.1
+        assert config.backbone.bottleneck == (32 if recipe.startswith("cub200") else 64)
+        assert config.scenario.order == ("natural" if recipe.startswith("cub200") else "published")
+        for stage in (config.optimisation.first, config.optimisation.next):
+            assert (stage.epochs, stage.batch_size, stage.weight_decay, stage.clip) == (200, 256, 5e-4, 1.0)
+
+    @pytest.mark.parametrize("recipe", SCRIPTS)
+    def test_is_not_the_default(self, recipe: str) -> None:
+        """The paper's equations, with the rates of the scripts where the paper gives none."""
+        config = load_config(recipe, method="gatf")
+        expected = {
+            "preset": "paper", "anchor": "sylvester", "dead_residual": False, "bias_correct": True, "cycle": 0.0,
+            "pairwise": 0.0, "perturb": 0.0, "refine": False,
+        }  # fmt: skip
+        expected |= {name: SCRIPTS[recipe][name] for name in ("topology", "map_lr", "map_weight_decay")}
+        assert {name: getattr(config.method, name) for name in expected} == expected
+        assert (config.data.val_fraction, config.scenario.order) == (0.0, "published")
 
 
 def test_first_anchor_is_nearly_the_identity(tiny_config: Tiny) -> None:
@@ -208,15 +266,55 @@ def test_final_refresh_leaves_nothing_linear_behind(tiny_config: Tiny) -> None:
     assert error.mean(0).abs().max() < 1e-4
 
 
-def test_perturbation_steps_uphill() -> None:
-    torch.manual_seed(0)
-    head, features = nn.Linear(4, 3), torch.randn(10, 4, requires_grad=True)
-    labels = torch.randint(3, (10,))
-    terms = perturbation_terms(head, features, labels, 0.5)
-    plain = nn.functional.cross_entropy(head(features), labels)
-    assert terms["adversarial"] > plain
-    terms["gradient_norm"].backward()
-    assert features.grad is not None
+class TestPerturbation:
+    """Two images of class 0 with logits (0, 0) and (ln 3, 0), a step of √2: both move by (−1, 1).
+
+    There class 1 has the probabilities q = e²/(1 + e²) = 0.880797 and (e²/3)/(1 + e²/3) = 0.711235, the losses are
+    ln(1 + e²) and ln(1 + e²/3), and an image's gradient has the norm √2·q, half of that in the mean over two images.
+    """
+
+    def terms(self, features: torch.Tensor, rows: int = 2) -> tuple[nn.Linear, dict[str, torch.Tensor]]:
+        head = nn.Linear(2, 2, bias=False)
+        nn.init.eye_(head.weight)
+        return head, perturbation_terms(head, features, torch.zeros(2, dtype=torch.long), step=math.sqrt(2), rows=rows)
+
+    def features(self) -> torch.Tensor:
+        return torch.tensor([[0.0, 0.0], [math.log(3), 0.0]], requires_grad=True)
+
+    def test_by_hand(self) -> None:
+        _, terms = self.terms(self.features())
+        assert terms["adversarial"].item() == pytest.approx(1.684534, abs=1e-6)
+        assert terms["gradient_norm"].item() == pytest.approx(math.sqrt(2) / 2 * (0.880797 + 0.711235) / 2, abs=1e-6)
+
+    def test_the_gradient_is_that_of_a_mean_over_the_images_of_all_processes(self) -> None:
+        _, terms = self.terms(self.features(), rows=4)
+        assert terms["gradient_norm"].item() == pytest.approx(math.sqrt(2) / 4 * (0.880797 + 0.711235) / 2, abs=1e-6)
+
+    def test_only_the_head_learns(self) -> None:
+        features = self.features()
+        head, terms = self.terms(features)
+        terms["adversarial"].backward(retain_graph=True)
+        # Σ (p − y)·zᵀ / 2 at the moved points (−1, 1) and (ln 3 − 1, 1)
+        expected = torch.tensor([[0.405330, -0.796016], [-0.405330, 0.796016]])
+        torch.testing.assert_close(head.weight.grad, expected, atol=1e-6, rtol=0)
+        terms["gradient_norm"].backward()
+        assert not torch.equal(head.weight.grad, expected)
+        assert features.grad is None
+
+    def test_is_a_part_of_task_0_alone(self, tiny_config: Tiny) -> None:
+        """There over all four rotations of the images."""
+        config = tiny_config("gatf", **{"method.perturb": 0.5})
+        experiment = Experiment(config)
+        method, task = experiment.method, experiment.task_info(0)
+        method.begin_task(task)
+        batch = next(iter(experiment.task_data(0).batches("train", batch_size=12)))
+        images, labels = task_batch(batch, task, rotate=True)
+        expected = perturbation_terms(method.head, method.backbone(images), labels, step=0.5, rows=48)
+        terms = method._loss(batch, task)
+        for name, value in expected.items():
+            torch.testing.assert_close(terms[name], value)
+        method, task, batch = at_task_1(config)
+        assert not expected.keys() & method._loss(batch, task).keys()
 
 
 def test_nothing_of_a_task_is_kept(tiny_config: Tiny, tmp_path: Path) -> None:

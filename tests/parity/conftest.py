@@ -146,3 +146,62 @@ def toy_tasks() -> Callable[..., list[TaskData]]:
         return tasks
 
     return cut
+
+
+class BottleneckNet(nn.Module):
+    """Images [B, 3, 2, 2] → features [B, S] in float64: a hidden layer with batch-norm and ReLU, then a linear layer.
+
+    Pixels are made whole numbers again before they are divided by 255, so that nothing is left of float32.
+    """
+
+    def __init__(self, weights: dict[str, Tensor]) -> None:
+        super().__init__()
+        self.feature_dim, hidden = weights["bottleneck.weight"].shape
+        self.first = nn.Linear(weights["first.weight"].shape[1], hidden, bias=False)
+        self.norm = nn.BatchNorm1d(hidden)
+        self.bottleneck = nn.Linear(hidden, self.feature_dim)
+        self.double().load_state_dict(weights, strict=False)
+
+    def forward(self, images: Tensor) -> Tensor:
+        pixels = (images.double() * 255).round() / 255
+        return self.bottleneck(self.norm(self.first(pixels.flatten(1))).relu())
+
+
+@pytest.fixture(scope="session")
+def bottleneck_net() -> type[BottleneckNet]:
+    """`bottleneck_net(recorded("adagauss", "input/net/"))`: what methods that keep Gaussians were given."""
+    return BottleneckNet
+
+
+Trace = tuple[dict[str, list[float]], list[dict[str, Tensor]]]
+
+
+@pytest.fixture(scope="session")
+def traced_training() -> Callable[[Phase, TaskData], Trace]:
+    """`traced_training(phase, data)`: the loop of a run. Returns each term's mean of every epoch, and the gradients of
+    every step by name, as they are before they are clipped."""
+
+    def run(phase: Phase, data: TaskData) -> Trace:
+        terms: dict[str, list[float]] = {}
+        gradients: list[dict[str, Tensor]] = []
+        fabric = Fabric(accelerator="cpu", devices=1)
+        clip = fabric.clip_gradients
+
+        def look(*args: object, **how: object) -> object:
+            named = {f"{part}.{name}": p for part, net in phase.modules.items() for name, p in net.named_parameters()}
+            gradients.append({name: p.grad.clone() for name, p in named.items() if p.grad is not None})
+            return clip(*args, **how)  # type: ignore[arg-type]
+
+        def listen(kind: str, /, **fields: object) -> None:
+            if kind == "epoch":
+                for name, value in fields["losses"].items():  # type: ignore[attr-defined]
+                    terms.setdefault(name, []).append(value)
+
+        fabric.clip_gradients = look  # type: ignore[method-assign, assignment]
+        train_phase(
+            phase, data, fabric, listener=listen, position=Position(), save=lambda position, optimiser: None,
+            restore=None, stop=lambda: False, save_every=None,
+        )  # fmt: skip
+        return terms, gradients
+
+    return run

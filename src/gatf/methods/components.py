@@ -41,9 +41,14 @@ def _batch_covariance(features: Tensor) -> Tensor:
     return ranks.total(centred.T @ centred) / (count - 1)
 
 
+def whole_rows(features: Tensor, batch: Batch) -> int:
+    """Rows of features of the batch over all processes; an image turned four times has four."""
+    return len(features) // len(batch.images) * batch.whole
+
+
 def has_covariance(features: Tensor, batch: Batch) -> bool:
     """Whether the batch, over all processes, has more rows than features have dimensions."""
-    return len(features) // len(batch.images) * batch.whole > features.shape[1]
+    return whole_rows(features, batch) > features.shape[1]
 
 
 def frozen_features(net: nn.Module, images: Tensor) -> Tensor:
@@ -59,16 +64,20 @@ def cosines(features: Tensor, rows: int = 128) -> Tensor:
     return unit @ unit.T
 
 
-def perturbation_terms(head: nn.Module, features: Tensor, labels: Tensor, step: float) -> dict[str, Tensor]:
-    """Task-0 feature perturbation of GATF's released CUB script: cross-entropy after a step along the normalised
-    gradient in feature space, and that gradient's norm."""
-    if not features.requires_grad:
-        features = features.detach().requires_grad_()
-    per_image = nn.functional.cross_entropy(head(features), labels, reduction="sum")
-    (gradient,) = torch.autograd.grad(per_image, features, create_graph=True)
-    moved = features + step * nn.functional.normalize(gradient, dim=1).detach()
-    adversarial = nn.functional.cross_entropy(head(moved), labels)
-    return {"adversarial": adversarial, "gradient_norm": gradient.norm(dim=1).mean()}
+def perturbation_terms(
+    head: nn.Module, features: Tensor, labels: Tensor, *, step: float, rows: int
+) -> dict[str, Tensor]:
+    """Task-0 feature perturbation of GATF's released CUB script: the cross-entropy of features moved by `step` along
+    its normalised gradient, and the mean norm of the gradient there, which is that of the mean over all `rows`.
+
+    The moved features are constants, so that only the head learns from either.
+    """
+    start = features.detach().requires_grad_()
+    (uphill,) = torch.autograd.grad(nn.functional.cross_entropy(head(start), labels, reduction="sum"), start)
+    moved = (start + step * nn.functional.normalize(uphill, dim=1)).detach().requires_grad_()
+    loss = nn.functional.cross_entropy(head(moved), labels, reduction="sum")
+    (gradient,) = torch.autograd.grad(loss, moved, create_graph=True)
+    return {"adversarial": loss / len(labels), "gradient_norm": gradient.norm(dim=1).mean() / rows}
 
 
 @torch.no_grad()

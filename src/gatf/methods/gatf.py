@@ -26,20 +26,25 @@ from gatf.methods.components import (
     perturbation_terms,
     task_batch,
     warmup_epochs,
+    whole_rows,
 )
 from gatf.methods.memory import CovarianceConfig, GaussianMemory, Rule
-from gatf.nets.mlp import feature_mlp, zero_residual
+from gatf.nets.mlp import dead_residual, feature_mlp, zero_residual
 from gatf.settings import Fraction, NotNegative, Positive
 
 
 class GATFConfig(CovarianceConfig):
     name: Literal["gatf"] = "gatf"
     preset: Literal["paper", "release"] = "paper"
-    """The paper's equations, or what the authors' released code does."""
+    """The paper's equations, or what the authors' released code does: a ridge anchor, a constant for a residual, terms
+    that the paper does not have, a tenth of the training images held out."""
     top_aware: bool = True
     """Train the map old → new and its inverse together with the backbone (off: AdaGauss's distillation)."""
     aga: bool = True
     """Start the map from the Analytic Geometric Anchor (off: an MLP alone)."""
+    dead_residual: bool = False
+    """Zero every layer of the residual on the anchor, as the release does: it stays a constant, for only its output
+    bias can move."""
     refine: bool = False
     """Fit the map further on frozen features after training, as AdaGauss fits its adapter."""
     topology: NotNegative = 5.0
@@ -77,14 +82,17 @@ class GATFConfig(CovarianceConfig):
     pairwise: NotNegative = 0.0
     """Weight of the release's pairwise cosine terms."""
     perturb: NotNegative = 0.0
-    """Step of the release's task-0 feature perturbation (0.5 in its CUB script)."""
+    """Step of the release's task-0 feature perturbation, from which only the head learns (0.5 in its CUB script)."""
     readout: Rule = "bayes"
     """How classes are told apart."""
 
     @classmethod
     def presets(cls) -> dict[str, dict[str, Any]]:
-        release = {"anchor": "ridge", "cycle": 2.0, "pairwise": 0.05, "bias_correct": False, "matched_noise": False}
-        return {"release": {"method": release}}
+        method = {
+            "anchor": "ridge", "dead_residual": True, "bias_correct": False, "cycle": 2.0, "pairwise": 0.05,
+            "matched_noise": False,
+        }  # fmt: skip
+        return {"release": {"method": method, "data": {"val_fraction": 0.1}}}
 
     @model_validator(mode="after")
     def _map_is_trained(self) -> "GATFConfig":
@@ -124,7 +132,8 @@ class GATF(Method):
         outputs = 4 * task.new if self._rotates(task) else task.new
         self.head = self.make(lambda: nn.Linear(dim, outputs), "head", task.index)
         if task.index > 0:
-            build = zero_residual if config.aga else feature_mlp
+            on_anchor = dead_residual if config.dead_residual else zero_residual
+            build = on_anchor if config.aga else feature_mlp
             self.teacher = self.frozen_copy(self.backbone)
             self.residual = self.make(lambda: build(dim, config.expansion), "old to new", task.index)
             self.distiller = self.make(lambda: feature_mlp(dim, config.expansion), "new to old", task.index)
@@ -181,7 +190,8 @@ class GATF(Method):
             else:
                 terms["distill"] = config.distill * mse_loss(back, old)
         elif config.perturb:
-            terms |= perturbation_terms(self.head, new, labels, config.perturb)
+            rows = whole_rows(new, batch)
+            terms |= perturbation_terms(self.head, new, labels, step=config.perturb, rows=rows)
         if config.anti_collapse and has_covariance(new, batch):
             terms["anti_collapse"] = config.anti_collapse * anti_collapse(new, config.clamp)
         return terms

@@ -9,14 +9,17 @@ def feature_mlp(dim: int, expansion: int = 32) -> nn.Sequential:
 
 
 def zero_residual(dim: int, expansion: int = 32) -> nn.Sequential:
-    """A `feature_mlp` that starts as the zero function with live gradients: only its last layer is zero.
-
-    Zeroing every layer would leave the hidden activations and the back-propagated signal both zero, so that only the
-    output bias could ever move.
-    """
+    """A `feature_mlp` that starts as the zero function with live gradients: only its last layer is zero."""
     mlp = feature_mlp(dim, expansion)
-    last = mlp[-1]
-    assert isinstance(last, nn.Linear)
-    nn.init.zeros_(last.weight)
-    nn.init.zeros_(last.bias)
+    for parameter in mlp[-1].parameters():
+        nn.init.zeros_(parameter)
+    return mlp
+
+
+def dead_residual(dim: int, expansion: int = 32) -> nn.Sequential:
+    """A `feature_mlp` with every layer zero, as in GATF's release: hidden activations and back-propagated signal are
+    both zero, so that only the output bias can ever move and the function stays a constant."""
+    mlp = feature_mlp(dim, expansion)
+    for parameter in mlp.parameters():
+        nn.init.zeros_(parameter)
     return mlp
