@@ -12,16 +12,10 @@ ROOT = Path(gatf.__file__).parent
 LAYERS = [
     {"__main__"},
     {"cli"},
-    {"cli_models"},
     {"updating"},
     {"estimator"},
-    {"artifact"},
-    {"learner"},
-    {"cli_bench"},
-    {"cli_report"},
-    {"doctor", "catalogue", "launch"},
-    {"report"},
-    {"bench"},
+    {"artifact", "report"},
+    {"learner", "bench"},
     {"experiment"},
     {"config"},
     {"methods"},
@@ -30,7 +24,7 @@ LAYERS = [
     {"data"},
     {"nets"},
     {"geometry"},
-    {"settings", "seeding", "errors", "files", "recipes", "terminal", "ranks"},
+    {"settings", "seeding", "errors", "files", "recipes", "ranks"},
 ]
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 

@@ -1,20 +1,12 @@
 """Commands that draw: `gatf report` and `gatf explain`. Matplotlib is imported by the command, not before."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-    from gatf.training.trackers import Tracker
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands to the application."""
-    app.command()(report)
-    app.command()(explain)
 
 
 def report(
@@ -48,16 +40,6 @@ def explain(
     target = out or Path(f"explain-{topic}.html")
     write_anchor_page(target, figures=figures)
     typer.echo(f"explained in {target}")
-
-
-def trackers(names: list[str], folder: Path, config: Any) -> list["Tracker"]:
-    """The dashboards a run was asked to log to; `config` is None for a run that goes on."""
-    if not names:
-        return []
-    from gatf.training.trackers import open_tracker
-
-    values = config.model_dump(mode="json") if config is not None else {}
-    return [open_tracker(name, folder, values) for name in names]
 
 
 def report_of_run(folder: Path, console: "Console") -> None:
