@@ -18,7 +18,7 @@ def report(
     methods: Annotated[str | None, typer.Option(help="Only these rows, comma-separated, in this order.")] = None,
 ) -> None:
     """Put runs side by side in one HTML file that needs nothing else: tables, figures, and what to see in them."""
-    from gatf.report.html import write_report
+    from gatf.report.page import write_report
 
     target = out or paths[0] / "report.html"
     count = write_report(paths, target, figures=figures, rows=methods.split(",") if methods else None)
@@ -45,7 +45,7 @@ def explain(
 def report_of_run(folder: Path, console: "Console") -> None:
     """The report that `gatf run` and `gatf bench` leave beside their results, which are safe whatever happens here."""
     try:
-        from gatf.report.html import write_report
+        from gatf.report.page import write_report
 
         write_report([folder], folder / "report.html")
     except Exception as error:
