@@ -49,7 +49,7 @@ def definitions(tree: ast.Module) -> list[tuple[str, ast.FunctionDef | ast.Class
 
 def method_table() -> str:
     """A row for every method: its paper, what it trains, what it keeps."""
-    from gatf.catalogue import bytes_kept
+    from gatf.cli.catalogue import bytes_kept
     from gatf.methods import METHODS
 
     lines = ["| method | paper | trains | keeps for each class | bytes a class |", "|---|---|---|---|---:|"]

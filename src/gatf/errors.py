@@ -1,11 +1,26 @@
-"""The one exception a person is meant to read."""
+"""The one exception a person is meant to read, and what a process says with its exit code."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """How a process of this project ends; an error nobody foresaw is Python's own 1, with a traceback."""
+
+    DONE = 0
+    FAILED = 1
+    """The command did its work, and something in it went wrong: runs of a bench, what the doctor found."""
+    MISTAKE = 2
+    """A `UserError`, told in one sentence."""
+    LOST = 3
+    """Stopped because another process of the run is gone, which the launcher tells."""
+    INTERRUPTED = 130
+    """Stopped and saved when asked to."""
 
 
 class UserError(ValueError):
-    """A mistake of the user's: one sentence that says what was wrong, where, and what to do. Exit code 2."""
+    """A mistake of the user's: one sentence that says what was wrong, where, and what to do."""
 
 
 class LostProcess(UserError):

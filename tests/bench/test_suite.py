@@ -10,16 +10,13 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from typer.testing import CliRunner
 
-from gatf import cli, experiment
+from gatf import experiment
 from gatf.bench.executors import InProcess, Processes, prepare
 from gatf.bench.plan import Plan, load_plan
 from gatf.bench.probe import seconds_of
 from gatf.bench.progress import LiveTable
-from gatf.bench.suite import print_table, run_plan
-from gatf.bench.tables import Result, aggregate
-from gatf.cli_bench import duration
+from gatf.bench.suite import run_plan
 from gatf.errors import UserError
 from gatf.training.loop import Interrupted
 
@@ -96,34 +93,12 @@ def test_a_killed_process_is_done_again(plan: Plan, tmp_path: Path) -> None:
     assert len(list(folder.glob("*/summary.json"))) == 2
 
 
-def test_a_run_that_cannot_be_is_told_and_the_others_are_done(tmp_path: Path) -> None:
-    (tmp_path / "small.yaml").write_text(SMALL, encoding="utf-8")
-    rows = "[finetune, {row: too many, method: finetune, set: {scenario.tasks: 11, scenario.stop_after: null}}]"
-    (tmp_path / "b.yaml").write_text(
-        f"recipe: {tmp_path / 'small.yaml'}\nmethods: {rows}\nseeds: [0]\n", encoding="utf-8"
-    )
-    told = CliRunner().invoke(cli.app, ["bench", str(tmp_path / "b.yaml"), "--out", str(tmp_path / "out")])
-    assert told.exit_code == 1
-    assert "too-many-seed0 failed: 10 classes cannot be split" in told.output
-    assert "1 of 2 runs failed" in told.output
-    assert (tmp_path / "out" / "report.html").is_file()
-
-
 def test_a_folder_of_another_config_is_refused(plan: Plan, tmp_path: Path) -> None:
     prepare(plan.runs[0], tmp_path)
     prepare(plan.runs[0], tmp_path)
     other = load_plan(str(tmp_path / "bench.yaml"), overrides={"scenario.stop_after": 1})
     with pytest.raises(UserError, match="another config"):
         prepare(other.runs[0], tmp_path)
-
-
-def test_the_plan_is_printed_with_an_estimate(plan: Plan, tmp_path: Path) -> None:
-    arguments = ["bench", str(tmp_path / "bench.yaml"), "--dry-run", "--methods", "finetune"]
-    told = CliRunner().invoke(cli.app, arguments)
-    assert told.exit_code == 0, told.output
-    assert "2 runs into" in told.output
-    assert "one after the other" in told.output
-    assert not (tmp_path / "runs").exists()
 
 
 def test_an_estimate_scales_with_the_epochs_of_the_run(
@@ -148,26 +123,6 @@ def test_an_estimate_scales_with_the_epochs_of_the_run(
     assert 8 < guesses[1] / guesses[0] < 12
 
 
-def test_data_that_is_not_there_gives_no_estimate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GATF_DATA", str(tmp_path))
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    arguments = [
-        "bench",
-        "paper-table2",
-        "--dry-run",
-        "--methods",
-        "gatf",
-        "--seeds",
-        "0",
-        "--data-root",
-        str(tmp_path),
-    ]
-    told = CliRunner().invoke(cli.app, arguments)
-    assert told.exit_code == 0, told.output
-    assert "4 runs into" in told.output
-    assert "no estimate:" in told.output
-
-
 def test_the_live_table_follows_runs_in_other_processes(plan: Plan, tmp_path: Path) -> None:
     console = Console(width=120, force_terminal=True, file=io.StringIO())
     run = plan.runs[0]
@@ -181,31 +136,3 @@ def test_the_live_table_follows_runs_in_other_processes(plan: Plan, tmp_path: Pa
         printed = Console(width=120, record=True, file=io.StringIO())
         printed.print(table._table())
         assert "seed 0: task 2/2, epoch 5" in printed.export_text()
-
-
-@pytest.mark.parametrize("width", [50, 60, 80, 120])
-def test_no_number_of_the_table_is_cut(width: int) -> None:
-    summary = {
-        "method": "adagauss", "a_last": 100.0, "a_inc": 100.0, "accuracy_matrix": [[100.0]],
-        "forgetting": 100.0, "total_seconds": 1234.5, "bytes_per_class": 33536,
-    }  # fmt: skip
-    table = aggregate([Result("digits", "adagauss", summary), Result("digits", "adagauss", summary | {"a_last": 80.0})])
-    file = io.StringIO()
-    print_table(table, Console(file=file, width=width))
-    assert "…" not in file.getvalue()
-    assert "90.0 ± 14.1" in file.getvalue()
-    assert ("33,536" in file.getvalue()) == (width == 120)
-
-
-def test_durations_read_well() -> None:
-    assert [duration(value) for value in (45, 600, 12_600, 800_000)] == ["45 s", "10 min", "3.5 h", "9 d"]
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [(["--executor", "ray", "-j", "2"], "--jobs is for"), (["--address", "auto"], "are for --executor ray")],
-)
-def test_options_that_do_not_go_together(options: list[str], words: str) -> None:
-    told = CliRunner().invoke(cli.app, ["bench", "digits", *options])
-    assert isinstance(told.exception, UserError)
-    assert words in str(told.exception)

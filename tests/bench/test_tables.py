@@ -5,10 +5,11 @@ import io
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from gatf.bench.plan import load_plan
 from gatf.bench.published import Published, is_outside, load_published, published
-from gatf.bench.tables import Result, aggregate, comparison, to_csv, to_latex, to_markdown
+from gatf.bench.tables import Result, aggregate, comparison, print_table, to_csv, to_latex, to_markdown
 from gatf.config import recipe_names
 from gatf.methods import METHODS
 
@@ -171,3 +172,17 @@ def test_the_papers_own_numbers() -> None:
     assert published("tinyimagenet-t20", "adagauss")[1].a_last_std == 1.0
     assert published("cub200-t10", "gatf")[0].a_inc == 63.1
     assert published("digits", "gatf") == []
+
+
+@pytest.mark.parametrize("width", [50, 60, 80, 120])
+def test_no_number_of_the_table_is_cut(width: int) -> None:
+    summary = {
+        "method": "adagauss", "a_last": 100.0, "a_inc": 100.0, "accuracy_matrix": [[100.0]], "forgetting": 100.0, "total_seconds": 1234.5,
+        "bytes_per_class": 33536,
+    }  # fmt: skip
+    table = aggregate([Result("digits", "adagauss", summary), Result("digits", "adagauss", summary | {"a_last": 80.0})])
+    file = io.StringIO()
+    print_table(table, Console(file=file, width=width))
+    assert "…" not in file.getvalue()
+    assert "90.0 ± 14.1" in file.getvalue()
+    assert ("33,536" in file.getvalue()) == (width == 120)

@@ -1,4 +1,4 @@
-"""Frozen copies without batch-norm, and batch-norm over processes (its collective part: tests/distributed)."""
+"""Frozen copies without batch-norm, and batch-norm over processes (its collective part: tests/training)."""
 
 import pytest
 import torch

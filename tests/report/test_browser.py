@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gatf.report.html import write_report
+from gatf.report.page import write_report
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 BROWSER = next((path for path in map(shutil.which, BROWSERS) if path), None)

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from gatf import experiment
 from gatf.bench.plan import PlannedRun
-from gatf.errors import UserError
+from gatf.errors import ExitCode, UserError
 from gatf.io.files import write_text
 from gatf.training.events import Listener
 from gatf.training.loop import Interrupted
@@ -111,9 +111,9 @@ class Processes:
     ) -> None:  # fmt: skip
         """A process has ended: well, asked to stop, with an error, or killed (a negative code, then once more)."""
         said = process.communicate()[1].strip()
-        if process.returncode == 0:
+        if process.returncode == ExitCode.DONE:
             watcher.finished(run)
-        elif process.returncode == 130:
+        elif process.returncode == ExitCode.INTERRUPTED:
             return
         elif process.returncode < 0 and tries[run.name] < self.retries:
             tries[run.name] += 1

@@ -2,21 +2,16 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from gatf.bench.executors import Executor, InProcess, prepare
 from gatf.bench.plan import Plan
 from gatf.bench.progress import LiveTable
-from gatf.bench.tables import Result, aggregate, cells, comparison, headings, to_csv, to_latex, to_markdown
+from gatf.bench.tables import Result, aggregate, comparison, print_table, to_csv, to_latex, to_markdown
 from gatf.io.files import write_text
-from gatf.terminal import fits
 
 INDEX = "bench.json"
-MOST_LEFT_OUT = 3
-"""Columns a narrow terminal may lose: bytes, seconds, forgetting."""
 
 
 def run_plan(plan: Plan, folder: Path, console: Console, executor: Executor | None = None) -> dict[str, str]:
@@ -52,23 +47,3 @@ def write_tables(plan: Plan, results: list[Result], folder: Path) -> None:
     write_text(folder / "results.csv", to_csv(table))
     write_text(folder / "results.md", text)
     write_text(folder / "results.tex", to_latex(table))
-
-
-def print_table(table: list[dict[str, Any]], console: Console) -> None:
-    """The results; on a narrow terminal the last columns are left out before a number would be cut."""
-    names = headings(table)
-    columns = len(names)
-    while columns > len(names) - MOST_LEFT_OUT and not fits(_first_columns(table, names[:columns]), console):
-        columns -= 1
-    console.print(_first_columns(table, names[:columns]))
-    if columns < len(names):
-        console.print(f"{', '.join(names[columns:])}: in results.md", highlight=False)
-
-
-def _first_columns(table: list[dict[str, Any]], names: list[str]) -> Table:
-    shown = Table(header_style="bold")
-    for name in names:
-        shown.add_column(name, justify="left" if name in ("setting", "method") else "right", no_wrap=True)
-    for row in table:
-        shown.add_row(*cells(row, setting=names[0] == "setting")[: len(names)])
-    return shown

@@ -1,4 +1,5 @@
-"""Results of many runs as one table: mean ± sample standard deviation over seeds, as CSV, Markdown and LaTeX."""
+"""Results of many runs as one table: mean ± sample standard deviation over seeds, as CSV, Markdown, LaTeX
+and on the terminal."""
 
 import csv
 import io
@@ -6,6 +7,10 @@ import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from rich.console import Console
+from rich.measure import Measurement
+from rich.table import Table
 
 from gatf.bench.published import OUTSIDE, difference, is_outside, load_published, own_column, published, weighting
 from gatf.evaluation.metrics import incremental_accuracy, last_accuracy, task_weighted
@@ -20,6 +25,8 @@ AVERAGED = (
     "Averaged over tasks: each task weighs the same; over images: each test image does. Ours is averaged as the source "
     "averages."
 )
+MOST_LEFT_OUT = 3
+"""Columns a narrow terminal may lose: bytes, seconds, forgetting."""
 
 
 @dataclass(frozen=True)
@@ -179,3 +186,28 @@ def _tex_number(row: dict[str, Any], column: str) -> str:
 
 def _tex(text: str) -> str:
     return "".join(f"\\{letter}" if letter in "&%$#_{}" else letter for letter in text)
+
+
+def print_table(table: list[dict[str, Any]], console: Console) -> None:
+    """The results; on a narrow terminal the last columns are left out before a number would be cut."""
+    names = headings(table)
+    columns = len(names)
+    while columns > len(names) - MOST_LEFT_OUT and not fits(_first_columns(table, names[:columns]), console):
+        columns -= 1
+    console.print(_first_columns(table, names[:columns]))
+    if columns < len(names):
+        console.print(f"{', '.join(names[columns:])}: in results.md", highlight=False)
+
+
+def _first_columns(table: list[dict[str, Any]], names: list[str]) -> Table:
+    shown = Table(header_style="bold")
+    for name in names:
+        shown.add_column(name, justify="left" if name in ("setting", "method") else "right", no_wrap=True)
+    for row in table:
+        shown.add_row(*cells(row, setting=names[0] == "setting")[: len(names)])
+    return shown
+
+
+def fits(table: Table, console: Console) -> bool:
+    """Whether the table can be printed without cutting or wrapping a cell."""
+    return Measurement.get(console, console.options.update(max_width=10_000), table).maximum <= console.width

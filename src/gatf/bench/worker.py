@@ -4,20 +4,20 @@ import sys
 from pathlib import Path
 
 from gatf import experiment
-from gatf.errors import UserError
+from gatf.errors import ExitCode, UserError
 from gatf.training.loop import Interrupted
 
 
-def main(folder: str) -> int:
-    """Exit codes as the command line's: 0 done, 2 a mistake, 130 stopped and saved."""
+def main(folder: str) -> ExitCode:
+    """Exit codes as the command line's: done, a mistake, stopped and saved."""
     try:
         experiment.resume(Path(folder))
     except UserError as error:
         sys.stderr.write(f"gatf: {error}\n")
-        return 2
+        return ExitCode.MISTAKE
     except Interrupted:
-        return 130
-    return 0
+        return ExitCode.INTERRUPTED
+    return ExitCode.DONE
 
 
 if __name__ == "__main__":

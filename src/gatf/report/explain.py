@@ -11,14 +11,10 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Ellipse
 from torch import Tensor
 
-from gatf import __version__
 from gatf.geometry.anchor import solve_ridge, solve_sylvester
-from gatf.io.files import write_text
-from gatf.report.html import environment
-from gatf.report.plots import label_ends, new_figure, styled
-from gatf.report.specs import FigureSpec
-from gatf.report.style import GRID, INK, MUTED, SERIES, LineStyle, css_variables
-from gatf.report.svg import inline_svg, save_figure
+from gatf.report.page import draw_groups, save_figures, write_page
+from gatf.report.sections import FigureSpec
+from gatf.report.style import GRID, INK, MUTED, SERIES, LineStyle, label_ends, new_figure, styled
 
 RIDGE = 0.5
 """ρ of the pictures: far larger than the 0.01 of training, to be seen."""
@@ -226,14 +222,6 @@ def _ellipses(toy: Toy, name: str, sentence: str) -> FigureSpec:
 def write_anchor_page(out: Path, *, figures: Path | None = None) -> None:
     """The pictures as one HTML file, and each as PDF and PNG."""
     specs = anchor_figures()
-    groups: dict[str, list[tuple[FigureSpec, str]]] = {}
-    for number, spec in enumerate(specs):
-        groups.setdefault(spec.group, []).append((spec, inline_svg(spec.draw(), name=f"e{number}", alt=spec.alt)))
-        if figures is not None:
-            save_figure(spec.draw(), figures, spec.name)
-    page = environment().get_template("explain.html.j2").render(
-        title="What the anchor does", version=__version__, groups=groups, ridge=RIDGE, light=css_variables(dark=False),
-        dark=css_variables(dark=True),
-    )  # fmt: skip
-    out.parent.mkdir(parents=True, exist_ok=True)
-    write_text(out, page)
+    write_page(out, "explain.html.j2", title="What the anchor does", groups=draw_groups(specs, "e"), ridge=RIDGE)
+    if figures is not None:
+        save_figures(specs, figures)

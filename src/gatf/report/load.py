@@ -2,7 +2,7 @@
 
 import csv
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -101,6 +101,11 @@ def _value(text: str) -> Any:
     return text
 
 
+def last_task(rows: Rows) -> int:
+    """Of a diagnostic table."""
+    return int(max(row["after_task"] for row in rows))
+
+
 def chosen_rows(runs: Iterable[Run], rows: Iterable[str]) -> list[Run]:
     """The runs of some rows, in the order of the rows."""
     groups = by_row(runs)
@@ -112,15 +117,16 @@ def chosen_rows(runs: Iterable[Run], rows: Iterable[str]) -> list[Run]:
 
 def by_row(runs: Iterable[Run]) -> dict[str, list[Run]]:
     """Runs of the same row, in the order in which rows first appear."""
-    groups: dict[str, list[Run]] = {}
-    for run in runs:
-        groups.setdefault(run.row, []).append(run)
-    return groups
+    return _grouped(runs, lambda run: run.row)
 
 
 def by_setting(runs: Iterable[Run]) -> dict[str, list[Run]]:
     """Runs that may be compared with each other."""
+    return _grouped(runs, lambda run: run.setting)
+
+
+def _grouped(runs: Iterable[Run], key: Callable[[Run], str]) -> dict[str, list[Run]]:
     groups: dict[str, list[Run]] = {}
     for run in runs:
-        groups.setdefault(run.setting, []).append(run)
+        groups.setdefault(key(run), []).append(run)
     return groups

@@ -1,23 +1,43 @@
-"""What a report shows and says: for every setting a table, figures, and for each figure one sentence on what to see."""
+"""What a report shows and says: for every setting its figures, and for each figure one sentence on what to see."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
+from typing import Any
+
+from matplotlib.figure import Figure
 
 from gatf.bench.tables import aggregate
-from gatf.report import plots
-from gatf.report.diagnostic_sections import DIAGNOSTIC_GROUPS, diagnostic_figures
-from gatf.report.load import Run, by_row, by_setting
-from gatf.report.specs import FigureSpec, slug
+from gatf.report import figures
+from gatf.report.load import Run, by_row, by_setting, last_task
 
 BASELINES = ("joint", "finetune")
 TASKS, CLASSES = "Accuracy on each task", "Accuracy on each class"
+WHY, PLANE = "Why it forgets", "Where classes move"
 GROUPS = {
     TASKS: "Read down a column: the accuracy on one task, in percent, as later ones are learnt.",
     CLASSES: "Read along a row: a class whose colour fades is being forgotten.",
-    **DIAGNOSTIC_GROUPS,
+    WHY: "Measured on old images that the method itself never sees again.",
+    PLANE: "The last task in two dimensions: an arrow from where an old class was to where the network now puts it; "
+    "a cross where the method believes it is. The shorter the dotted line, the better the transport.",
 }
 """Figures that stand side by side, and how to read them."""
+
+
+@dataclass(frozen=True)
+class FigureSpec:
+    """A figure that can be drawn, with the words that go with it."""
+
+    name: str
+    """Also its file name."""
+    title: str
+    sentence: str
+    """What to see in it."""
+    alt: str
+    """For those who cannot see it."""
+    draw: Callable[[], Figure]
+    group: str = ""
+    """Figures of one group are small and stand side by side."""
 
 
 @dataclass(frozen=True)
@@ -63,10 +83,14 @@ def _seeds(runs: Sequence[Run]) -> str:
     return f" Bands: one standard deviation over {count} seeds." if count > 1 else ""
 
 
+def slug(text: str) -> str:
+    """A name that files and anchors can have."""
+    return "".join(letter if letter.isalnum() else "-" for letter in text.lower()).strip("-")
+
+
 def _accuracy(runs: Sequence[Run], prefix: str) -> FigureSpec:
     table = aggregate(run.result for run in runs)
     ends = ", ".join(f"{row['row']} {row['a_last']:.1f} %" for row in table)
-    contenders = [row for row in table if row["method"] not in BASELINES] or table
     if len(table) == 1:
         only = table[0]
         start = runs[0].summary["accuracy_seen"][0]
@@ -75,7 +99,7 @@ def _accuracy(runs: Sequence[Run], prefix: str) -> FigureSpec:
             "a flat line would be a learner that forgets nothing."
         )
     else:
-        best = max(contenders, key=lambda row: row["a_last"])
+        best = best_of(table)
         sentence = (
             f"The higher a line ends, the more is remembered: {best['row']} ends at {best['a_last']:.1f} %"
             f"{_distance(best, table)}."
@@ -83,8 +107,14 @@ def _accuracy(runs: Sequence[Run], prefix: str) -> FigureSpec:
     return FigureSpec(
         f"{prefix}accuracy", "Accuracy over tasks", sentence + _seeds(runs),
         f"Line chart of the accuracy on all classes seen so far after each task. Last values: {ends}.",
-        lambda: plots.accuracy_over_tasks(runs),
+        lambda: figures.accuracy_over_tasks(runs),
     )  # fmt: skip
+
+
+def best_of(table: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The row that ends highest; a baseline only where nothing else is compared."""
+    contenders = [row for row in table if row["method"] not in BASELINES] or table
+    return max(contenders, key=lambda row: row["a_last"])
 
 
 def _distance(best: dict[str, float], table: Sequence[dict[str, float]]) -> str:
@@ -106,15 +136,15 @@ def _confusion(runs: Sequence[Run], prefix: str) -> FigureSpec:
         last = [run.summary["old_to_new"][-1] for run in group if len(run.summary["old_to_new"]) > 1]
         if last:
             ends[row] = sum(last) / len(last)
-    told = ", ".join(f"{row} {value:.0f} %" for row, value in ends.items())
     worst = max(ends, key=lambda row: ends[row])
     return FigureSpec(
         f"{prefix}confusion", "Old classes taken for new ones",
         f"Low is good: after the last task {ends[worst]:.0f} % of the old images "
         f"{'go' if len(ends) == 1 else f'of {worst} go'} to the newest classes, the typical way to forget."
         + _seeds(runs),
-        f"Line chart of the share of old-class test images taken for a class of the newest task. Last values: {told}.",
-        lambda: plots.confusion_over_tasks(runs),
+        f"Line chart of the share of old-class test images taken for a class of the newest task. Last values: "
+        f"{told(ends, ' %', '.0f')}.",
+        lambda: figures.confusion_over_tasks(runs),
     )  # fmt: skip
 
 
@@ -127,7 +157,7 @@ def _matrix(row: str, runs: Sequence[Run], prefix: str) -> FigureSpec:
         f"Of task 1, {first:.0f} % is right at the end; it was {start:.0f} % when it was new.",
         f"Heat map of {row}: accuracy in percent on each task's test images (columns) after each task (rows). "
         f"Last row: {', '.join(f'{value:.0f}' for value in matrix[-1])}.",
-        lambda: plots.accuracy_matrix(runs), group=TASKS,
+        lambda: figures.accuracy_matrix(runs), group=TASKS,
     )  # fmt: skip
 
 
@@ -143,5 +173,152 @@ def _classes(row: str, runs: Sequence[Run], prefix: str) -> FigureSpec:
     return FigureSpec(
         f"{prefix}classes-{slug(row)}", row, end,
         f"Heat map of {row}: accuracy in percent on each class (rows) after each task (columns). {end}",
-        lambda: plots.accuracy_by_class(runs), group=CLASSES,
+        lambda: figures.accuracy_by_class(runs), group=CLASSES,
+    )  # fmt: skip
+
+
+def diagnostic_figures(runs: Sequence[Run], prefix: str = "") -> list[FigureSpec]:
+    """The figures that the runs have tables for; runs without any are left out."""
+    specs = []
+    among = list(by_row(runs))
+    drift, tail, margins = (with_table(runs, name) for name in ("drift", "tail", "margins"))
+    errors, spectra = with_table(runs, "errors"), with_table(runs, "spectra")
+    errors = [run for run in errors if any(row["past_task"] < row["after_task"] for row in run.diagnostics["errors"])]
+    with_covs = [run for run in errors if "symmetric_kl" in run.diagnostics["errors"][0]]
+    if drift:
+        specs.append(_drift(drift, prefix, among))
+    if errors:
+        specs.append(_errors(errors, prefix, among, "mean_l2", "mean-error", "Means after transport",
+                             "distance of stored from true mean, old classes"))  # fmt: skip
+    if with_covs:
+        specs.append(_errors(with_covs, prefix, among, "symmetric_kl", "kl", "Gaussians after transport",
+                             "symmetric KL of stored and true Gaussian"))  # fmt: skip
+    if tail:
+        specs.append(_tail(tail, prefix, among))
+    if margins:
+        specs.append(_margins(margins, prefix, among))
+    if spectra:
+        specs.append(_spectrum(spectra, prefix, among))
+    for row, group in by_row(with_table(runs, "plane")).items():
+        specs.append(_plane(row, group[0], prefix))
+    return specs
+
+
+def with_table(runs: Sequence[Run], name: str) -> list[Run]:
+    return [run for run in runs if run.diagnostics.get(name)]
+
+
+def best_and_worst(values: dict[str, float]) -> tuple[str, str]:
+    """Rows with the smallest and the largest value."""
+    return min(values, key=lambda row: values[row]), max(values, key=lambda row: values[row])
+
+
+def at_the_end(runs: Sequence[Run], table: str, column: str, **where: Any) -> dict[str, float]:
+    """Mean of a column over the rows of the last task, by row of the comparison."""
+    found: dict[str, list[float]] = {}
+    for run in runs:
+        rows = run.diagnostics[table]
+        last = last_task(rows)
+        kept = [
+            row for row in rows if row["after_task"] == last and all(row[key] == want for key, want in where.items())
+        ]
+        if table == "errors":
+            kept = [row for row in kept if row["past_task"] < last]
+        if kept:
+            found.setdefault(run.row, []).append(fmean(row[column] for row in kept))
+    return {row: fmean(values) for row, values in found.items()}
+
+
+def told(values: dict[str, float], unit: str = "", digits: str = ".3g") -> str:
+    return ", ".join(f"{row} {value:{digits}}{unit}" for row, value in values.items())
+
+
+def _drift(runs: Sequence[Run], prefix: str, among: Sequence[str]) -> FigureSpec:
+    ends = {}
+    for row, group in by_row(runs).items():
+        tables = [run.diagnostics["drift"] for run in group]
+        final = [max(one["epoch"] for one in rows) for rows in tables]
+        ends[row] = fmean(
+            fmean(one["drift"] for one in rows if one["epoch"] == last)
+            for rows, last in zip(tables, final, strict=True)
+        )
+    best, worst = best_and_worst(ends)
+    if len(ends) == 1:
+        sentence = f"A line that stays low follows the moving network; at the end the distance is {ends[best]:.2g}."
+    else:
+        sentence = (
+            f"Low is good: what is stored follows the moving network. At the end {best} is off by {ends[best]:.2g}, "
+            f"{worst} by {ends[worst]:.2g}."
+        )
+    return FigureSpec(
+        f"{prefix}drift", "Prototype drift", sentence,
+        f"Line chart of the distance between stored and true class means over epochs. At the end: {told(ends)}.",
+        lambda: figures.drift_over_tasks(runs, among), group=WHY,
+    )  # fmt: skip
+
+
+def _errors(
+    runs: Sequence[Run], prefix: str, among: Sequence[str], column: str, name: str, title: str, label: str
+) -> FigureSpec:
+    ends = at_the_end(runs, "errors", column)
+    best, worst = best_and_worst(ends)
+    compared = "" if len(ends) == 1 else f", against {ends[worst]:.3g} of {worst}"
+    return FigureSpec(
+        f"{prefix}{name}", title,
+        f"Low is good: after the last task {best} is at {ends[best]:.3g}{compared}.",
+        f"Line chart of the {label}, after each task. At the end: {told(ends)}.",
+        lambda: figures.error_over_tasks(runs, column, label, among), group=WHY,
+    )  # fmt: skip
+
+
+def _tail(runs: Sequence[Run], prefix: str, among: Sequence[str]) -> FigureSpec:
+    return FigureSpec(
+        f"{prefix}tail", "Mahalanobis tail",
+        "A curve that climbs at its right end makes its errors where classes are thin, which is where a Mahalanobis "
+        "distance punishes them most.",
+        "Line chart, logarithmic: cumulated error of carried old features in units of variance, over directions from "
+        "large to small variance.",
+        lambda: figures.tail_curve(runs, among), group=WHY,
+    )  # fmt: skip
+
+
+def _margins(runs: Sequence[Run], prefix: str, among: Sequence[str]) -> FigureSpec:
+    wrong = at_the_end(runs, "margins", "wrong", form="score")
+    shares = {row: 100 * value for row, value in wrong.items()}
+    best, worst = best_and_worst(shares)
+    compared = "" if len(shares) == 1 else f", of {worst} {shares[worst]:.0f} %"
+    return FigureSpec(
+        f"{prefix}margins", "Margins of old classes",
+        f"What lies left of zero is misclassified: of {best} {shares[best]:.0f} % of the old images{compared}.",
+        f"Density curves of the margin of old images after the last task. Not above zero: {told(shares, ' %', '.0f')}.",
+        lambda: figures.margin_densities(runs, among), group=WHY,
+    )  # fmt: skip
+
+
+def _spectrum(runs: Sequence[Run], prefix: str, among: Sequence[str]) -> FigureSpec:
+    return FigureSpec(
+        f"{prefix}spectrum", "Spectrum of the oldest classes",
+        "Where the line leaves the dots, the stored covariance is wider (above) or narrower (below) than the class is.",
+        "Line chart, logarithmic: eigenvalues of the stored (line) and true (dotted) covariances of the first task's "
+        "classes after the last task.",
+        lambda: figures.spectrum(runs, among), group=WHY,
+    )  # fmt: skip
+
+
+def _plane(row: str, run: Run, prefix: str) -> FigureSpec:
+    rows = run.diagnostics["plane"]
+    last = last_task(rows)
+    place = {(one["class"], one["kind"]): complex(one["x"], one["y"]) for one in rows if one["after_task"] == last}
+    classes = sorted({number for number, _ in place})
+    moved = fmean(abs(place[number, "new"] - place[number, "old"]) for number in classes)
+    sentence = f"Old classes move by {moved:.2g} on average during the last task"
+    if (classes[0], "carried") in place:
+        left = fmean(abs(place[number, "new"] - place[number, "carried"]) for number in classes)
+        sentence += f"; the map misses where they go by {left:.2g}."
+    else:
+        sentence += "; this method has no map of features to compare with."
+    return FigureSpec(
+        f"{prefix}plane-{slug(row)}", f"{row}, seed {run.summary['seed']}", sentence,
+        f"Scatter plot of the class means of {row} before and after the last task, with arrows. {sentence}",
+        lambda: figures.transport_plane(run), group=PLANE,
     )  # fmt: skip

@@ -1,9 +1,22 @@
-"""Colours and lines. Figures are drawn in the light colours; in the page each becomes a CSS variable that has a dark
-twin, so one SVG serves both. No meaning hangs on colour alone: lines also differ in marker, dash and label."""
+"""How every figure looks: colours and lines, names beside lines, and the SVG that lives inside a page.
 
-from collections.abc import Iterable
+Figures are drawn in the light colours; in the page each becomes a CSS variable that has a dark twin, so one SVG serves
+both. No meaning hangs on colour alone: lines also differ in marker, dash and label.
+"""
+
+import io
+import re
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import wraps
+from html import escape
+from pathlib import Path
+from typing import Any, ParamSpec
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 INK, MUTED, GRID, PAPER = "#1c2128", "#5d6673", "#dfe3e8", "#fdfdfe"
 SERIES = ("#1a66d6", "#c4510a", "#0f7f5b", "#8446d8", "#b8327f", "#0b7285", "#8a6200")
@@ -63,6 +76,11 @@ RC: Any = {
     "pdf.fonttype": 42,
 }
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "h", "p", "*")
+WIDTH = 4.5
+"""Inches. A phone's column is about as many pixels as this is points, so letters keep their size there."""
+
+P = ParamSpec("P")
+_NUMBER = re.compile(r"(-?\d+\.\d{3,})")
 
 
 @dataclass(frozen=True)
@@ -101,3 +119,109 @@ def line_styles(rows: Iterable[str]) -> dict[str, LineStyle]:
 def css_variables(dark: bool) -> str:
     """`--ink: #1c2128; …`, for one of the two themes."""
     return " ".join(f"--{name}: {DARK[colour] if dark else colour};" for colour, name in NAMES.items())
+
+
+def styled(draw: Callable[P, Figure]) -> Callable[P, Figure]:
+    """Draw in the project's style, whatever the user's own Matplotlib settings are."""
+
+    @wraps(draw)
+    def inside(*args: P.args, **kwargs: P.kwargs) -> Figure:
+        with matplotlib.rc_context({**matplotlib.rcParamsDefault, **RC}):
+            return draw(*args, **kwargs)
+
+    return inside
+
+
+def new_figure(height: float) -> tuple[Figure, Axes]:
+    """One panel."""
+    figure = Figure(figsize=(WIDTH, height), layout="constrained")
+    return figure, figure.subplots()
+
+
+def whole_ticks(first: int, last: int) -> list[int]:
+    """Every whole number while there are few, else the first and the multiples of five or more."""
+    if last - first < 12:
+        return list(range(first, last + 1))
+    step = 5 * max(1, round((last - first) / 40))
+    return [first, *(number for number in range(step, last + 1, step) if number - first > step / 2)]
+
+
+def short(name: str) -> str:
+    """A name that a figure has room for."""
+    return name if len(name) <= 14 else name[:13] + "…"
+
+
+def label_ends(axes: Axes, ends: Mapping[str, float], styles: Mapping[str, LineStyle]) -> None:
+    """Names beside the ends of lines, pushed apart where they would touch, instead of a legend to look up.
+
+    `ends` are heights in data coordinates; limits and scale of the axes must be final.
+    """
+    right = axes.get_xlim()[1]
+    to_share = axes.transData + axes.transAxes.inverted()  # of the height of the axes
+    shares = [float(to_share.transform((right, height))[1]) for height in ends.values()]
+    for row, height in zip(ends, spread_apart(shares, 0.06, 0.03, 1.0), strict=True):
+        axes.annotate(
+            row, (1.0, height), xycoords="axes fraction", xytext=(6, 0), textcoords="offset points", va="center",
+            color=styles[row].color, weight="bold" if styles[row].width > 2 else "normal", annotation_clip=False,
+        )  # fmt: skip
+
+
+def spread_apart(heights: Sequence[float], gap: float, low: float, high: float) -> list[float]:
+    """Heights moved as little as possible so that neighbours are `gap` apart and all lie between `low` and `high`."""
+    order = sorted(range(len(heights)), key=lambda index: heights[index])
+    gap = min(gap, (high - low) / max(len(order) - 1, 1))
+    blocks: list[tuple[float, list[int]]] = []
+    for index in order:
+        blocks.append((heights[index], [index]))
+        while len(blocks) > 1 and _top(blocks[-2], gap) + gap > _bottom(blocks[-1], gap):
+            members = blocks[-2][1] + blocks[-1][1]
+            blocks[-2:] = [(statistics.fmean(heights[member] for member in members), members)]
+    placed = [0.0] * len(heights)
+    for block in blocks:
+        for position, index in enumerate(block[1]):
+            placed[index] = _bottom(block, gap) + position * gap
+    for ordered, limit, step in ((order, low, gap), (order[::-1], high, -gap)):
+        for index in ordered:
+            placed[index] = max(placed[index], limit) if step > 0 else min(placed[index], limit)
+            limit = placed[index] + step
+    return placed
+
+
+def _bottom(block: tuple[float, list[int]], gap: float) -> float:
+    return block[0] - gap * (len(block[1]) - 1) / 2
+
+
+def _top(block: tuple[float, list[int]], gap: float) -> float:
+    return block[0] + gap * (len(block[1]) - 1) / 2
+
+
+def inline_svg(figure: Figure, *, name: str, alt: str) -> str:
+    """The figure as one `<svg>` element: no fixed size, ids that no other figure has, colours as CSS variables."""
+    text = io.StringIO()
+    with matplotlib.rc_context({**RC, "svg.hashsalt": name}):
+        figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
+    svg = text.getvalue()
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    svg = re.sub(r"<!--.*?-->", "", svg, flags=re.DOTALL)
+    svg = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", svg, count=1)
+    svg = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", svg, count=1)
+    svg = re.sub(r' xmlns:xlink="[^"]*"| xmlns="[^"]*"', "", svg)
+    svg = svg.replace("xlink:href", "href")
+    svg = re.sub(r'\bid="', f'id="{name}-', svg)
+    svg = svg.replace("url(#", f"url(#{name}-").replace('href="#', f'href="#{name}-')
+    svg = _NUMBER.sub(lambda match: f"{float(match[0]):.2f}".rstrip("0").rstrip("."), svg)
+    svg = re.sub(r"#[0-9a-f]{6}\b", lambda match: f"var(--{NAMES[match[0]]})" if match[0] in NAMES else match[0], svg)
+    svg = re.sub(r"\n\s*", "\n", svg)
+    label = escape(alt, quote=True)
+    return svg.replace("<svg", f'<svg role="img" aria-label="{label}"', 1)
+
+
+def save_figure(figure: Figure, folder: Path, name: str) -> list[Path]:
+    """For papers and READMEs: PDF, and PNG on paper colour at 200 dots an inch."""
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = [folder / f"{name}.pdf", folder / f"{name}.png"]
+    with matplotlib.rc_context({**RC, "savefig.transparent": False}):
+        figure.savefig(paths[0], metadata={"CreationDate": None, "Creator": None, "Producer": None}, facecolor="none")
+        figure.savefig(paths[1], dpi=200, facecolor=PAPER, edgecolor=INK, metadata={"Software": None})
+    return paths

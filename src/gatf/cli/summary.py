@@ -1,4 +1,4 @@
-"""Results as tables on the terminal, as detailed as its width allows."""
+"""The result of a run on the terminal, as detailed as its width allows."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from gatf.terminal import fits
+from gatf.bench.tables import fits
 
 
 def print_summary(summary: dict[str, Any], console: Console) -> None:

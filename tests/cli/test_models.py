@@ -16,7 +16,6 @@ import pytest
 import torch
 from PIL import Image
 
-from gatf import cli
 from gatf.incremental.learn import learn_folder
 from gatf.incremental.store import Store
 from gatf.io import container
@@ -24,20 +23,6 @@ from gatf.model import file as model_file
 
 FAST = ["--epochs", "2", "--set", "method.samples=100", "--device", "cpu", "--batch-size", "64"]
 NEW = [*FAST, "--width", "8", "--set", "backbone.bottleneck=8"]
-
-
-@pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
-    """Exit code, output and errors of one command, through the real entry point."""
-
-    def run(*arguments: str | Path) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["gatf", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        told = capsys.readouterr()
-        return int(ended.value.code or 0), told.out, told.err
-
-    return run
 
 
 @pytest.fixture(scope="module")
@@ -225,12 +210,3 @@ def test_a_killed_learn_leaves_the_model_and_goes_on(
     assert found.keys() == undisturbed.keys()
     for name in found:
         assert torch.equal(found[name], undisturbed[name]), name
-
-
-def test_help_is_quick_and_imports_nothing_heavy() -> None:
-    script = (
-        "import sys; from typer.testing import CliRunner; from gatf.cli import app; "
-        "assert CliRunner().invoke(app, ['learn', '--help']).exit_code == 0; "
-        "assert not {'torch', 'sklearn', 'numpy', 'PIL'} & set(sys.modules), set(sys.modules)"
-    )
-    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0

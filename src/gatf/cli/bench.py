@@ -1,24 +1,17 @@
-"""The command `gatf bench`. Everything heavy is imported when it runs."""
+"""`gatf bench`: many runs, one table."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from gatf import cli_report
-from gatf.errors import UserError
+from gatf.cli.report import report_of_run
+from gatf.errors import ExitCode, UserError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from gatf.bench.plan import Plan
-
-EXIT_SOME_FAILED, EXIT_INTERRUPTED = 1, 130
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command to the application."""
-    app.command()(bench)
 
 
 def bench(
@@ -49,7 +42,7 @@ def bench(
     from gatf.config import parse_overrides
     from gatf.training.loop import Interrupted
 
-    console = Console(soft_wrap=False)
+    console = Console()
     changes: dict[str, Any] = parse_overrides(settings or [])
     changes |= {"data.root": data_root} if data_root is not None else {}
     changes |= {"diagnostics": True} if diagnostics else {}
@@ -62,12 +55,12 @@ def bench(
         failures = run_plan(plan, folder, console, _executor(executor, jobs, address, cpus, gpus))
     except Interrupted:
         console.print("stopped and saved; the same command goes on", highlight=False)
-        raise typer.Exit(EXIT_INTERRUPTED) from None
+        raise typer.Exit(ExitCode.INTERRUPTED) from None
     if len(failures) < len(plan.runs) and not no_report:
-        cli_report.report_of_run(folder, console)
+        report_of_run(folder, console)
     if failures:
         console.print(f"{len(failures)} of {len(plan.runs)} runs failed; the same command tries them again")
-        raise typer.Exit(EXIT_SOME_FAILED)
+        raise typer.Exit(ExitCode.FAILED)
 
 
 def _executor(name: str, jobs: int, address: str | None, cpus: float, gpus: float) -> Any:

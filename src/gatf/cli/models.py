@@ -1,25 +1,18 @@
-"""The commands for people with a model file: learn, predict, inspect, export, rollback. Parse, call, print."""
+"""The commands for people with a model file: learn, predict, inspect, export, rollback."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gatf.errors import UserError
+from gatf.errors import ExitCode, UserError
 
 if TYPE_CHECKING:
     from gatf.incremental.classifier import IncrementalClassifier
 
-EXIT_INTERRUPTED = 130
 ModelFile = Annotated[Path, typer.Argument(help="Model file, e.g. shop.gatf.")]
 AT_ONCE = 512
 """Images `predict` reads before it prints."""
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands to the app."""
-    for command in (learn, predict, inspect, export, rollback):
-        app.command()(command)
 
 
 def learn(
@@ -66,7 +59,7 @@ def learn(
     except Interrupted:
         display.close()
         console.print("stopped; the model is as it was, and the same command goes on from here")
-        raise typer.Exit(EXIT_INTERRUPTED) from None
+        raise typer.Exit(ExitCode.INTERRUPTED) from None
     finally:
         display.close()
     if outcome.resumed:

@@ -1,20 +1,12 @@
 """Commands that draw: `gatf report` and `gatf explain`. Matplotlib is imported by the command, not before."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-    from gatf.training.trackers import Tracker
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands to the application."""
-    app.command()(report)
-    app.command()(explain)
 
 
 def report(
@@ -26,7 +18,7 @@ def report(
     methods: Annotated[str | None, typer.Option(help="Only these rows, comma-separated, in this order.")] = None,
 ) -> None:
     """Put runs side by side in one HTML file that needs nothing else: tables, figures, and what to see in them."""
-    from gatf.report.html import write_report
+    from gatf.report.page import write_report
 
     target = out or paths[0] / "report.html"
     count = write_report(paths, target, figures=figures, rows=methods.split(",") if methods else None)
@@ -50,20 +42,10 @@ def explain(
     typer.echo(f"explained in {target}")
 
 
-def trackers(names: list[str], folder: Path, config: Any) -> list["Tracker"]:
-    """The dashboards a run was asked to log to; `config` is None for a run that goes on."""
-    if not names:
-        return []
-    from gatf.training.trackers import open_tracker
-
-    values = config.model_dump(mode="json") if config is not None else {}
-    return [open_tracker(name, folder, values) for name in names]
-
-
 def report_of_run(folder: Path, console: "Console") -> None:
     """The report that `gatf run` and `gatf bench` leave beside their results, which are safe whatever happens here."""
     try:
-        from gatf.report.html import write_report
+        from gatf.report.page import write_report
 
         write_report([folder], folder / "report.html")
     except Exception as error:

@@ -65,7 +65,7 @@ class RunConfig(Strict):
         return str(yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True))
 
 
-RECIPES, BENCH_RECIPES = "gatf.recipes", "gatf.recipes.bench"
+RECIPES, BENCH_RECIPES = "gatf.config.recipes", "gatf.config.recipes.bench"
 
 
 def recipe_names(package: str = RECIPES) -> list[str]:

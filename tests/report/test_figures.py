@@ -1,19 +1,40 @@
-"""Diagnostics of real, tiny runs in a report; and what the words say, from tables made by hand."""
+"""Figures show the numbers they were given; diagnostics of real, tiny runs; what is said of tables made by hand."""
 
+import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from gatf.config import RunConfig
 from gatf.experiment import start
-from gatf.report import diagnostic_plots as plots
-from gatf.report.diagnostic_plots import curve, in_tasks
-from gatf.report.diagnostic_sections import at_the_end, diagnostic_figures, diagnostics_table
-from gatf.report.html import write_report
+from gatf.report import figures
+from gatf.report.figures import curve, in_tasks
 from gatf.report.load import Run, load_runs
+from gatf.report.page import diagnostics_table, write_report
+from gatf.report.sections import at_the_end, diagnostic_figures
 from gatf.report.style import line_styles
+
+
+def test_mean_and_band_over_seeds() -> None:
+    mean, std = figures.over_seeds([[90, 60], [92, 66]])
+    assert mean.tolist() == [91, 63]
+    assert std is not None
+    np.testing.assert_allclose(std, [math.sqrt(2), math.sqrt(18)])
+    assert figures.over_seeds([[90, 60]])[1] is None
+
+
+def test_lines_show_the_numbers(fake_run: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
+    gatf = fake_run(tmp_path / "a", "gatf")
+    fake_run(tmp_path / "b", "lwf")
+    axes = figures.accuracy_over_tasks(load_runs([tmp_path])).axes[0]
+    assert axes.lines[0].get_ydata().tolist() == gatf["accuracy_seen"]
+    assert [text.get_text() for text in axes.texts] == ["gatf", "lwf"]
+    cells = figures.accuracy_matrix(load_runs([tmp_path / "a"])).axes[0]
+    assert len(cells.texts) == 15  # a triangle of five tasks
+    assert cells.texts[0].get_text() == f"{gatf['accuracy_matrix'][0][0]:.0f}"
 
 
 @pytest.fixture(scope="module")
@@ -38,14 +59,14 @@ def test_every_diagnostic_has_its_figure(runs: list[Run], tmp_path: Path) -> Non
 
 def test_old_classes_are_named_in_the_plane(runs: list[Run]) -> None:
     run = next(run for run in runs if run.row == "gatf")
-    (axes,) = plots.transport_plane(run).axes
+    (axes,) = figures.transport_plane(run).axes
     old = len(run.summary["accuracy_by_class"][-2])
     named = {text.get_text() for text in axes.texts} - {""}
     assert named == set(run.summary["class_names"][:old])
 
 
 def test_lines_have_room_below_the_top(runs: list[Run]) -> None:
-    (axes,) = plots.error_over_tasks([run for run in runs if run.row == "gatf"], "mean_l2", "distance").axes
+    (axes,) = figures.error_over_tasks([run for run in runs if run.row == "gatf"], "mean_l2", "distance").axes
     low, high = axes.get_ylim()
     highest = max(float(value) for line in axes.get_lines() for value in line.get_ydata())
     assert highest <= high - 0.04 * (high - low)
@@ -54,7 +75,7 @@ def test_lines_have_room_below_the_top(runs: list[Run]) -> None:
 def test_a_row_has_its_colour_also_where_others_have_no_table(runs: list[Run]) -> None:
     kept = [Run(run.folder, run.setting, row, run.summary, run.config, run.diagnostics)
             for run in runs if run.row == "gatf" for row in ("b", "c")]  # fmt: skip
-    (axes,) = plots.drift_over_tasks(kept, ("a", "b", "c")).axes
+    (axes,) = figures.drift_over_tasks(kept, ("a", "b", "c")).axes
     styles = line_styles(("a", "b", "c"))
     assert [line.get_color() for line in axes.get_lines()] == [styles["b"].color, styles["c"].color]
 

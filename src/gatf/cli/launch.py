@@ -10,18 +10,19 @@ import time
 from collections.abc import Sequence
 from typing import IO, Any
 
-from gatf.errors import UserError
+from gatf.errors import ExitCode, UserError
 
 LAUNCHER = "GATF_LAUNCHER"
 """Set in the processes started here: what went wrong with one of them is told by the launcher, once."""
-TOLD = (2, 130)
-"""Codes whose reason the first process prints: a mistake of the user's, a stop that all processes agreed on."""
-LOST = 3
-"""Code of a process that stopped because another one did."""
 GRACE = 3.0
 """Seconds the others get to end by themselves."""
 TAIL = 15
 """Lines of a failed process's own words that are repeated."""
+
+
+def tells() -> bool:
+    """Whether this process is alone or the first of several: the others neither print nor write."""
+    return os.environ.get("RANK", "0") == "0"
 
 
 def launch(arguments: Sequence[str], *, devices: int, nodes: int, folder: str) -> int:
@@ -89,9 +90,9 @@ def _wait(processes: Sequence[subprocess.Popen[Any]], words: Sequence[IO[str] | 
         time.sleep(0.05)
     codes = [process.poll() for process in processes]
     _send(processes, signal.SIGKILL)
-    if codes[0] in TOLD:
+    if codes[0] in (ExitCode.MISTAKE, ExitCode.INTERRUPTED):  # the first process has told why
         return codes[0]
-    failed, code = next((rank, code) for rank, code in enumerate(codes) if code and code != LOST)
+    failed, code = next((rank, code) for rank, code in enumerate(codes) if code and code != ExitCode.LOST)
     own = words[failed]
     if own is not None:
         own.seek(0)

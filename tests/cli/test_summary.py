@@ -1,4 +1,4 @@
-"""The tables on a terminal: nothing cut, nothing wrapped, whatever the width."""
+"""The table on a terminal: nothing cut, nothing wrapped, whatever the width."""
 
 import io
 from typing import Any
@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from gatf.report.tables import print_summary
-from gatf.training.events import LiveDisplay
+from gatf.cli.summary import print_summary
 
 
 def summary(tasks: int) -> dict[str, Any]:
@@ -46,18 +45,3 @@ def test_the_matrix_loses_decimals_before_it_is_left_out() -> None:
     assert " 59 " not in narrowest
     for text, told in ((wide, False), (narrow, False), (narrowest, True)):
         assert ("summary.json" in text) == told
-
-
-@pytest.mark.parametrize("tasks", [3, 10, 20, 100])
-def test_what_is_told_after_a_task_stays_on_one_line(tasks: int) -> None:
-    file = io.StringIO()
-    display = LiveDisplay(Console(file=file, width=80))
-    display("run_start", tasks=tasks, method="gatf", resumed_at=None)
-    display("task_start", task=tasks - 1, steps=1)
-    display("task", task=tasks - 1, seen=66.6, accuracies=[12.3] * (tasks - 1) + [98.7])
-    display.close()
-    (line,) = file.getvalue().splitlines()
-    assert len(line) <= 80
-    assert "66.6" in line
-    assert "12" in line
-    assert "9" in line

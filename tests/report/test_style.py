@@ -1,59 +1,35 @@
-"""Labels do not collide, colours stay with their methods, figures show the numbers they were given."""
+"""Labels do not collide, colours stay with their methods and can be read, SVG lives alone in a page."""
 
-import math
 import re
-from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import matplotlib
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gatf.report import plots
+from gatf.report import figures, style
 from gatf.report.load import by_row, load_runs
 from gatf.report.sections import build_sections
-from gatf.report.style import DARK, NAMES, SERIES, line_styles
-from gatf.report.svg import inline_svg, save_figure
+from gatf.report.style import DARK, NAMES, SERIES, inline_svg, line_styles, save_figure
 
 
 def test_labels_apart_stay_and_labels_together_part_evenly() -> None:
-    assert plots.spread_apart([10, 50, 90], 5, 0, 100) == [10, 50, 90]
-    assert plots.spread_apart([50, 50], 6, 0, 100) == [47, 53]
-    assert plots.spread_apart([0, 0, 0], 4, 0, 100) == [0, 4, 8]
-    assert plots.spread_apart([100, 99], 4, 0, 100) == [100, 96]
+    assert style.spread_apart([10, 50, 90], 5, 0, 100) == [10, 50, 90]
+    assert style.spread_apart([50, 50], 6, 0, 100) == [47, 53]
+    assert style.spread_apart([0, 0, 0], 4, 0, 100) == [0, 4, 8]
+    assert style.spread_apart([100, 99], 4, 0, 100) == [100, 96]
 
 
 @given(st.lists(st.floats(0, 100), min_size=1, max_size=14))
 def test_labels_keep_their_order_their_distance_and_their_limits(heights: list[float]) -> None:
-    placed = plots.spread_apart(heights, 6.0, 3.0, 102.0)
+    placed = style.spread_apart(heights, 6.0, 3.0, 102.0)
     assert min(placed) >= 3 - 1e-9
     assert max(placed) <= 102 + 1e-9
     order = sorted(range(len(heights)), key=lambda index: heights[index])
     for lower, upper in pairwise(order):
         assert placed[upper] - placed[lower] >= 6.0 - 1e-6
-
-
-def test_mean_and_band_over_seeds() -> None:
-    mean, std = plots.over_seeds([[90, 60], [92, 66]])
-    assert mean.tolist() == [91, 63]
-    assert std is not None
-    np.testing.assert_allclose(std, [math.sqrt(2), math.sqrt(18)])
-    assert plots.over_seeds([[90, 60]])[1] is None
-
-
-def test_lines_show_the_numbers(fake_run: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
-    gatf = fake_run(tmp_path / "a", "gatf")
-    fake_run(tmp_path / "b", "lwf")
-    axes = plots.accuracy_over_tasks(load_runs([tmp_path])).axes[0]
-    assert axes.lines[0].get_ydata().tolist() == gatf["accuracy_seen"]
-    assert [text.get_text() for text in axes.texts] == ["gatf", "lwf"]
-    cells = plots.accuracy_matrix(load_runs([tmp_path / "a"])).axes[0]
-    assert len(cells.texts) == 15  # a triangle of five tasks
-    assert cells.texts[0].get_text() == f"{gatf['accuracy_matrix'][0][0]:.0f}"
 
 
 def test_a_method_looks_the_same_in_every_report_and_no_two_look_alike() -> None:
@@ -107,23 +83,23 @@ def test_colours_can_be_read_on_their_background(card: str, dark: bool) -> None:
 
 def test_svg_is_themed_small_and_alone(fake_bench: Path) -> None:
     runs = load_runs([fake_bench])
-    svg = inline_svg(plots.accuracy_over_tasks(runs), name="one", alt='says "this" & that')
+    svg = inline_svg(figures.accuracy_over_tasks(runs), name="one", alt='says "this" & that')
     assert svg.startswith('<svg role="img" aria-label="says &quot;this&quot; &amp; that"')
     assert set(re.findall(r"#[0-9a-f]{6}\b", svg)) <= {"#000000"}
     assert "var(--series0)" in svg
     assert all(name.startswith("one-") for name in re.findall(r'\bid="([^"]*)"', svg))
     assert set(re.findall(r'(?:url\(|href=")#([^")]*)', svg)) <= set(re.findall(r'\bid="([^"]*)"', svg))
     assert "http" not in svg
-    assert svg == inline_svg(plots.accuracy_over_tasks(runs), name="one", alt='says "this" & that')
+    assert svg == inline_svg(figures.accuracy_over_tasks(runs), name="one", alt='says "this" & that')
     many = by_row(runs)["gatf"]
-    assert len(inline_svg(plots.accuracy_by_class(many), name="two", alt="")) < 120_000
+    assert len(inline_svg(figures.accuracy_by_class(many), name="two", alt="")) < 120_000
 
 
 def test_the_users_own_matplotlib_settings_do_not_leak(fake_bench: Path) -> None:
     runs = load_runs([fake_bench])
-    plain = inline_svg(plots.accuracy_over_tasks(runs), name="one", alt="")
+    plain = inline_svg(figures.accuracy_over_tasks(runs), name="one", alt="")
     with matplotlib.rc_context({"axes.titlesize": 40, "axes.facecolor": "red", "lines.linewidth": 9}):
-        assert inline_svg(plots.accuracy_over_tasks(runs), name="one", alt="") == plain
+        assert inline_svg(figures.accuracy_over_tasks(runs), name="one", alt="") == plain
 
 
 def test_figures_for_papers(fake_bench: Path, tmp_path: Path) -> None:

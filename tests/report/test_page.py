@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 
 from gatf import cli
 from gatf.errors import UserError
-from gatf.report.html import write_report
-from gatf.report.load import load_runs, read_csv
+from gatf.report.load import load_runs
+from gatf.report.page import write_report
 
 FakeRun = Callable[..., dict[str, Any]]
 LIGHT_ENOUGH = 3_000_000
@@ -108,27 +108,6 @@ def test_ours_stand_beside_published_numbers(fake_run: FakeRun, tmp_path: Path) 
     assert "Xu &amp; Krawczyk" in text
 
 
-@pytest.mark.parametrize("wanted", [True, False])
-def test_a_run_leaves_a_report_unless_told_not_to(tmp_path: Path, wanted: bool) -> None:
-    small = ["data.max_per_class=20", "backbone.width=4", "scenario.stop_after=2"]
-    arguments = ["run", "--method", "finetune", "--epochs", "1", "--quiet", "--out", str(tmp_path / "run")]
-    for setting in small:
-        arguments += ["--set", setting]
-    told = CliRunner().invoke(cli.app, arguments if wanted else [*arguments, "--no-report"])
-    assert told.exit_code == 0, told.output
-    assert (tmp_path / "run" / "report.html").is_file() == wanted
-
-
-def test_rows_of_a_bench_keep_their_names(fake_run: FakeRun, tmp_path: Path) -> None:
-    entries = []
-    for row in ("with anchor", "without"):
-        fake_run(tmp_path / row, "gatf", seed=len(row))
-        entries.append({"folder": row, "setting": "digits", "row": row})
-    entries.append({"folder": "not run yet", "setting": "digits", "row": "third"})
-    (tmp_path / "bench.json").write_text(json.dumps({"runs": entries}), encoding="utf-8")
-    assert [run.row for run in load_runs([tmp_path])] == ["with anchor", "without"]
-
-
 def test_a_hostile_name_stays_text(fake_run: FakeRun, tmp_path: Path) -> None:
     fake_run(tmp_path / "a", "gatf")
     summary = json.loads((tmp_path / "a" / "summary.json").read_text())
@@ -146,35 +125,9 @@ def test_one_task_has_no_forgetting_and_no_confusion(fake_run: FakeRun, tmp_path
     assert Page(text).figures == 3
 
 
-def test_nothing_to_report_is_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="nothing to report: no summary"):
-        load_runs([tmp_path])
-    (tmp_path / "a").mkdir()
-    (tmp_path / "a" / "config.yaml").write_text("seed: 0")
-    with pytest.raises(UserError, match="not finished"):
-        load_runs([tmp_path])
-    (tmp_path / "a" / "summary.json").write_text("{")
-    with pytest.raises(UserError, match="cannot be read"):
-        load_runs([tmp_path])
-
-
-def test_tables_are_read_back(tmp_path: Path) -> None:
-    (tmp_path / "t.csv").write_text("task,share,name,none\n1,0.5,a,\n")
-    assert read_csv(tmp_path / "t.csv") == [{"task": 1, "share": 0.5, "name": "a", "none": None}]
-
-
 def test_the_command(fake_run: FakeRun, tmp_path: Path) -> None:
     fake_run(tmp_path / "a", "gatf")
     told = CliRunner().invoke(cli.app, ["report", str(tmp_path / "a")])
     assert told.exit_code == 0, told.output
     assert (tmp_path / "a" / "report.html").is_file()
     assert "report of 1 run: " in told.output
-
-
-def test_a_report_that_fails_does_not_lose_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from rich.console import Console
-
-    from gatf.cli_report import report_of_run
-
-    report_of_run(tmp_path, Console(width=400))
-    assert f"try again with: gatf report {tmp_path}" in capsys.readouterr().out

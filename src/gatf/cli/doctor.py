@@ -1,10 +1,13 @@
-"""What this machine has, and what is wrong with it."""
+"""`gatf doctor`: what this machine has, and what is wrong with it."""
 
 import os
 import sys
 from collections.abc import Callable
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+
+import typer
+
+from gatf.errors import ExitCode
 
 PACKAGES = (
     "gatf", "torch", "numpy", "pydantic", "typer", "rich", "safetensors", "lightning-fabric", "scikit-learn",
@@ -13,8 +16,19 @@ PACKAGES = (
 OPTIONAL = {"datasets", "huggingface-hub", "pyarrow", "timm"}
 
 
+def doctor() -> None:
+    """Print versions, devices, cache folders and which data is at hand, and say what is wrong if something is."""
+    problems = examine(typer.echo)
+    for problem in problems:
+        typer.echo(f"problem: {problem}")
+    typer.echo("all is well" if not problems else f"{len(problems)} problem(s) found")
+    raise typer.Exit(ExitCode.FAILED if problems else ExitCode.DONE)
+
+
 def examine(say: Callable[[str], object]) -> list[str]:
     """Say what there is; return one sentence for each thing that is wrong."""
+    from importlib.metadata import PackageNotFoundError, version
+
     problems = []
     say(f"python            {sys.version.split()[0]} ({sys.executable})")
     for package in PACKAGES:

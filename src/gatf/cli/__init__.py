@@ -1,0 +1,83 @@
+"""The command line: parse, call, print. A file per group of commands, all of them registered here.
+
+Everything heavy is imported inside the command that needs it, so that `--help` need not wait for PyTorch.
+"""
+
+import os
+import sys
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+
+from gatf import __version__
+from gatf.cli import bench, data, doctor, methods, models, report, run
+from gatf.cli.launch import LAUNCHER, tells
+from gatf.errors import ExitCode, LostProcess, UserError
+
+COMMANDS: dict[str, Callable[..., Any]] = {
+    "report": report.report,
+    "explain": report.explain,
+    "bench": bench.bench,
+    "learn": models.learn,
+    "predict": models.predict,
+    "inspect": models.inspect,
+    "export": models.export,
+    "rollback": models.rollback,
+    "run": run.run,
+    "methods": methods.methods,
+    "doctor": doctor.doctor,
+}
+DATA_COMMANDS: dict[str, Callable[..., Any]] = {"show": data.show, "get": data.get}
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"gatf {__version__}")
+        raise typer.Exit
+
+
+def _common(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and stop.")
+    ] = False,
+) -> None:
+    """What stands before every command."""
+
+
+def _group(callback: Callable[..., None], commands: dict[str, Callable[..., Any]], **options: Any) -> typer.Typer:
+    """A callback and its commands; rich's own markup would swallow [default: …], so help is Markdown."""
+    group = typer.Typer(
+        callback=callback, rich_markup_mode="markdown", pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]}, **options,
+    )  # fmt: skip
+    for name, command in commands.items():
+        group.command(name)(command)
+    return group
+
+
+app = _group(
+    _common, COMMANDS, no_args_is_help=True,
+    help="Class-incremental learning without keeping old images: GATF and the methods it is compared with.",
+)  # fmt: skip
+app.add_typer(
+    _group(data.list_sources, DATA_COMMANDS, invoke_without_command=True, help="Data sources: list them, look at one."),
+    name="data",
+)
+
+
+def main() -> None:
+    """Entry point: a user's mistake is one sentence and an exit code of its own; --debug shows the traceback."""
+    debug = "--debug" in sys.argv
+    if debug:
+        sys.argv.remove("--debug")
+    try:
+        app()
+    except UserError as error:
+        if debug:
+            raise
+        if isinstance(error, LostProcess) and LAUNCHER in os.environ:
+            sys.exit(ExitCode.LOST)
+        if tells():
+            typer.echo(f"gatf: {error}", err=True)
+        sys.exit(ExitCode.MISTAKE)

@@ -1,0 +1,68 @@
+"""`gatf data`: list the data sources, look at one, fetch one."""
+
+from typing import Annotated, Any
+
+import typer
+
+
+def list_sources(context: typer.Context) -> None:
+    """List the data sources, one line each."""
+    if context.invoked_subcommand is not None:
+        return
+    from gatf.data.sources import SOURCES
+
+    width = max(map(len, SOURCES))
+    for name, entry in SOURCES.items():
+        typer.echo(f"{name:<{width}}  {entry.summary}")
+
+
+def show(
+    name: Annotated[str, typer.Argument(help="Data source; `gatf data` lists them.")],
+    data_root: Annotated[str | None, typer.Option(help="Local copy of the data.")] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="Data settings, e.g. data.image_size=64.")
+    ] = None,
+) -> None:
+    """Print a source's card: classes, images, sizes, licence, where it came from and where it is cached."""
+    from gatf.data.sources import source_card
+
+    card = source_card(name, _data_config(name, data_root, settings or []))
+    width = max(len(heading) for heading, _ in card)
+    for heading, line in card:
+        typer.echo(f"{heading:<{width}}  {line}")
+
+
+def get(
+    name: Annotated[str, typer.Argument(help="Data source; `gatf data` lists them.")],
+    data_root: Annotated[str | None, typer.Option(help="Folder to put it in. [default: the cache]")] = None,
+    hub: Annotated[str | None, typer.Option(help="Another data set of the hub, of the same columns.")] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="PATH=VALUE", help="Data settings, e.g. data.label_column=species."),
+    ] = None,
+) -> None:
+    """Fetch a source from the Hugging Face hub."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from gatf.data.sources import fetch_source
+
+    config = _data_config(name, data_root, settings or [], hub=hub)
+    with Progress(console=Console()) as progress:
+        bars: dict[str, Any] = {}
+
+        def advance(what: str, done: int, total: int) -> None:
+            if what not in bars:
+                bars[what] = progress.add_task(what, total=total)
+            progress.update(bars[what], completed=done)
+
+        folder = fetch_source(name, config, advance)
+    typer.echo(f"{name} is in {folder}")
+
+
+def _data_config(name: str, root: str | None, settings: list[str], hub: str | None = None) -> Any:
+    """The data section of a config, from a command's options."""
+    from gatf.config import parse_overrides, validated_data
+
+    overrides = {path.removeprefix("data."): value for path, value in parse_overrides(settings).items()}
+    return validated_data({"name": name, "root": root, "hub": hub, **overrides})

@@ -1,0 +1,25 @@
+"""`gatf methods`: what can be run."""
+
+from typing import Annotated
+
+import typer
+
+
+def methods(
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Also paper, memory, what is trained, recipes and settings.")
+    ] = False,
+    pooled: Annotated[int, typer.Option(help="Dimension of pooled features, for the memory.")] = 512,
+    bottleneck: Annotated[int, typer.Option(help="Dimension S of the bottleneck, for the memory.")] = 64,
+    classes: Annotated[int, typer.Option(help="Number of classes, for the memory.")] = 100,
+) -> None:
+    """List the methods, one line each."""
+    from gatf.cli.catalogue import describe
+    from gatf.methods import METHODS
+
+    width = max(map(len, METHODS))
+    for name, method in METHODS.items():
+        typer.echo(f"{name:<{width}}  {method.summary}")
+        if verbose:
+            for line in describe(name, pooled=pooled, bottleneck=bottleneck, classes=classes):
+                typer.echo(f"    {line}")

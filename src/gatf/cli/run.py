@@ -1,0 +1,149 @@
+"""`gatf run`: one method, one data set, one seed."""
+
+import sys
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gatf.cli.launch import launch, tells
+from gatf.cli.report import report_of_run
+from gatf.errors import ExitCode, UserError
+
+if TYPE_CHECKING:
+    from gatf.training.trackers import Tracker
+
+
+def run(
+    dataset: Annotated[str | None, typer.Option(help="Data source; `gatf data` lists them. [default: digits]")] = None,
+    method: Annotated[str | None, typer.Option(help="Method; `gatf methods` lists them. [default: gatf]")] = None,
+    tasks: Annotated[int | None, typer.Option(help="Number of tasks.")] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Seed of everything but the class order, unless class_order_seed is null.")
+    ] = None,
+    epochs: Annotated[int | None, typer.Option(help="Epochs a task.")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Images a step.")] = None,
+    data_root: Annotated[str | None, typer.Option(help="Local copy of the data; nothing is downloaded.")] = None,
+    on_bad_image: Annotated[str | None, typer.Option(help="An image that cannot be read: fail or skip.")] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or mps.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Run folder. [default: runs/DATA-METHOD-SEED-TIME]")] = None,
+    recipe: Annotated[str | None, typer.Option(help="Shipped recipe or YAML file. [default: the data set's]")] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="Any other setting, e.g. method.ridge=0.1.")
+    ] = None,
+    resume: Annotated[Path | None, typer.Option(help="Go on with the run in this folder.")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only the result.")] = False,
+    diagnostics: Annotated[
+        bool, typer.Option("--diagnostics", help="Also measure why it forgets, on old images the method cannot reach.")
+    ] = False,
+    track: Annotated[
+        list[str] | None, typer.Option(help="Also log to tensorboard or wandb (extras of these names).")
+    ] = None,
+    no_report: Annotated[bool, typer.Option("--no-report", help="Write no report.html into the run folder.")] = False,
+    devices: Annotated[int, typer.Option(min=1, help="Processes on this machine that share each batch.")] = 1,
+    nodes: Annotated[int, typer.Option(min=1, help="Machines; run the same command on each.")] = 1,
+) -> None:
+    """Learn the classes of a data set task by task, and measure what is remembered."""
+    from rich.console import Console
+
+    from gatf import experiment
+    from gatf.cli.summary import print_summary
+    from gatf.training.events import LiveDisplay
+    from gatf.training.loop import Interrupted
+
+    console = Console()
+    if resume is not None:
+        folder, chosen = resume, None
+        _refuse_with_resume(
+            dataset=dataset, method=method, tasks=tasks, seed=seed, epochs=epochs, batch_size=batch_size, out=out,
+            recipe=recipe, set=settings, data_root=data_root, on_bad_image=on_bad_image, device=device,
+            diagnostics=diagnostics,
+        )  # fmt: skip
+    else:
+        options = {
+            "data.root": data_root,
+            "data.on_bad_image": on_bad_image,
+            "scenario.tasks": tasks,
+            "seed": seed,
+            "optimisation.first.epochs": epochs,
+            "optimisation.next.epochs": epochs,
+            "optimisation.first.batch_size": batch_size,
+            "optimisation.next.batch_size": batch_size,
+            "device": device,
+            "diagnostics": diagnostics or None,
+        }
+        chosen = _choose_config(dataset, method, recipe, options, settings or [])
+        folder = out or _new_folder(chosen)
+    if devices * nodes > 1:
+        raise typer.Exit(_launch(folder, devices, nodes, given_out=out is not None or resume is not None))
+    if not tells():
+        experiment.start(chosen, folder) if chosen else experiment.resume(folder)
+        return
+    display = LiveDisplay(console)
+    trackers = _trackers(track or [], folder, chosen)
+    listeners = (*(() if quiet else (display,)), *trackers)
+    try:
+        summary = experiment.start(chosen, folder, listeners) if chosen else experiment.resume(folder, listeners)
+    except Interrupted:
+        display.close()
+        console.print(f"stopped and saved; go on with: gatf run --resume {folder}", highlight=False, soft_wrap=True)
+        raise typer.Exit(ExitCode.INTERRUPTED) from None
+    finally:
+        display.close()
+        for tracker in trackers:
+            tracker.close()
+    print_summary(summary, console)
+    console.print(f"run folder: {folder}", highlight=False, soft_wrap=True)
+    if not no_report:
+        report_of_run(folder, console)
+
+
+def _choose_config(
+    dataset: str | None, method: str | None, recipe: str | None, options: dict[str, Any], settings: list[str]
+) -> Any:
+    """The config that a command's options add up to."""
+    from gatf.config import load_config, parse_overrides, recipe_names
+
+    overrides = {path: value for path, value in options.items() if value is not None}
+    if dataset is not None:
+        overrides["data.name"] = dataset
+    if recipe is None:
+        named = dataset or "digits"
+        candidates = (named, f"{named}-t{overrides.get('scenario.tasks')}", f"{named}-t10")
+        recipe = next((name for name in candidates if name in recipe_names()), None)
+    return load_config(recipe, method=method, overrides=overrides | parse_overrides(settings))
+
+
+def _refuse_with_resume(**options: object) -> None:
+    given = [f"--{name.replace('_', '-')}" for name, value in options.items() if value]
+    if given:
+        raise UserError(f"--resume goes on with the run's own config; leave out {', '.join(given)}")
+
+
+def _launch(folder: Path, devices: int, nodes: int, *, given_out: bool) -> int:
+    """The same command line in several processes, with the run folder in it and the number of processes not."""
+    arguments, words = [], iter(sys.argv[1:])
+    for word in words:
+        if word in ("--devices", "--nodes"):
+            next(words)
+        elif not word.startswith(("--devices=", "--nodes=")):
+            arguments.append(word)
+    if not given_out:
+        arguments += ["--out", str(folder)]
+    return launch(arguments, devices=devices, nodes=nodes, folder=str(folder))
+
+
+def _new_folder(config: Any) -> Path:
+    stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
+    return Path("runs") / f"{config.data.name}-{config.method.name}-seed{config.seed}-{stamp}"
+
+
+def _trackers(names: list[str], folder: Path, config: Any) -> list["Tracker"]:
+    """The dashboards a run was asked to log to; `config` is None for a run that goes on."""
+    if not names:
+        return []
+    from gatf.training.trackers import open_tracker
+
+    values = config.model_dump(mode="json") if config is not None else {}
+    return [open_tracker(name, folder, values) for name in names]

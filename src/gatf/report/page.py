@@ -1,0 +1,251 @@
+"""The report: one HTML file that needs nothing else, for the screen and the phone, by day and by night."""
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from gatf import __version__
+from gatf.bench.published import OUTSIDE, difference, is_outside, load_published, own_column, published, weighting
+from gatf.bench.tables import AVERAGED, HEADINGS, MISSING, aggregate, spread
+from gatf.io.files import write_text
+from gatf.report.load import Run, by_row, chosen_rows, load_runs
+from gatf.report.sections import GROUPS, WHY, FigureSpec, Section, at_the_end, best_of, build_sections, with_table
+from gatf.report.style import NAMES, css_variables, inline_svg, line_styles, save_figure
+
+EXPLAINED = {
+    "A_last %": "accuracy over all classes after the last task",
+    "A_inc %": "mean of the accuracy over all classes so far, over tasks",
+    "forgetting": "how far the accuracy on a task has fallen from its best, mean over old tasks; lower is better",
+    "seconds": "training and evaluation, all tasks",
+}
+
+
+def write_report(
+    paths: Sequence[Path], out: Path, *, figures: Path | None = None, rows: Sequence[str] | None = None
+) -> int:
+    """Write the report of the runs in `paths` to one file, and each figure to `figures`; returns the number of runs.
+
+    `rows` keeps only some of the methods, in that order."""
+    runs = load_runs(paths)
+    runs = runs if rows is None else chosen_rows(runs, rows)
+    sections = build_sections(runs)
+    write_page(
+        out, "report.html.j2", title=_title(runs),
+        command="gatf report " + " ".join(shlex.quote(path.name) for path in paths),
+        sections=[_fill(section, number) for number, section in enumerate(sections)],
+        versions=sorted({tuple(sorted(run.summary["versions"].items())) for run in runs}),
+        configs=[(row, _config_text(group)) for row, group in by_row(runs).items()],
+        several=len(sections) > 1,
+    )  # fmt: skip
+    if figures is not None:
+        save_figures([spec for section in sections for spec in section.figures], figures)
+    return len(runs)
+
+
+def write_page(out: Path, template: str, **values: Any) -> None:
+    """A template of this package, filled in; everything is escaped that is not said to be safe."""
+    environment = Environment(
+        loader=PackageLoader("gatf.report", ""), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
+        lstrip_blocks=True,
+    )  # fmt: skip
+    themes = {"light": css_variables(dark=False), "dark": css_variables(dark=True)}
+    page = environment.get_template(template).render(version=__version__, **themes, **values)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_text(out, page)
+
+
+def draw_groups(specs: Sequence[FigureSpec], name: str) -> dict[str, list[tuple[FigureSpec, str]]]:
+    """Figures as SVG, by the group they stand in; `name` and a number go before their ids."""
+    groups: dict[str, list[tuple[FigureSpec, str]]] = {}
+    for number, spec in enumerate(specs):
+        svg = inline_svg(spec.draw(), name=f"{name}{number}", alt=spec.alt)
+        groups.setdefault(spec.group, []).append((spec, svg))
+    return groups
+
+
+def save_figures(specs: Sequence[FigureSpec], folder: Path) -> None:
+    """Each as PDF and PNG."""
+    for spec in specs:
+        save_figure(spec.draw(), folder, spec.name)
+
+
+def _title(runs: Sequence[Run]) -> str:
+    settings = list(dict.fromkeys(run.setting for run in runs))
+    rows = list(by_row(runs))
+    what = " and ".join(settings) if len(settings) <= 2 else f"{len(settings)} settings"
+    return f"{rows[0]} on {what}" if len(rows) == 1 else f"{len(rows)} methods on {what}"
+
+
+def _fill(section: Section, number: int) -> dict[str, Any]:
+    runs = section.runs
+    methods, seeds = len(by_row(runs)), len({run.summary["seed"] for run in runs})
+    first = runs[0].summary
+    return {
+        "setting": section.setting,
+        "facts": f"{len(first['class_names'])} classes in {first['tasks']} tasks · "
+        f"{methods} method{'s' if methods > 1 else ''} · {seeds} seed{'s' if seeds > 1 else ''}",
+        "cards": cards(runs),
+        "results": results_table(runs) if len(runs) > 1 else tasks_table(runs[0]),
+        "published": published_table(runs),
+        "diagnosis": diagnostics_table(runs),
+        "runs": runs_table(runs) if len(runs) > 1 else None,
+        "groups": draw_groups(section.figures, f"f{number}x"),
+        "intros": GROUPS,
+        "why": WHY,
+        "swatches": {row: f"var(--{NAMES[style.color]})" for row, style in line_styles(by_row(runs)).items()},
+    }
+
+
+def _config_text(runs: Sequence[Run]) -> str:
+    """The config of a row's first run; its other runs differ in the seed."""
+    return str(yaml.safe_dump(runs[0].config, sort_keys=False, allow_unicode=True))
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A table cell: what is shown, and what it is sorted by."""
+
+    text: str
+    key: float | str
+
+
+@dataclass(frozen=True)
+class Table:
+    caption: str
+    headings: Sequence[tuple[str, str]]
+    """Name and explanation."""
+    rows: Sequence[Sequence[Cell]]
+    notes: Sequence[str] = ()
+    """Lines below it."""
+
+
+def number_cell(mean: float | None, std: float | None = None) -> Cell:
+    """Missing numbers sort below all others."""
+    return Cell(spread(mean, std), -1e9 if mean is None else mean)
+
+
+def cards(runs: Sequence[Run]) -> list[tuple[str, str, str]]:
+    """Headline numbers: value, name and explanation; of the best method where several are compared."""
+    table = aggregate(run.result for run in runs)
+    best = best_of(table)
+    of = "" if len(table) == 1 else f" of {best['row']}"
+    shown = [
+        (
+            spread(best["a_last"], best["a_last_std"]) + " %",
+            "A_last" + (of and f"{of}, the best here"),
+            EXPLAINED["A_last %"],
+        ),
+        (
+            spread(best["a_inc"], best["a_inc_std"]) + " %",
+            "A_inc" + (of and f" of {best['row']}"),
+            EXPLAINED["A_inc %"],
+        ),
+    ]
+    if best["forgetting"] is not None:
+        forgotten = spread(best["forgetting"], best["forgetting_std"])
+        shown.append((forgotten, "forgetting" + of, EXPLAINED["forgetting"]))
+    bytes_kept = best["bytes_per_class"]
+    kept = f"{bytes_kept / 1024:.1f} kB" if bytes_kept >= 1024 else f"{bytes_kept} B"
+    shown.append((kept, "kept for each class", "beside the network, instead of images"))
+    return shown
+
+
+def results_table(runs: Sequence[Run]) -> Table:
+    """A row a method, mean ± standard deviation over seeds."""
+    headings = [("method", "")] + [(name, EXPLAINED[name]) for name in HEADINGS.values()]
+    headings += [("bytes a class", "kept between tasks"), ("seeds", "")]
+    rows = []
+    for row in aggregate(run.result for run in runs):
+        cells = [Cell(row["row"], row["row"])]
+        cells += [number_cell(row[column], row[f"{column}_std"]) for column in HEADINGS]
+        cells += [Cell(f"{row['bytes_per_class']:,}", row["bytes_per_class"]), Cell(str(row["seeds"]), row["seeds"])]
+        rows.append(cells)
+    return Table("Results, mean ± standard deviation over seeds", headings, rows)
+
+
+def tasks_table(run: Run) -> Table:
+    """A row a task, of one run."""
+    summary = run.summary
+    matrix = summary["accuracy_matrix"]
+    headings = [
+        ("task", ""), ("all so far %", "accuracy over all classes after this task"),
+        ("when new %", "accuracy on this task's images just after it"),
+        ("at the end %", "accuracy on this task's images after the last one"),
+        ("old to new %", "old images taken for a class of this task"), ("seconds", ""), ("peak MB", "memory"),
+    ]  # fmt: skip
+    rows = []
+    for task, row in enumerate(matrix):
+        values = (
+            summary["accuracy_seen"][task], row[task], matrix[-1][task], summary["old_to_new"][task],
+            summary["seconds"][task], summary["peak_memory_mb"][task],
+        )  # fmt: skip
+        rows.append([Cell(str(task + 1), task), *(number_cell(value) for value in values)])
+    return Table("Task by task", headings, rows)
+
+
+def runs_table(runs: Sequence[Run]) -> Table:
+    """A row a run."""
+    headings = [("method", ""), ("seed", "")] + [(name, EXPLAINED[name]) for name in HEADINGS.values()]
+    rows = []
+    for run in runs:
+        cells = [Cell(run.row, run.row), Cell(str(run.summary["seed"]), run.summary["seed"])]
+        rows.append(cells + [number_cell(run.summary[column]) for column in HEADINGS])
+    return Table("Every run", headings, rows)
+
+
+def published_table(runs: Sequence[Run]) -> Table | None:
+    """Ours beside published; None where nothing was published of these rows in this setting."""
+    rows = []
+    for row in aggregate(run.result for run in runs):
+        for cell in published(row["setting"], row["row"]):
+            cells = [Cell(row["row"], row["row"])]
+            for column in ("a_last", "a_inc"):
+                gap, own = difference(row, cell, column), own_column(cell, column)
+                mark = f" {OUTSIDE}" if is_outside(row, cell, column) else ""
+                cells.append(number_cell(row[own], row[f"{own}_std"]))
+                cells.append(number_cell(getattr(cell, column), getattr(cell, f"{column}_std")))
+                cells.append(Cell(MISSING if gap is None else f"{gap:+.1f}{mark}", -1e9 if gap is None else gap))
+            rows.append([*cells, Cell(weighting(cell), weighting(cell)), Cell(cell.source, cell.source)])
+    if not rows:
+        return None
+    headings = [("method", "")]
+    for name in ("A_last", "A_inc"):
+        headings += [(f"{name} ours", ""), ("published", ""), ("Δ", "ours minus published")]
+    sources = load_published().sources
+    notes = [f"{key}: {sources[key].text}" for key in dict.fromkeys(str(row[-1].key) for row in rows)]
+    if any(OUTSIDE in cell.text for row in rows for cell in row):
+        notes.insert(
+            0, f"{OUTSIDE}: outside two standard deviations, ours over seeds and theirs, where printed, combined"
+        )
+    headings += [("averaged over", AVERAGED), ("source", "")]
+    return Table("Beside published numbers", headings, rows, notes)
+
+
+def diagnostics_table(runs: Sequence[Run]) -> Table | None:
+    """How well old classes are followed at the end, a row a method; None where nothing was measured."""
+    columns = {
+        "mean error": ("distance of stored from true class means, old classes", "errors", "mean_l2", 1),
+        "covariance error": ("Frobenius norm of the difference, relative to the true one", "errors", "cov_relative", 1),
+        "symmetric KL": ("of stored and true Gaussians", "errors", "symmetric_kl", 1),
+        "certified %": ("predictions that Theorem 2 proves safe from these errors", "certified", "certified", 100),
+    }
+    found: dict[str, dict[str, float]] = {}
+    for name, (_, table, column, factor) in columns.items():
+        measured = [run for run in with_table(runs, table) if column in run.diagnostics[table][0]]
+        for row, value in at_the_end(measured, table, column).items():
+            found.setdefault(row, {})[name] = factor * value
+    if not found:
+        return None
+    headings = [("method", ""), *((name, why) for name, (why, *_) in columns.items())]
+    rows = []
+    for row, values in found.items():
+        numbers = [values.get(name) for name in columns]
+        rows.append(
+            [Cell(row, row), *(Cell(MISSING if v is None else f"{v:.3g}", -1e9 if v is None else v) for v in numbers)]
+        )
+    return Table("What is stored of old classes against what is true, after the last task", headings, rows)

@@ -1,0 +1,79 @@
+"""`gatf run`, as a person types it."""
+
+import json
+import signal
+from pathlib import Path
+
+import pytest
+
+SMALL = [
+    "--epochs", "2", "--batch-size", "48", "--set", "data.max_per_class=30", "--set", "backbone.width=8",
+    "--set", "scenario.stop_after=2",
+]  # fmt: skip
+
+
+def test_run_prints_the_table_and_the_folder(call, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    code, text, _ = call(
+        "run", "--dataset", "digits", "--method", "adagauss", "--tasks", "5", "--seed", "3", "--out", str(out),
+        *SMALL, "--set", "method.samples=2000", "--set", "backbone.bottleneck=8",
+    )  # fmt: skip
+    assert code == 0
+    for word in ("adagauss on digits, seed 3", "after task", "A_last", "A_inc", "forgetting", "seconds"):
+        assert word in text
+    summary = json.loads((out / "summary.json").read_text(encoding="utf-8"))
+    assert f"{summary['a_last']:.1f}" in text
+    assert summary["seed"] == 3
+
+
+def test_ctrl_c_saves_says_how_to_go_on_and_exits_with_130(call, tmp_path: Path, monkeypatch) -> None:
+    from gatf.training.events import LiveDisplay
+
+    shown = LiveDisplay.__call__
+
+    def press_ctrl_c(self: LiveDisplay, kind: str, /, **fields: object) -> None:
+        shown(self, kind, **fields)
+        if kind == "step" and fields["epoch"] == 1:
+            signal.raise_signal(signal.SIGINT)
+
+    out = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        patch.setattr(LiveDisplay, "__call__", press_ctrl_c)
+        code, text, _ = call("run", "--method", "finetune", "--out", str(out), *SMALL)
+    assert code == 130
+    assert f"gatf run --resume {out}" in " ".join(text.split())
+    code, text, _ = call("run", "--resume", str(out))
+    assert code == 0
+    assert "A_last" in text
+
+
+def test_resume_takes_no_other_settings(call, tmp_path: Path) -> None:
+    code, _, error = call("run", "--resume", str(tmp_path), "--seed", "2")
+    assert code == 2
+    assert "--seed" in error
+    code, _, error = call("run", "--resume", str(tmp_path))
+    assert code == 2
+    assert "no run to resume" in error
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--method", "gaft"], "did you mean 'gatf'"),
+        (["--dataset", "digit"], "did you mean 'digits'"),
+        (["--set", "method.rigde=1"], "did you mean 'ridge'"),
+        (["--tasks", "11"], "at most 10 tasks"),
+        (["--batch-size", "16"], "anti-collapse"),
+        (["--recipe", "nope"], "no recipe"),
+        (["--out", "/dev/null/run"], "cannot write"),
+        (["--set", "device=tpu"], "device"),
+    ],
+)
+def test_a_mistake_is_one_sentence_and_exit_code_2(call, tmp_path, monkeypatch, arguments, words) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, text, error = call("run", *arguments)
+    assert code == 2
+    assert words in error
+    assert len(error.strip().splitlines()) == 1
+    assert "Traceback" not in error + text
+    assert not (tmp_path / "runs").exists()
