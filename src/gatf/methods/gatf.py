@@ -36,15 +36,13 @@ from gatf.settings import Fraction, NotNegative, Positive
 class GATFConfig(CovarianceConfig):
     name: Literal["gatf"] = "gatf"
     preset: Literal["paper", "release"] = "paper"
-    """The paper's equations, or what the authors' released code does: a ridge anchor, a constant for a residual, terms
-    that the paper does not have, a tenth of the training images held out."""
+    """The paper's equations, or what the authors' released code does, which differs in all that the preset changes."""
     top_aware: bool = True
     """Train the map old → new and its inverse together with the backbone (off: AdaGauss's distillation)."""
     aga: bool = True
     """Start the map from the Analytic Geometric Anchor (off: an MLP alone)."""
     dead_residual: bool = False
-    """Zero every layer of the residual on the anchor, as the release does: it stays a constant, for only its output
-    bias can move."""
+    """Zero every layer of the residual on the anchor, as the release does: then only its output bias can move."""
     refine: bool = False
     """Fit the map further on frozen features after training, as AdaGauss fits its adapter."""
     topology: NotNegative = 5.0
@@ -88,11 +86,9 @@ class GATFConfig(CovarianceConfig):
 
     @classmethod
     def presets(cls) -> dict[str, dict[str, Any]]:
-        method = {
-            "anchor": "ridge", "dead_residual": True, "bias_correct": False, "cycle": 2.0, "pairwise": 0.05,
-            "matched_noise": False,
-        }  # fmt: skip
-        return {"release": {"method": method, "data": {"val_fraction": 0.1}}}
+        method = {"anchor": "ridge", "dead_residual": True, "bias_correct": False, "matched_noise": False}
+        terms = {"cycle": 2.0, "pairwise": 0.05}
+        return {"release": {"method": method | terms, "data": {"val_fraction": 0.1}}}
 
     @model_validator(mode="after")
     def _map_is_trained(self) -> "GATFConfig":
@@ -132,8 +128,7 @@ class GATF(Method):
         outputs = 4 * task.new if self._rotates(task) else task.new
         self.head = self.make(lambda: nn.Linear(dim, outputs), "head", task.index)
         if task.index > 0:
-            on_anchor = dead_residual if config.dead_residual else zero_residual
-            build = on_anchor if config.aga else feature_mlp
+            build = feature_mlp if not config.aga else dead_residual if config.dead_residual else zero_residual
             self.teacher = self.frozen_copy(self.backbone)
             self.residual = self.make(lambda: build(dim, config.expansion), "old to new", task.index)
             self.distiller = self.make(lambda: feature_mlp(dim, config.expansion), "new to old", task.index)
@@ -163,8 +158,8 @@ class GATF(Method):
             return [training]
         refining = adapter_phase(
             self.residual, self.map, self.teacher, self.backbone,
-            stage=adapter_stage(stage, config.adapter_lr),
-            anti_collapse_weight=config.anti_collapse, clamp=config.clamp, on_epoch_start=self._restart_anchor,
+            stage=adapter_stage(stage, config.adapter_lr), anti_collapse_weight=config.anti_collapse,
+            clamp=config.clamp, on_epoch_start=self._restart_anchor,
         )  # fmt: skip
         return [training, refining]
 
@@ -190,8 +185,7 @@ class GATF(Method):
             else:
                 terms["distill"] = config.distill * mse_loss(back, old)
         elif config.perturb:
-            rows = whole_rows(new, batch)
-            terms |= perturbation_terms(self.head, new, labels, step=config.perturb, rows=rows)
+            terms |= perturbation_terms(self.head, new, labels, step=config.perturb, rows=whole_rows(new, batch))
         if config.anti_collapse and has_covariance(new, batch):
             terms["anti_collapse"] = config.anti_collapse * anti_collapse(new, config.clamp)
         return terms
