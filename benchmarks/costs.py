@@ -196,9 +196,9 @@ def traffic(
     """Bytes a process sends: each step, each refresh of the anchor, each task. From the code that sends them:
 
     gradients (DDP), batch-norm sums (nets/shared_norm.py: C + 1 and C numbers forward, the same backward),
-    anti-collapse (methods/components.py: count, sum and scatter forward, the last two backward), anchor moments
+    anti-collapse (methods/parts/components.py: count, sum and scatter forward, the last two backward), anchor moments
     (geometry/moments.py `over`, vectors of 2S, float64), class moments and Gaussians that were carried
-    (methods/memory.py, float64), the two classes chosen for each test image (evaluation/metrics.py, int64), what the
+    (methods/parts/memory.py, float64), the two classes chosen per test image (evaluation/metrics.py, int64), what the
     first process sends to the others (`ranks.take_from_first`).
     """
     dim, norms = net.dim, channels(net)

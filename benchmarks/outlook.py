@@ -147,7 +147,7 @@ BYTES_A_SCORE = 2 * costs.DOUBLE + 1
 
 
 def bytes_kept(kind: str, *, dim: int, rank: int = RANK) -> int:
-    """Between tasks, a class: float32 mean and what is kept of its covariance (methods/storage.py)."""
+    """Between tasks, a class: float32 mean and what is kept of its covariance (methods/parts/storage.py)."""
     covariance = {"full": dim * (dim + 1) // 2, "lowrank": (rank + 1) * dim, "diag": dim, "shared": 0}[kind]
     return costs.FLOAT * (dim + covariance)
 

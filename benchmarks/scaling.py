@@ -30,7 +30,7 @@ from gatf.geometry.compact import fit_low_rank
 from gatf.geometry.gaussians import pack
 from gatf.geometry.spd import condition_number
 from gatf.methods.gatf import GATFConfig
-from gatf.methods.memory import GaussianMemory
+from gatf.methods.parts.memory import GaussianMemory
 from gatf.nets.mlp import feature_mlp
 from gatf.training import checkpoint
 

@@ -177,7 +177,8 @@ def test_the_papers_own_numbers() -> None:
 @pytest.mark.parametrize("width", [50, 60, 80, 120])
 def test_no_number_of_the_table_is_cut(width: int) -> None:
     summary = {
-        "method": "adagauss", "a_last": 100.0, "a_inc": 100.0, "accuracy_matrix": [[100.0]], "forgetting": 100.0, "total_seconds": 1234.5,
+        "method": "adagauss", "a_last": 100.0, "a_inc": 100.0, "accuracy_matrix": [[100.0]],
+        "forgetting": 100.0, "total_seconds": 1234.5,
         "bytes_per_class": 33536,
     }  # fmt: skip
     table = aggregate([Result("digits", "adagauss", summary), Result("digits", "adagauss", summary | {"a_last": 80.0})])

@@ -16,8 +16,8 @@ from gatf.data.loader import Batch
 from gatf.experiment import Experiment, resume, start
 from gatf.geometry.gaussians import Gaussians
 from gatf.io import container
-from gatf.methods.components import adapter_stage, anti_collapse, warmup_epochs
-from gatf.methods.memory import GaussianMemory
+from gatf.methods.parts.components import adapter_stage, anti_collapse, warmup_epochs
+from gatf.methods.parts.memory import GaussianMemory
 from gatf.settings import StageConfig
 from gatf.training.loop import Interrupted, Position, train_phase
 from gatf.training.optim import rate_factor

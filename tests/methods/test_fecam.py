@@ -13,8 +13,8 @@ from gatf.errors import UserError
 from gatf.experiment import Experiment, start
 from gatf.geometry import gaussians, moments, spd
 from gatf.geometry.readout import nearest_mean_distances
-from gatf.methods.components import class_means
 from gatf.methods.fecam import FeCAM, FeCAMConfig, TukeyMemory, shrink, tukey
+from gatf.methods.parts.components import class_means
 
 Tiny = Callable[..., RunConfig]
 

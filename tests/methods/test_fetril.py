@@ -16,8 +16,8 @@ from gatf.experiment import Experiment, resume, start
 from gatf.geometry.readout import nearest_mean_distances
 from gatf.geometry.svm import fit_svm
 from gatf.io import container
-from gatf.methods.components import class_means
 from gatf.methods.fetril import FeTrIL, FeTrILConfig, Imitations, choose_sources, official_stages
+from gatf.methods.parts.components import class_means
 from gatf.training.loop import Interrupted
 from gatf.training.optim import rate_factor
 

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from gatf.config import RunConfig, load_config
 from gatf.experiment import Experiment
-from gatf.methods.distillation import LwfBase, local_cross_entropy, softened_cross_entropy, softened_divergence
 from gatf.methods.lwf import LwF, LwFConfig
+from gatf.methods.parts.distillation import LwfBase, local_cross_entropy, softened_cross_entropy, softened_divergence
 from gatf.training.optim import rate_factor
 
 Tiny = Callable[..., RunConfig]

@@ -18,11 +18,11 @@ from gatf.geometry import readout
 from gatf.geometry.compact import fit_low_rank
 from gatf.geometry.gaussians import Gaussians
 from gatf.io import container
-from gatf.methods import memory as memory_module
 from gatf.methods.adagauss import AdaGaussConfig
 from gatf.methods.gatf import GATFConfig
-from gatf.methods.memory import GaussianMemory
-from gatf.methods.storage import Storage
+from gatf.methods.parts import memory as memory_module
+from gatf.methods.parts.memory import GaussianMemory
+from gatf.methods.parts.storage import Storage
 from gatf.model import file as model_file
 from gatf.model.onnx import Graph
 

@@ -14,8 +14,8 @@ from gatf.data.loader import Batch, TaskInfo
 from gatf.errors import UserError
 from gatf.experiment import Experiment, resume
 from gatf.io import container
+from gatf.methods.parts.triplets import ClassBalanced, embedding_change, triplet_loss
 from gatf.methods.sdc import SDC, SDCConfig
-from gatf.methods.triplets import ClassBalanced, embedding_change, triplet_loss
 from gatf.settings import OptimisationConfig, StageConfig
 
 Tiny = Callable[..., RunConfig]

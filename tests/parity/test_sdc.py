@@ -10,8 +10,8 @@ from torch.testing import assert_close
 
 from gatf.data.loader import TaskData
 from gatf.methods.base import Phase
+from gatf.methods.parts.triplets import triplet_loss
 from gatf.methods.sdc import SDC, SDCConfig, sdc_shift
-from gatf.methods.triplets import triplet_loss
 from gatf.settings import OptimisationConfig, StageConfig
 
 Recorded = Callable[..., dict[str, Tensor]]

@@ -22,7 +22,7 @@ from gatf.geometry.gaussians import Gaussians
 from gatf.geometry.moments import class_moments
 from gatf.incremental.split import Split, some, split_update
 from gatf.incremental.statistics import expected_accuracy, merge, normalisation
-from gatf.methods.components import extract
+from gatf.methods.parts.components import extract
 from gatf.model.judge import Judge, Metric, fit_temperature, transport_error
 from gatf.model.record import UpdateRecord
 from gatf.model.state import Model

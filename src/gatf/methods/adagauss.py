@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from gatf.geometry import gaussians
 from gatf.methods.base import Batch, Method, Phase, TaskData, TaskInfo
-from gatf.methods.components import (
+from gatf.methods.parts.components import (
     adapter_phase,
     adapter_stage,
     anti_collapse,
@@ -19,8 +19,8 @@ from gatf.methods.components import (
     task_batch,
     warmup_epochs,
 )
-from gatf.methods.distillation import softened_cross_entropy
-from gatf.methods.memory import CovarianceConfig, GaussianMemory, Rule
+from gatf.methods.parts.distillation import softened_cross_entropy
+from gatf.methods.parts.memory import CovarianceConfig, GaussianMemory, Rule
 from gatf.nets.heads import Heads
 from gatf.nets.mlp import feature_mlp
 from gatf.settings import NotNegative, Positive

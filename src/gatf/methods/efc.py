@@ -11,8 +11,8 @@ from torch.nn.functional import cross_entropy, softmax
 from gatf.data.augment import four_rotations
 from gatf.geometry import gaussians, moments, spd
 from gatf.methods.base import Batch, Method, Phase, TaskData, TaskInfo, shuffled
-from gatf.methods.components import Growing, frozen_features, warmup_epochs
-from gatf.methods.memory import GaussianMemory
+from gatf.methods.parts.components import Growing, frozen_features, warmup_epochs
+from gatf.methods.parts.memory import GaussianMemory
 from gatf.nets.heads import Heads
 from gatf.seeding import generator
 from gatf.settings import MethodConfig, NotNegative, Positive

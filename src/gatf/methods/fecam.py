@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy, normalize
 from gatf.errors import UserError
 from gatf.geometry import gaussians, moments, readout, spd
 from gatf.methods.base import Batch, Method, Phase, TaskData, TaskInfo
-from gatf.methods.components import Growing, class_means, extract, task_batch, warmup_epochs
+from gatf.methods.parts.components import Growing, class_means, extract, task_batch, warmup_epochs
 from gatf.nets.heads import CosineHeads
 from gatf.settings import MethodConfig, NotNegative
 

@@ -15,7 +15,7 @@ from gatf.data.policies import AugMix
 from gatf.errors import UserError
 from gatf.geometry.svm import fit_svm
 from gatf.methods.base import Batch, Method, Phase, TaskData, TaskInfo
-from gatf.methods.components import Growing, class_means, extract, task_batch, warmup_epochs
+from gatf.methods.parts.components import Growing, class_means, extract, task_batch, warmup_epochs
 from gatf.nets.heads import CosineHeads, wide_linear
 from gatf.nets.resnet import ResNet18
 from gatf.seeding import generator

@@ -11,9 +11,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
 
 from gatf.geometry import anchor, gaussians, moments, spd
-from gatf.methods.anchoring import RunningAnchor
 from gatf.methods.base import Batch, Method, Phase, TaskData, TaskInfo
-from gatf.methods.components import (
+from gatf.methods.parts.components import (
     adapter_phase,
     adapter_stage,
     anti_collapse,
@@ -28,7 +27,7 @@ from gatf.methods.components import (
     warmup_epochs,
     whole_rows,
 )
-from gatf.methods.memory import CovarianceConfig, GaussianMemory, Rule
+from gatf.methods.parts.memory import CovarianceConfig, GaussianMemory, Rule
 from gatf.nets.mlp import dead_residual, feature_mlp, zero_residual
 from gatf.settings import Fraction, NotNegative, Positive
 
@@ -95,6 +94,46 @@ class GATFConfig(CovarianceConfig):
         if not (self.top_aware or self.aga or self.refine):
             raise ValueError("without top_aware and aga nothing trains the map; set refine=true")
         return self
+
+
+class RunningAnchor(nn.Module):
+    """The exponential moving average of the anchor (Sec. 3.3): buffers, never parameters."""
+
+    weight: Tensor
+    bias: Tensor
+    steps: Tensor
+
+    def __init__(self, dim: int, momentum: float, bias_correct: bool) -> None:
+        super().__init__()
+        self.momentum, self.bias_correct = momentum, bias_correct
+        self.replace(anchor.AnchorEMA.empty(dim, momentum, bias_correct=bias_correct))
+
+    def replace(self, ema: anchor.AnchorEMA) -> None:
+        self.register_buffer("weight", ema.weight)
+        self.register_buffer("bias", ema.bias)
+        self.register_buffer("steps", torch.tensor(ema.steps))
+        self._value: anchor.Affine | None = None
+
+    def update(self, estimate: anchor.Affine, restart: bool = False) -> None:
+        """P̄ ← m P̄ + (1 − m) P̂, b̄ likewise; with `restart` the estimate stands alone."""
+        ema = self._ema()
+        if restart:
+            ema = anchor.AnchorEMA.empty(len(self.bias), self.momentum, bias_correct=self.bias_correct)
+        self.replace(ema.update(estimate))
+
+    def forward(self, old: Tensor) -> Tensor:
+        """Ā_lin(z) = P̄ z + b̄."""
+        if self._value is None:
+            exact = self._ema().value()
+            self._value = anchor.Affine(exact.weight.to(old.dtype), exact.bias.to(old.dtype))
+        return self._value(old)
+
+    def _ema(self) -> anchor.AnchorEMA:
+        return anchor.AnchorEMA(self.weight, self.bias, int(self.steps), self.momentum, self.bias_correct)
+
+    def _load_from_state_dict(self, *args: Any) -> None:
+        self._value = None
+        super()._load_from_state_dict(*args)
 
 
 class GATF(Method):

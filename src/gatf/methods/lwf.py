@@ -6,8 +6,8 @@ from pydantic import NonNegativeInt, model_validator
 from torch import Tensor
 
 from gatf.methods.base import Method, Phase, TaskData, TaskInfo
-from gatf.methods.compensation import Prototypes
-from gatf.methods.distillation import KdGroups, LwfBase, facil_stage, pycil_stage
+from gatf.methods.parts.compensation import Prototypes
+from gatf.methods.parts.distillation import KdGroups, LwfBase, facil_stage, pycil_stage
 from gatf.nets.heads import HeadInit
 from gatf.settings import MethodConfig, NotNegative, Positive
 

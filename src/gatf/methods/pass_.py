@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from gatf.data.augment import four_rotations, prototype_noise, rotation_labels_class_major
 from gatf.errors import UserError
 from gatf.methods.base import Batch, Method, Phase, TaskData, TaskInfo, shuffled
-from gatf.methods.components import Growing, class_means, extract, frozen_features, warmup_epochs
+from gatf.methods.parts.components import Growing, class_means, extract, frozen_features, warmup_epochs
 from gatf.nets.heads import Heads
 from gatf.settings import MethodConfig, NotNegative, Positive
 

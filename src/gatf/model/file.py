@@ -16,7 +16,7 @@ from gatf.errors import UserError
 from gatf.io import container
 from gatf.io.container import Damaged
 from gatf.methods import Method
-from gatf.methods.memory import GaussianMemory
+from gatf.methods.parts.memory import GaussianMemory
 from gatf.model.record import UpdateRecord
 from gatf.model.state import Model
 from gatf.session import Preprocessing, build_method

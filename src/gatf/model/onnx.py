@@ -20,7 +20,7 @@ from gatf.errors import UserError
 from gatf.geometry.compact import LowRankReadout, SharedReadout
 from gatf.geometry.readout import QuadraticReadout, seen
 from gatf.io.container import replace_file
-from gatf.methods.memory import GaussianMemory
+from gatf.methods.parts.memory import GaussianMemory
 from gatf.model.judge import softmax_with_temperature
 from gatf.model.state import Model
 

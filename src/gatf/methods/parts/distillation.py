@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, log_softmax, mse_loss, softmax
 
 from gatf.methods.base import Batch, Method, Phase, TaskData, TaskInfo
-from gatf.methods.components import frozen_features, warmup_epochs
+from gatf.methods.parts.components import frozen_features, warmup_epochs
 from gatf.nets.heads import CosineHeads, HeadInit, Heads
 
 KdGroups = Literal["all", "per_task"]

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from gatf.geometry.readout import nearest_mean_distances
 from gatf.methods.base import Method, TaskData
-from gatf.methods.components import Growing, class_means, extract
-from gatf.methods.distillation import BaseLearner, FeatureDistillationBase, LwfBase
-from gatf.methods.embedding import EmbeddingInit, Regulariser, TripletBase
-from gatf.methods.triplets import LwfLoss, Triplets, check_class_batches
+from gatf.methods.parts.components import Growing, class_means, extract
+from gatf.methods.parts.distillation import BaseLearner, FeatureDistillationBase, LwfBase
+from gatf.methods.parts.embedding import EmbeddingInit, Regulariser, TripletBase
+from gatf.methods.parts.triplets import LwfLoss, Triplets, check_class_batches
 from gatf.settings import MethodConfig, NotNegative, Positive
 
 Metric = Literal["cosine", "euclidean"]

@@ -11,8 +11,8 @@ from gatf import ranks
 from gatf.errors import UserError
 from gatf.geometry import gaussians, moments, readout, spd
 from gatf.methods.base import TaskData
-from gatf.methods.components import Growing, of_all_processes, own_features
-from gatf.methods.storage import DiagonalStorage, FullStorage, Kept, LowRankStorage, SharedStorage, Storage
+from gatf.methods.parts.components import Growing, of_all_processes, own_features
+from gatf.methods.parts.storage import DiagonalStorage, FullStorage, Kept, LowRankStorage, SharedStorage, Storage
 from gatf.seeding import generator, key
 from gatf.settings import MethodConfig
 
