@@ -53,7 +53,7 @@ class DataConfig(Strict):
     label_column: str | None = None
     """Column of the labels in parquet files. Default: `fine_label`, else `label`."""
     class_list: str | None = None
-    """File with the class folders to use, one a line, in order. Default: all; for `imagenet100` the published list."""
+    """File with the class folders to use, one per line, in order. Default: all; `imagenet100` has a published list."""
     test_fraction: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.2
     """Share of each class that becomes test images where own data has no test part."""
     on_bad_image: Literal["fail", "skip"] = "fail"
@@ -122,9 +122,9 @@ class StageConfig(Strict):
     optimiser: Literal["sgd", "adam"] = "sgd"
     """SGD with momentum, or Adam; weight decay is added to the gradient in both."""
     epochs: PositiveInt = 200
-    """Epochs a task."""
+    """Epochs per task."""
     batch_size: PositiveInt = 256
-    """Images the network sees a step (with four rotations a quarter of it is loaded)."""
+    """Images the network sees per step (with four rotations a quarter of it is loaded)."""
     lr: Positive = 0.1
     """Learning rate at the start."""
     lr_backbone: Positive | None = None
