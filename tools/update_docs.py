@@ -61,7 +61,7 @@ def method_table() -> str:
     from gatf.catalogue import bytes_kept
     from gatf.methods import METHODS
 
-    lines = ["| method | paper | trains | keeps for each class | bytes a class |", "|---|---|---|---|---:|"]
+    lines = ["| method | paper | trains | keeps for each class | bytes per class |", "|---|---|---|---|---:|"]
     for name, method in METHODS.items():
         kept = bytes_kept(name, pooled=512, bottleneck=64)
         lines.append(f"| `{name}` | {method.paper} | {method.trains} | {method.keeps} | {kept:,} |")
