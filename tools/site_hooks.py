@@ -1,5 +1,6 @@
 """What mkdocs needs to know of our pages, beside mkdocs.yml."""
 
+from re import Match
 from typing import Any
 
 from markdown import Extension, Markdown
@@ -7,13 +8,20 @@ from mkdocs.plugins import event_priority
 from mkdocs_autorefs import AutorefsInlineProcessor
 
 
-class Subscripts(Extension):
+class Subscripts(AutorefsInlineProcessor):
     """`a[t][k]` is an entry of a matrix. mkdocstrings would take it for a reference to something called `k`."""
 
+    def handleMatch(self, m: Match[str], data: str) -> tuple[None, None, None]:
+        return None, None, None
+
+
+class WithoutReferences(Extension):
+    """Puts `Subscripts` in the place of what looks for references."""
+
     def extendMarkdown(self, md: Markdown) -> None:
-        md.inlinePatterns.deregister(AutorefsInlineProcessor.name)
+        md.inlinePatterns.register(Subscripts(md), AutorefsInlineProcessor.name, priority=168)
 
 
-@event_priority(-100)  # after the plugin has added what is taken out here
+@event_priority(-100)  # after the plugin that looks for references has been added
 def on_config(config: Any) -> None:
-    config.markdown_extensions.append(Subscripts())
+    config.markdown_extensions.append(WithoutReferences())
