@@ -53,7 +53,7 @@ class DataConfig(Strict):
     label_column: str | None = None
     """Column of the labels in parquet files. Default: `fine_label`, else `label`."""
     class_list: str | None = None
-    """File with the class folders to use, one per line, in order. Default: all; `imagenet100` has a published list."""
+    """File with the class folders to use, one a line, in order. Default: all; for `imagenet100` the published list."""
     test_fraction: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.2
     """Share of each class that becomes test images where own data has no test part."""
     on_bad_image: Literal["fail", "skip"] = "fail"
