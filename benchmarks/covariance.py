@@ -1,4 +1,4 @@
-"""What each kind of covariance costs and is worth: accuracy, bytes a class and seconds of GATF.
+"""What each kind of covariance costs and is worth: accuracy, bytes per class and seconds of GATF.
 
     python benchmarks/covariance.py [--quick] [--data-root FOLDER] [--out benchmarks/results/covariance.json]
 
@@ -51,7 +51,7 @@ def compare(recipe: str, seeds: range, settings: dict[str, Any]) -> dict[str, di
         last, along = results[kind]["a_last"], results[kind]["a_inc"]
         print(
             f"  {kind:8s} A_last {last['mean']:6.2f} ± {last['std']:.2f}   A_inc {along['mean']:6.2f} ± "
-            f"{along['std']:.2f}   {results[kind]['bytes_per_class']:>6} bytes a class   "
+            f"{along['std']:.2f}   {results[kind]['bytes_per_class']:>6} bytes per class   "
             f"{results[kind]['seconds']:>6} s a run",
             flush=True,
         )

@@ -191,7 +191,7 @@ def inspect(
     typer.echo(f"images: {side}×{side} {'grey' if channels == 1 else 'colour'}")
     typer.echo(
         f"network: {backbone.name}, width {backbone.width}, {network / 1e6:.2f} MB; method {config.method.name}: "
-        f"{(sum(sizes.values()) - network) / 1e6:.2f} MB beside it, {history[-1].bytes_per_class} bytes a class"
+        f"{(sum(sizes.values()) - network) / 1e6:.2f} MB beside it, {history[-1].bytes_per_class} bytes per class"
     )
     for record in history:
         typer.echo("")
