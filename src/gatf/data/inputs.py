@@ -74,15 +74,11 @@ class Given:
                     f"{_describe(shape)}; resize or convert them"
                 )
             return self.source
-        if channels != 3:
-            raise UserError(
-                "the model was made for grey arrays; files and PIL images are read in colour, so give arrays"
-            )
-        if height > SMALL and isinstance(self.source, Files):
+        if height > SMALL and channels == 3 and isinstance(self.source, Files):
             return LazyImages(self.source, height, default_workers())
         if self._decoded is None or self._decoded[0] != shape:
             pixels, _ = decode_all(self.source, height, choose=test_box if height > SMALL else centre_box)
-            self._decoded = shape, pixels
+            self._decoded = shape, pixels if channels == 3 else grey(pixels)
         return self._decoded[1]
 
     def without_bad(self, shape: Shape) -> tuple["Given", np.ndarray]:
@@ -93,14 +89,22 @@ class Given:
             kept, decoded = readable(self.source, default_workers()), None
         else:
             pixels, kept = decode_all(self.source, shape[1], skip=True)
-            decoded = (shape, pixels)
+            decoded = (shape, pixels if shape[0] == 3 else grey(pixels))
         good = Given(self.source.take(kept.tolist()))
         good._decoded = decoded
         return good, np.isin(np.arange(len(self)), kept.numpy())
 
 
+def grey(pixels: Tensor) -> Tensor:
+    """Colour [N, 3, H, W] as brightness [N, 1, H, W], as Pillow weighs it (ITU-R 601); what is grey keeps its value."""
+    red, green, blue = pixels.int().unbind(1)
+    return ((19595 * red + 38470 * green + 7471 * blue + 0x8000) >> 16).to(torch.uint8)[:, None]
+
+
 def read_images(given: Any) -> Given:
     """Images without labels, for prediction: everything `read_labelled` takes, one file, or a folder of any depth."""
+    if isinstance(given, Given):
+        return given
     if isinstance(given, (str, Path)):
         path = Path(given)
         if path.is_dir():
