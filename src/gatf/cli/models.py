@@ -17,9 +17,9 @@ AT_ONCE = 512
 
 def learn(
     model: ModelFile,
-    images: Annotated[Path, typer.Argument(help="Folder with one folder of images a class.")],
+    images: Annotated[Path, typer.Argument(help="Folder with one folder of images per class.")],
     epochs: Annotated[int | None, typer.Option(help="Passes over the images. [default: by their number]")] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Images a step. [default: by their number]")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Images per step. [default: by their number]")] = None,
     held_out: Annotated[float, typer.Option(help="Share of the images kept back to measure with.")] = 0.1,
     method: Annotated[str | None, typer.Option(help="New models only: see `gatf methods`. [default: gatf]")] = None,
     backbone: Annotated[str | None, typer.Option(help="New models only: small or resnet18. [default: by size]")] = None,

@@ -128,7 +128,7 @@ def read_images(given: Any) -> Given:
 
 
 def read_labelled(images: Any, labels: Any) -> tuple[Given, np.ndarray]:
-    """Images and one label each; a folder has a folder of images a class, and no labels are given with it."""
+    """Images and one label each; a folder has a folder of images per class, and no labels are given with it."""
     if isinstance(images, (str, Path)):
         if labels is not None:
             raise UserError("a folder brings its own labels, the names of its class folders; leave out y")
@@ -143,7 +143,7 @@ def read_labelled(images: Any, labels: Any) -> tuple[Given, np.ndarray]:
 
 
 def read_class_folders(folder: Path) -> tuple[Given, np.ndarray]:
-    """A folder a class, the folder's name being the class's."""
+    """One folder per class, the folder's name being the class's."""
     if not folder.is_dir():
         raise UserError(f"there is no folder {folder}")
     paths: list[str] = []
@@ -156,7 +156,9 @@ def read_class_folders(folder: Path) -> tuple[Given, np.ndarray]:
         names += [name] * len(found)
     if not paths:
         hint = (
-            "sort its images into one folder a class" if image_files(folder) else "it needs a folder of images a class"
+            "sort its images into one folder per class"
+            if image_files(folder)
+            else "it needs one folder of images per class"
         )
         raise UserError(f"{folder} has no class folders; {hint}")
     return Given(Files(tuple(paths))), np.array(names)
