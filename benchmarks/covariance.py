@@ -4,8 +4,8 @@
 
 Digits with the shipped recipe, seeds 0 to 2 (with --quick seed 0). Given a folder that holds CIFAR-100, also the first
 three tasks of the recipe cifar100-cpu with 4 epochs per task, seed 0: enough to compare kinds, not to quote. The
-networks of one seed are the same for all kinds, for covariances are not trained with; so differences are paired. Seconds are the
-processor's, on one thread unless told otherwise. The folder may also be named by GATF_BENCH_CIFAR100.
+networks of one seed are the same for all kinds, for covariances are not trained with; so differences are paired.
+Seconds are the processor's, on one thread unless told otherwise. The folder may also be named by GATF_BENCH_CIFAR100.
 """
 
 import argparse

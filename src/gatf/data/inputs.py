@@ -160,7 +160,7 @@ def read_class_folders(folder: Path) -> tuple[Given, np.ndarray]:
             if image_files(folder)
             else "it needs one folder of images per class"
         )
-        raise UserError(f"{folder} has no class folders; {hint}")
+        raise UserError(f"{folder} has no class folders; {hint} one folder of images per class")
     return Given(Files(tuple(paths))), np.array(names)
 
 
