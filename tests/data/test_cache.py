@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gatf.data import build, cache
+from gatf.data import cache, pictures
 from gatf.data.sources import cache_folder, open_source
 from gatf.settings import DataConfig
 
@@ -15,13 +15,13 @@ from gatf.settings import DataConfig
 def decoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of the images that were decoded."""
     names: list[str] = []
-    original = build.decode
+    original = pictures.decode
 
     def count(data: bytes, name: str, *rest: object) -> object:
         names.append(name)
         return original(data, name, *rest)
 
-    monkeypatch.setattr(build, "decode", count)
+    monkeypatch.setattr(pictures, "decode", count)
     return names
 
 

@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from gatf.data.loader import TaskData
 from gatf.geometry import gaussians
-from gatf.methods import adagauss, components
+from gatf.methods import adagauss
 from gatf.methods.adagauss import AdaGauss, AdaGaussConfig
+from gatf.methods.parts import components
 from gatf.settings import OptimisationConfig, StageConfig
 
 SIZES = [2, 2, 2]
