@@ -1,9 +1,9 @@
-# make demo: install and learn the digits; make test: lint, types, tests; make bench: speed and memory.
+# make demo: install and learn the digits; make test: lint, types, tests; make bench: speed and memory; make docs: the site.
 VENV := .venv
 PIP := $(VENV)/bin/pip install --quiet --disable-pip-version-check -c constraints-cpu.txt
 SOURCES := pyproject.toml constraints-cpu.txt
 
-.PHONY: demo test bench lint clean
+.PHONY: demo test bench docs lint clean
 
 demo: $(VENV)/.installed
 	$(VENV)/bin/gatf run
@@ -14,6 +14,9 @@ test: $(VENV)/.installed-dev lint
 bench: $(VENV)/.installed-dev
 	$(VENV)/bin/python benchmarks/run.py
 	$(VENV)/bin/python tools/performance.py
+
+docs: $(VENV)/.installed-dev
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict
 
 lint: $(VENV)/.installed-dev
 	$(VENV)/bin/ruff check .
@@ -33,4 +36,4 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	touch $@
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) site .mypy_cache .ruff_cache .pytest_cache .hypothesis

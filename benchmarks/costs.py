@@ -193,7 +193,7 @@ def ring(numbers: float, *, processes: int, size: int = FLOAT) -> float:
 def traffic(
     net: Network, *, processes: int, new_classes: int, seen_classes: int, test_images: int, first: bool = False
 ) -> dict[str, dict[str, float]]:
-    """Bytes a process sends: each step, each refresh of the anchor, each task. From the code that sends them:
+    """Bytes that a process sends: each step, each refresh of the anchor, each task. From the code that sends them:
 
     gradients (DDP), batch-norm sums (nets/shared_norm.py: C + 1 and C numbers forward, the same backward),
     anti-collapse (methods/parts/components.py: count, sum and scatter forward, the last two backward), anchor moments

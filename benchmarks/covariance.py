@@ -1,11 +1,11 @@
-"""What each kind of covariance costs and is worth: accuracy, bytes a class and seconds of GATF.
+"""What each kind of covariance costs and is worth: accuracy, bytes per class and seconds of GATF.
 
     python benchmarks/covariance.py [--quick] [--data-root FOLDER] [--out benchmarks/results/covariance.json]
 
 Digits with the shipped recipe, seeds 0 to 2 (with --quick seed 0). Given a folder that holds CIFAR-100, also the first
-three tasks of the recipe cifar100-cpu with 4 epochs a task, seed 0: enough to compare kinds, not to quote. The networks
-of one seed are the same for all kinds, for covariances are not trained with; so differences are paired. Seconds are the
-processor's, on one thread unless told otherwise. The folder may also be named by GATF_BENCH_CIFAR100.
+three tasks of the recipe cifar100-cpu with 4 epochs per task, seed 0: enough to compare kinds, not to quote. The
+networks of one seed are the same for all kinds, for covariances are not trained with; so differences are paired.
+Seconds are the processor's, on one thread unless told otherwise. The folder may also be named by GATF_BENCH_CIFAR100.
 """
 
 import argparse
@@ -52,7 +52,7 @@ def compare(recipe: str, seeds: range, settings: dict[str, Any]) -> dict[str, di
         last, along = results[kind]["a_last"], results[kind]["a_inc"]
         print(
             f"  {kind:8s} A_last {last['mean']:6.2f} ± {last['std']:.2f}   A_inc {along['mean']:6.2f} ± "
-            f"{along['std']:.2f}   {results[kind]['bytes_per_class']:>6} bytes a class   "
+            f"{along['std']:.2f}   {results[kind]['bytes_per_class']:>6} bytes per class   "
             f"{results[kind]['seconds']:>6} s a run",
             flush=True,
         )

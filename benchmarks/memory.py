@@ -51,7 +51,7 @@ def main() -> None:
     about = {"living_megabytes": [value / 1e6 for value in living]}
     report = Report(arguments, {"tasks": tasks, **about, "resident_megabytes": [value / 1e6 for value in resident]})
     report.add(
-        "growth of living tensors a task, against its Gaussians", ours=growth / 1e3, reference=gaussians / 1e3,
+        "growth of living tensors per task, against its Gaussians", ours=growth / 1e3, reference=gaussians / 1e3,
         ratio=gaussians / growth, unit="kB", at_most=1.01 * gaussians / 1e3, resident_kilobytes=resident_growth / 1e3,
     )  # fmt: skip
     print(f"resident memory grows by {resident_growth / 1e3:.0f} kB a task, from {resident[SETTLED] / 1e6:.0f} MB")

@@ -1,8 +1,8 @@
 """What the cost model says for runs larger than this machine: ImageNet-1k on eight GPUs, and 100 000 classes.
 
 The GPU's speeds are ASSUMPTIONS, nothing here was measured on one: put your own into `GPU`. A time there is
-operations / operations a second + bytes written / bytes a second + bytes sent / bytes sent a second, none of which
-overlap.
+operations / operations per second + bytes written / bytes per second + bytes sent / bytes sent per second, and none
+of these overlap.
 """
 
 from dataclasses import asdict, dataclass
@@ -36,7 +36,7 @@ class Device:
     written: float
     """Bytes a second that operations write."""
     sent: float
-    """Bytes a second between processes."""
+    """Bytes per second between processes."""
 
     def seconds(self, work: Work, *, double: bool = False) -> float:
         speed = self.doubles if double else self.operations
@@ -46,7 +46,7 @@ class Device:
 GPU = Device(operations=15e12, doubles=5e12, written=1e12, sent=50e9)
 """ASSUMED: a data-centre GPU in TF32 and its link to the others of a node."""
 ETHERNET = 1e9
-"""ASSUMED: bytes a second between nodes, 10-Gbit Ethernet."""
+"""ASSUMED: bytes per second between nodes, 10-Gbit Ethernet."""
 PROCESSES = 8
 
 

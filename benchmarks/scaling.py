@@ -39,7 +39,7 @@ NEW = 10
 STEPS = 2
 """Steps of an epoch that is timed."""
 TESTED = 10
-"""Test images a class of the run that checks the model."""
+"""Test images per class of the run that checks the model."""
 MANY = {"full": 16_000, "lowrank": 80_000, "diag": 400_000, "shared": 400_000}
 """Classes whose readout takes 200 to 500 MB, more than caches hold."""
 
@@ -204,7 +204,7 @@ def step_memory(sizes: Iterable[tuple[int, int]]) -> Component:
 
 
 def sizes_of(kind: str, dim: int) -> dict[str, Any]:
-    """Bytes a class as the code has them, from the tensors of two memories that differ in size."""
+    """Bytes per class as the code has them, from the tensors of two memories that differ in size."""
     kept, read = [], []
     for classes in (20, 40):
         memory = memory_of(kind, classes, dim)

@@ -1,4 +1,4 @@
-"""Images a second of GATF's training after the first task: student, teacher, residual, distiller, augmentation.
+"""Images per second of GATF's training after the first task: student, teacher, residual, distiller, augmentation.
 
     python benchmarks/training.py [--quick] [--out benchmarks/results/training.json]
 

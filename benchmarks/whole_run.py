@@ -1,4 +1,4 @@
-"""Wall time of a whole run: five tasks of CIFAR-100, 100 images a class, training to evaluation.
+"""Wall time of a whole run: five tasks of CIFAR-100, 100 images per class, training to evaluation.
 
     python benchmarks/whole_run.py [--quick] [--out benchmarks/results/whole_run.json]
 
@@ -53,7 +53,7 @@ def main() -> None:
             lambda: accuracies.extend(run(reference, train, test, tasks=TASKS, epochs=epochs, refresh=REFRESH))
         )
         report.add(
-            f"whole run, 5 tasks of {source}, 100 images a class, {epochs} epoch", ours=ours, reference=theirs,
+            f"whole run, 5 tasks of {source}, 100 images per class, {epochs} epoch", ours=ours, reference=theirs,
             ratio=theirs / ours, target=2.5, a_last_ours=finished[0].a_last, a_last_reference=accuracies[-1],
         )  # fmt: skip
         report.write("pillow", "scipy")

@@ -150,7 +150,6 @@ def test_new_images_must_fit_the_model(grown: Any) -> None:
     for images, words in (
         (np.zeros((4, 9, 9), np.uint8), "are 9×9 grey, but the model was made for 8×8 grey"),
         (np.zeros((4, 8, 8, 3), np.uint8), "are 8×8 colour, but the model was made for 8×8 grey"),
-        ([Image.new("RGB", (8, 8))] * 4, "give arrays"),
     ):
         with pytest.raises(UserError, match=words):
             grown.predict(images)
@@ -159,6 +158,13 @@ def test_new_images_must_fit_the_model(grown: Any) -> None:
     with pytest.raises(UserError, match="labels known so far are text"):
         grown.partial_fit(np.zeros((4, 8, 8), np.uint8), [7] * 4)
     assert len(grown.classes_) == 7
+
+
+def test_pictures_become_grey_for_a_grey_model(grown: Any, digit_images: Digits) -> None:
+    images = digit_images[0][:20]
+    assert np.array_equal(grown.predict([Image.fromarray(image) for image in images]), grown.predict(images))
+    colour = Image.new("RGB", (8, 8), (200, 30, 90))
+    assert read_images(colour).images((1, 8, 8)).unique().item() == colour.convert("L").getpixel((0, 0))
 
 
 def test_small_files_are_decoded_once(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -111,7 +111,7 @@ def comparisons(wholes: dict[str, Whole]) -> str:
 
 def profile(training: Whole) -> str:
     rows = [(f"`{row['operation']}`", f"{row['percent']:.1f}", number(row["calls"])) for row in training["profile"]]
-    return table(("operation", "% of the time", "calls an epoch"), rows)
+    return table(("operation", "% of the time", "calls per epoch"), rows)
 
 
 def curves(pushforward: Whole) -> list[tuple[str, dict[str, dict[str, dict[str, float]]]]]:
@@ -144,7 +144,7 @@ def draw(pushforward: Whole, path: Path) -> None:
     for kind, by_count in curve.items():
         counts = sorted(by_count, key=int)
         axes.loglog([int(each) for each in counts], [100 * by_count[each]["cov"] for each in counts], "o-", label=kind)
-    axes.set(xlabel="samples a class", ylabel="error of covariances, %")
+    axes.set(xlabel="samples per class", ylabel="error of covariances, %")
     axes.grid(visible=True, which="both", alpha=0.2)
     axes.legend(frameon=False)
     figure.savefig(path, metadata={"Date": None})
@@ -178,7 +178,7 @@ def covariances(whole: Whole) -> str:
             last, along = (_over_seeds(row[name]) for name in ("a_last", "a_inc"))
             seeds = str(len(row["a_last"]["values"]))
             rows.append((f"{data}, `{kind}`", seeds, last, along, number(row["bytes_per_class"])))
-    return table(("data and kind", "seeds", "A_last %", "A_inc %", "bytes a class"), rows)
+    return table(("data and kind", "seeds", "A_last %", "A_inc %", "bytes per class"), rows)
 
 
 def _over_seeds(accuracy: dict[str, Any]) -> str:
@@ -242,7 +242,7 @@ def bytes_a_class(scaling: Whole) -> str:
         (f"`{row['kind']}`, S = {row['dim']}", number(row["kept"]), number(row["read"]))
         for row in scaling["bytes_a_class"]
     ]
-    return table(("covariance", "kept, bytes a class", "more while scoring"), rows)
+    return table(("covariance", "kept, bytes per class", "more while scoring"), rows)
 
 
 def traffic(scaling: Whole) -> str:
@@ -260,7 +260,7 @@ def traffic(scaling: Whole) -> str:
 def imagenet(scaling: Whole) -> str:
     jobs = scaling["imagenet"]
     rows = [("parameters trained", *(f"{job['trained_parameters'] / 1e6:.1f} M" for job in jobs))]
-    rows.append(("images a second, all GPUs", *(number(job["images_a_second"]) for job in jobs)))
+    rows.append(("images per second, all GPUs", *(number(job["images_a_second"]) for job in jobs)))
     rows += [(name, *(duration(3600 * job["hours"][name]) for job in jobs)) for name in jobs[0]["hours"]]
     rows.append(("**in all**", *(f"**{duration(3600 * job['hours_in_all'])}**" for job in jobs)))
     rows += [
@@ -275,8 +275,8 @@ def decoding(scaling: Whole, decode: Whole) -> str:
     slowest = min(result["ours"] for result in decode["results"])
     wanted = max(job["images_a_second"] for job in scaling["imagenet"])
     return (
-        f"A core of this machine decodes {number(slowest)} JPEG photos a second: {number(wanted)} images a second take "
-        f"{number(wanted / slowest, 2)} such cores (`data.workers` a process).\n"
+        f"A core of this machine decodes {number(slowest)} JPEG photos per second: {number(wanted)} images per second "
+        f"take {number(wanted / slowest, 2)} such cores in all. `data.workers` is the number for each process.\n"
     )
 
 
@@ -289,8 +289,8 @@ def many_classes(scaling: Whole) -> str:
             duration(row["transport_gpu"]),
         ))  # fmt: skip
     head = (
-        "covariance", "kept", "more while scoring", "one image here", "an image of 256 here", "transport a task, here",
-        "transport a task, GPU",
+        "covariance", "kept", "more while scoring", "one image here", "an image of 256 here",
+        "transport per task, here", "transport per task, GPU",
     )  # fmt: skip
     return table(head, rows)
 
@@ -308,12 +308,12 @@ def assumptions(scaling: Whole) -> str:
     gpu = assumed["gpu"]
     rows = [
         ("GPUs, one process each", str(assumed["processes"])),
-        ("float32 operations a second", f"{gpu['operations'] / 1e12:g} × 10¹²"),
-        ("float64 operations a second", f"{gpu['doubles'] / 1e12:g} × 10¹²"),
-        ("bytes written a second", size(gpu["written"])),
-        ("bytes sent a second, within a node", size(gpu["sent"])),
-        ("bytes sent a second, between nodes", size(assumed["ethernet"])),
-        ("samples a class in transport", f"{assumed['samples_a_dimension']} S"),
+        ("float32 operations per second", f"{gpu['operations'] / 1e12:g} × 10¹²"),
+        ("float64 operations per second", f"{gpu['doubles'] / 1e12:g} × 10¹²"),
+        ("bytes written per second", size(gpu["written"])),
+        ("bytes sent per second, within a node", size(gpu["sent"])),
+        ("bytes sent per second, between nodes", size(assumed["ethernet"])),
+        ("samples per class in transport", f"{assumed['samples_a_dimension']} S"),
     ]
     return table(("assumed, not measured", "value"), rows)
 

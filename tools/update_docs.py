@@ -1,13 +1,22 @@
 """Write the generated parts of the documentation.
 
-python tools/update_docs.py                            the map from equations to functions, the table of methods
+python tools/update_docs.py                            equations and their functions, settings, the table of methods
 python tools/update_docs.py digits runs/bench-digits   also the results between the markers `results:digits`
 """
 
 import ast
+import json
 import re
 import sys
+import types
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+import yaml
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
 
 ROOT = Path(__file__).parent.parent
 PLACE = re.compile(r"(Eq\. \d+|Theorem \d+|Thm \d+|Alg\. \d+|Sec\. \d+(?:\.\d+)?)")
@@ -52,7 +61,7 @@ def method_table() -> str:
     from gatf.cli.catalogue import bytes_kept
     from gatf.methods import METHODS
 
-    lines = ["| method | paper | trains | keeps for each class | bytes a class |", "|---|---|---|---|---:|"]
+    lines = ["| method | paper | trains | keeps for each class | bytes per class |", "|---|---|---|---|---:|"]
     for name, method in METHODS.items():
         kept = bytes_kept(name, pooled=512, bottleneck=64)
         lines.append(f"| `{name}` | {method.paper} | {method.trains} | {method.keeps} | {kept:,} |")
@@ -60,8 +69,121 @@ def method_table() -> str:
 
 
 def first_sentence(text: str) -> str:
-    paragraph = " ".join(text.split("\n\n")[0].split())
-    return paragraph.replace("|", "\\|")
+    return in_cell(text.split("\n\n")[0])
+
+
+def in_cell(text: str) -> str:
+    """A text as a table's cell: one line, in which a bar is no border."""
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+# docs/settings.md
+
+SETTINGS = """\
+# Settings
+
+Every setting of a run, with its type and default. Generated from the config models by `python tools/update_docs.py`.
+
+A path such as `data.image_size` is what `--set` takes on the command line and what `overrides` and `settings` take in
+Python. Recipes and a run's `config.yaml` hold the same names as nested sections. Values are YAML: `null`, `true`, or
+`[a, b]` for a list. The [quickstart](quickstart.md#settings) says what wins when several places set the same thing.
+"""
+WORDS: dict[Any, str] = {str: "text", bool: "`true` or `false`", type(None): "`null`"}
+BOUNDS = {"gt": ">", "ge": "≥", "lt": "<", "le": "≤"}
+
+
+def settings_page() -> str:
+    """Every setting of a run, of every method and of a bench recipe."""
+    from gatf.bench.plan import BenchRecipe, Row
+    from gatf.config import RunConfig
+    from gatf.methods import METHODS
+
+    parts = [SETTINGS, "## The run itself", settings_table(RunConfig)]
+    described: dict[type[BaseModel], str] = {}
+    for path, section in sections(RunConfig):
+        model = type(section)
+        values = {name: getattr(section, name) for name in model.model_fields}
+        parts += [f"## `{path}`", model.__doc__ or ""]
+        if model in described:
+            parts.append(f"The same settings as in `{described[model]}`, with another default for")
+            values = {name: value for name, value in values.items() if value != default(model.model_fields[name])}
+        parts.append(settings_table(model, f"{path}.", values))
+        described.setdefault(model, path)
+    parts += ["## `method`", "`method.name` chooses the method, and the method the other settings of the section."]
+    for name, method in METHODS.items():
+        parts += [f"### `{name}`", f"{method.summary[0].upper()}{method.summary[1:]}."]
+        parts.append(settings_table(method.Config, "method.") or "It has no settings of its own.")
+        if method.defaults:
+            parts += ["Its own defaults in other sections:", as_yaml(method.defaults)]
+        for preset, changes in method.Config.presets().items():
+            parts += [f"What `method.preset={preset}` changes:", as_yaml(changes)]
+    parts += ["## Bench recipes", "The keys of a [bench recipe](benches.md):", settings_table(BenchRecipe)]
+    parts += ["An entry of `methods` is the name of a method, or a mapping with these keys:", settings_table(Row)]
+    return "\n\n".join(part.strip() for part in parts if part) + "\n"
+
+
+def sections(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, BaseModel]]:
+    """Dotted path and default of every section in a model, but for `method`, which has no default."""
+    for name, field in model.model_fields.items():
+        if isinstance(field.default, BaseModel):
+            yield prefix + name, field.default
+            yield from sections(type(field.default), f"{prefix}{name}.")
+
+
+def settings_table(model: type[BaseModel], prefix: str = "", values: dict[str, Any] | None = None) -> str:
+    """A row for every field that is no section, with its own default; or for those in `values`, with that default."""
+    lines = ["| setting | type | default | what |", "|---|---|---|---|"]
+    for name, field in model.model_fields.items():
+        path = prefix + name
+        if is_section(field.annotation) or path == "method.name" or (values is not None and name not in values):
+            continue
+        if not field.description:
+            raise SystemExit(f"{path} of {model.__name__} has no description: write one under the field")
+        value = default(field) if values is None else values[name]
+        shown = "required" if value is PydanticUndefined else f"`{as_text(value)}`"
+        lines.append(
+            f"| `{path}` | {kind(field.annotation, field.metadata)} | {shown} | {in_cell(field.description)} |"
+        )
+    return "\n".join(lines) if len(lines) > 2 else ""
+
+
+def is_section(annotation: Any) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
+
+
+def default(field: FieldInfo) -> Any:
+    return field.get_default(call_default_factory=True)
+
+
+def as_text(value: Any) -> str:
+    """As one would write it after `--set`."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def as_yaml(values: dict[str, Any]) -> str:
+    text = yaml.safe_dump(values, sort_keys=False, default_flow_style=None, width=100, allow_unicode=True)
+    return f"```yaml\n{text}```"
+
+
+def kind(annotation: Any, metadata: Iterable[Any] = ()) -> str:
+    """A type in words: `int > 0 or null`, `list of text`, `steps, dips or cosine`."""
+    origin, inner = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return kind(inner[0], [each for one in inner[1:] for each in getattr(one, "metadata", [one])])
+    if origin in (Union, types.UnionType):
+        return " or ".join(kind(one) for one in inner)
+    if origin is Literal:
+        *others, last = (f"`{one}`" for one in inner)
+        return " or ".join([*([", ".join(others)] if others else []), last])
+    if origin is tuple:
+        each = kind(inner[0])
+        number = "" if inner[-1] is Ellipsis else f"{len(inner)} × "
+        return f"list of {number}{f'({each})' if ' or ' in each else each}"
+    if origin is dict or is_section(annotation):
+        return "mapping"
+    limits = [(sign, getattr(one, name, None)) for one in metadata for name, sign in BOUNDS.items()]
+    shown = ", ".join(f"{sign} {limit:g}" for sign, limit in limits if limit is not None)
+    return f"{WORDS.get(annotation, annotation.__name__)} {shown}".strip()
 
 
 def replace_between(text: str, name: str, content: str) -> str:
@@ -74,8 +196,13 @@ def replace_between(text: str, name: str, content: str) -> str:
     return f"{before}{start}\n{content}{end}{after}"
 
 
+PAGES = {"paper-map.md": paper_map, "settings.md": settings_page}
+"""Pages that are generated whole."""
+
+
 def main(arguments: list[str]) -> None:
-    (ROOT / "docs" / "paper-map.md").write_text(paper_map(), encoding="utf-8")
+    for name, page in PAGES.items():
+        (ROOT / "docs" / name).write_text(page(), encoding="utf-8")
     methods = ROOT / "docs" / "methods.md"
     methods.write_text(
         replace_between(methods.read_text(encoding="utf-8"), "methods", method_table()), encoding="utf-8"

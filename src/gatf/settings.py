@@ -53,7 +53,7 @@ class DataConfig(Strict):
     label_column: str | None = None
     """Column of the labels in parquet files. Default: `fine_label`, else `label`."""
     class_list: str | None = None
-    """File with the class folders to use, one a line, in order. Default: all. For `imagenet100` also the name of a
+    """File with the class folders to use, one per line, in order. Default: all. For `imagenet100` also the name of a
     published list: `adagauss`, the default, of AdaGauss's and GATF's papers, or `cmc`, of the copy on the hub."""
     test_fraction: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.2
     """Share of each class that becomes test images where own data has no test part."""
@@ -97,7 +97,7 @@ class ScenarioConfig(Strict):
     order: str | tuple[int | str, ...] = "published"
     """Class order: `published`, the data set's own (drawn where there is none); `seed`, drawn from `class_order_seed`,
     which may be the run's seed; `natural`, as stored; a list of class numbers or names; or a file with such a list (one
-    a line, or YAML)."""
+    per line, or YAML)."""
     stop_after: PositiveInt | None = None
     """Stop after so many tasks."""
 
@@ -124,9 +124,9 @@ class StageConfig(Strict):
     optimiser: Literal["sgd", "adam"] = "sgd"
     """SGD with momentum, or Adam; weight decay is added to the gradient in both."""
     epochs: PositiveInt = 200
-    """Epochs a task."""
+    """Epochs per task."""
     batch_size: PositiveInt = 256
-    """Images the network sees a step (with four rotations a quarter of it is loaded)."""
+    """Images the network sees per step (with four rotations a quarter of it is loaded)."""
     lr: Positive = 0.1
     """Learning rate at the start."""
     lr_backbone: Positive | None = None

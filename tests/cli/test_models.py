@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -107,7 +108,7 @@ def test_inspect_tells_everything(call: Any, shop: Path) -> None:
         "2 classes",
         "8×8 colour",
         "network: small, width 8",
-        "bytes a class",
+        "bytes per class",
         "First fit: added",
         "kept back",
     ):
@@ -210,3 +211,41 @@ def test_a_killed_learn_leaves_the_model_and_goes_on(
     assert found.keys() == undisturbed.keys()
     for name in found:
         assert torch.equal(found[name], undisturbed[name]), name
+
+
+def test_evaluate_measures_a_model_on_a_folder(call, base: Path, photos: Path, tmp_path: Path) -> None:
+    shutil.copytree(photos / "january", tmp_path / "test")
+    shutil.copytree(photos / "february" / "d2", tmp_path / "test" / "d2")
+    code, text, notes = call("evaluate", str(base), str(tmp_path / "test"))
+    assert code == 0
+    assert "left out: 40 images of 'd2', which the model does not know" in notes
+    assert "of 80 images are answered rightly among 2 classes" in text
+    _, text, _ = call("evaluate", str(base), str(tmp_path / "test"), "--json")
+    told = json.loads(text)
+    table = np.array(told["confusion"])
+    assert told["classes"] == ["d0", "d1"]
+    assert table.sum(1).tolist() == [40, 40] == [each["images"] for each in told["by_class"]]
+    assert told["accuracy"] == pytest.approx(100 * np.trace(table) / 80)
+    assert sum(each["images"] for each in told["reliability"]) == 80
+
+
+def test_evaluate_refuses_a_folder_of_other_classes(call, base: Path, photos: Path) -> None:
+    code, _, told = call("evaluate", str(base), str(photos / "february"))
+    assert code == 2
+    assert "the model knows no class of" in told
+    assert "d2" in told
+
+
+def test_a_run_s_folder_is_a_model(call, photos: Path, tmp_path: Path) -> None:
+    """predict, inspect, evaluate, learn and export take what a run left, grey images included."""
+    run = tmp_path / "run"
+    short = ["--epochs", "1", "--set", "scenario.stop_after=1", "--set", "data.max_per_class=40", "--device", "cpu"]
+    assert call("run", "--dataset", "digits", *short, "--out", str(run), "--no-report", "--quiet")[0] == 0
+    picture = str(photos / "january" / "d0" / "00.png")
+    code, text, _ = call("predict", str(run), picture, "--json")
+    assert (code, len(json.loads(text))) == (0, 1)
+    assert "2 classes" in call("inspect", str(run))[1]
+    code, _, _ = call("learn", str(run), str(photos / "january"), "--epochs", "1", "--device", "cpu", "--quiet")
+    assert code == 0
+    assert "4 classes" in call("inspect", str(run))[1]
+    assert "among 4 classes" in call("evaluate", str(run), str(photos / "january"))[1]

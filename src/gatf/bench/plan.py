@@ -35,12 +35,15 @@ class BenchRecipe(Strict):
     """A bench recipe as written."""
 
     title: str | None = None
+    """Heading of the plan that `--dry-run` prints. Default: the recipe's name."""
     recipe: str | None = None
     """The run recipe, where there is one."""
     recipes: tuple[str, ...] = ()
     """Run recipes, where there are several: each is a setting."""
     methods: tuple[Row, ...]
+    """Lines of the table, in order."""
     seeds: tuple[int, ...]
+    """One run of every line and setting for each of these seeds."""
     set: dict[str, Any] = Field(default_factory=dict)
     """Settings for every run, by dotted path."""
 

@@ -76,7 +76,7 @@ def headings(table: Sequence[dict[str, Any]]) -> list[str]:
     """Names of the columns that `cells` fills."""
     several = len({row["setting"] for row in table}) > 1
     shown = ["setting"] if several else []
-    shown += ["method", "seeds", *HEADINGS.values(), "bytes a class"]
+    shown += ["method", "seeds", *HEADINGS.values(), "bytes per class"]
     return shown
 
 

@@ -16,15 +16,16 @@ from gatf.cli.launch import LAUNCHER, tells
 from gatf.errors import ExitCode, LostProcess, UserError
 
 COMMANDS: dict[str, Callable[..., Any]] = {
+    "run": run.run,
+    "bench": bench.bench,
     "report": report.report,
     "explain": report.explain,
-    "bench": bench.bench,
     "learn": models.learn,
     "predict": models.predict,
+    "evaluate": models.evaluate,
     "inspect": models.inspect,
     "export": models.export,
     "rollback": models.rollback,
-    "run": run.run,
     "methods": methods.methods,
     "doctor": doctor.doctor,
 }

@@ -10,16 +10,16 @@ from gatf.errors import ExitCode, UserError
 if TYPE_CHECKING:
     from gatf.incremental.classifier import IncrementalClassifier
 
-ModelFile = Annotated[Path, typer.Argument(help="Model file, e.g. shop.gatf.")]
+ModelFile = Annotated[Path, typer.Argument(help="Model file, e.g. shop.gatf, or the folder of a run.")]
 AT_ONCE = 512
 """Images `predict` reads before it prints."""
 
 
 def learn(
     model: ModelFile,
-    images: Annotated[Path, typer.Argument(help="Folder with one folder of images a class.")],
+    images: Annotated[Path, typer.Argument(help="Folder with one folder of images per class.")],
     epochs: Annotated[int | None, typer.Option(help="Passes over the images. [default: by their number]")] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Images a step. [default: by their number]")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Images per step. [default: by their number]")] = None,
     held_out: Annotated[float, typer.Option(help="Share of the images kept back to measure with.")] = 0.1,
     method: Annotated[str | None, typer.Option(help="New models only: see `gatf methods`. [default: gatf]")] = None,
     backbone: Annotated[str | None, typer.Option(help="New models only: small or resnet18. [default: by size]")] = None,
@@ -175,8 +175,9 @@ def inspect(
 ) -> None:
     """Print what a model knows: classes by update, sizes, history, accuracy measured at each update."""
     from gatf.incremental.store import Store
-    from gatf.model.file import describe
+    from gatf.model.file import describe, model_path
 
+    model = model_path(model)
     told, config, history, header = describe(model)
     if as_json:
         import json
@@ -191,7 +192,7 @@ def inspect(
     typer.echo(f"images: {side}×{side} {'grey' if channels == 1 else 'colour'}")
     typer.echo(
         f"network: {backbone.name}, width {backbone.width}, {network / 1e6:.2f} MB; method {config.method.name}: "
-        f"{(sum(sizes.values()) - network) / 1e6:.2f} MB beside it, {history[-1].bytes_per_class} bytes a class"
+        f"{(sum(sizes.values()) - network) / 1e6:.2f} MB beside it, {history[-1].bytes_per_class} bytes per class"
     )
     for record in history:
         typer.echo("")
@@ -201,6 +202,46 @@ def inspect(
     if kept:
         typer.echo("")
         typer.echo(f"older versions kept: {', '.join(_version(number) for number in kept)}")
+
+
+def evaluate(
+    model: ModelFile,
+    folder: Annotated[Path, typer.Argument(help="Test images, one folder per class.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON, confusions included.")] = False,
+    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave out images that cannot be decoded.")] = False,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
+) -> None:
+    """Measure a model on labelled images: accuracy, per class, confusions, calibration."""
+    from gatf.incremental.assess import assess_folder
+    from gatf.incremental.classifier import IncrementalClassifier
+
+    found = assess_folder(IncrementalClassifier.load(model, device=device), folder, skip_bad=skip_bad)
+    for name, count in found.left_out.items():
+        typer.echo(f"left out: {count} images of '{name}', which the model does not know", err=True)
+    if as_json:
+        import json
+
+        typer.echo(json.dumps(found.as_json(), indent=2, ensure_ascii=False))
+        return
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(header_style="bold")
+    for heading in ("class", "images", "right %", "most often taken for"):
+        table.add_column(heading, justify="left" if heading.startswith(("class", "most")) else "right")
+    for each in found.by_class:
+        cells = each.name, str(each.images), f"{each.accuracy:.1f}", each.taken_for or ""
+        table.add_row(*map(Text, cells))
+    Console(soft_wrap=True, highlight=False).print(table)
+    typer.echo(
+        f"{found.accuracy:.1f} % of {found.images} images are answered rightly among {len(found.classes)} classes "
+        f"({found.mean_class_accuracy:.1f} % with each class weighing the same)"
+    )
+    typer.echo(
+        f"answers are given with {found.mean_confidence:.1f} % on average; expected calibration error "
+        f"{found.calibration_error:.1f} %"
+    )
 
 
 def export(

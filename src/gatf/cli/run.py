@@ -22,8 +22,8 @@ def run(
     seed: Annotated[
         int | None, typer.Option(help="Seed of everything but the class order, unless class_order_seed is null.")
     ] = None,
-    epochs: Annotated[int | None, typer.Option(help="Epochs a task.")] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Images a step.")] = None,
+    epochs: Annotated[int | None, typer.Option(help="Epochs per task.")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Images per step.")] = None,
     data_root: Annotated[str | None, typer.Option(help="Local copy of the data; nothing is downloaded.")] = None,
     on_bad_image: Annotated[str | None, typer.Option(help="An image that cannot be read: fail or skip.")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or mps.")] = None,

@@ -48,7 +48,7 @@ class Encoded(Protocol):
 
 @dataclass(frozen=True)
 class Files:
-    """One file an image."""
+    """One file per image."""
 
     paths: tuple[str, ...]
 

@@ -1,4 +1,4 @@
-"""Downloads from the Hugging Face hub, kept as one parquet file a part with the hub's columns."""
+"""Downloads from the Hugging Face hub, kept as one parquet file per part with the hub's columns."""
 
 import importlib
 from pathlib import Path

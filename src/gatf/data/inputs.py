@@ -74,15 +74,11 @@ class Given:
                     f"{_describe(shape)}; resize or convert them"
                 )
             return self.source
-        if channels != 3:
-            raise UserError(
-                "the model was made for grey arrays; files and PIL images are read in colour, so give arrays"
-            )
-        if height > SMALL and isinstance(self.source, Files):
+        if height > SMALL and channels == 3 and isinstance(self.source, Files):
             return LazyImages(self.source, height, default_workers())
         if self._decoded is None or self._decoded[0] != shape:
             pixels, _ = decode_all(self.source, height, choose=test_box if height > SMALL else centre_box)
-            self._decoded = shape, pixels
+            self._decoded = shape, pixels if channels == 3 else grey(pixels)
         return self._decoded[1]
 
     def without_bad(self, shape: Shape) -> tuple["Given", np.ndarray]:
@@ -93,14 +89,22 @@ class Given:
             kept, decoded = readable(self.source, default_workers()), None
         else:
             pixels, kept = decode_all(self.source, shape[1], skip=True)
-            decoded = (shape, pixels)
+            decoded = (shape, pixels if shape[0] == 3 else grey(pixels))
         good = Given(self.source.take(kept.tolist()))
         good._decoded = decoded
         return good, np.isin(np.arange(len(self)), kept.numpy())
 
 
+def grey(pixels: Tensor) -> Tensor:
+    """Colour [N, 3, H, W] as brightness [N, 1, H, W], as Pillow weighs it (ITU-R 601); what is grey keeps its value."""
+    red, green, blue = pixels.int().unbind(1)
+    return ((19595 * red + 38470 * green + 7471 * blue + 0x8000) >> 16).to(torch.uint8)[:, None]
+
+
 def read_images(given: Any) -> Given:
     """Images without labels, for prediction: everything `read_labelled` takes, one file, or a folder of any depth."""
+    if isinstance(given, Given):
+        return given
     if isinstance(given, (str, Path)):
         path = Path(given)
         if path.is_dir():
@@ -124,7 +128,7 @@ def read_images(given: Any) -> Given:
 
 
 def read_labelled(images: Any, labels: Any) -> tuple[Given, np.ndarray]:
-    """Images and one label each; a folder has a folder of images a class, and no labels are given with it."""
+    """Images and one label each; a folder has a folder of images per class, and no labels are given with it."""
     if isinstance(images, (str, Path)):
         if labels is not None:
             raise UserError("a folder brings its own labels, the names of its class folders; leave out y")
@@ -139,7 +143,7 @@ def read_labelled(images: Any, labels: Any) -> tuple[Given, np.ndarray]:
 
 
 def read_class_folders(folder: Path) -> tuple[Given, np.ndarray]:
-    """A folder a class, the folder's name being the class's."""
+    """One folder per class, the folder's name being the class's."""
     if not folder.is_dir():
         raise UserError(f"there is no folder {folder}")
     paths: list[str] = []
@@ -152,9 +156,11 @@ def read_class_folders(folder: Path) -> tuple[Given, np.ndarray]:
         names += [name] * len(found)
     if not paths:
         hint = (
-            "sort its images into one folder a class" if image_files(folder) else "it needs a folder of images a class"
+            "sort its images into one folder per class"
+            if image_files(folder)
+            else "it needs one folder of images per class"
         )
-        raise UserError(f"{folder} has no class folders; {hint}")
+        raise UserError(f"{folder} has no class folders; {hint} one folder of images per class")
     return Given(Files(tuple(paths))), np.array(names)
 
 

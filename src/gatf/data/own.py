@@ -48,7 +48,7 @@ class Own:
 
 OWN: dict[str, Own] = {
     "folder": Own(
-        "your images, a folder a class: train/ and test/, or class folders of which a share is for testing",
+        "your images, one folder per class: train/ and test/, or class folders of which a share is for testing",
         Layout("a folder with train/<class> and test/<class>, or <class> folders", has_class_folders, read_folder),
         ("class_list",),
     ),

@@ -87,7 +87,7 @@ def _as_bytes(values: Tensor) -> Tensor:
 
 
 def as_labels(labels: Any) -> np.ndarray:
-    """One label an image: whole numbers, text or booleans."""
+    """One label per image: whole numbers, text or booleans."""
     answers = np.asarray(labels.detach().cpu() if isinstance(labels, Tensor) else labels)
     if answers.ndim == 2 and answers.shape[1] == 1:
         from sklearn.exceptions import DataConversionWarning
@@ -95,7 +95,7 @@ def as_labels(labels: Any) -> np.ndarray:
         warnings.warn("A column-vector y was passed when a 1d array was expected", DataConversionWarning, stacklevel=2)
         answers = answers[:, 0]
     if answers.ndim != 1:
-        raise UserError(f"labels of shape {answers.shape} are not one label an image")
+        raise UserError(f"labels of shape {answers.shape} are not one label per image")
     if answers.dtype.kind == "O":
         if not all(isinstance(item, str) for item in answers):
             raise UserError("labels must be all text or all whole numbers")

@@ -24,7 +24,7 @@ ADAGAUSS_ORDER_SHA256 = "451c586a78df3fc4e6a762ebb56b0b45fc25b5a498e1c038c4bae0a
 
 
 def list_digest(items: Iterable[object]) -> str:
-    """SHA-256 of the items, one a line."""
+    """SHA-256 of the items, one per line."""
     return hashlib.sha256("".join(f"{item}\n" for item in items).encode()).hexdigest()
 
 

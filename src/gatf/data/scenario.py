@@ -140,7 +140,7 @@ def class_numbers(items: Sequence[object], source: Source, origin: str) -> tuple
 
 
 def read_order(file: str) -> list[Any]:
-    """The classes a file lists: a YAML list, or one a line."""
+    """The classes a file lists: a YAML list, or one per line."""
     path = Path(file).expanduser()
     if not path.is_file():
         raise UserError(

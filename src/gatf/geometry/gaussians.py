@@ -1,4 +1,4 @@
-"""One Gaussian a class: what exemplar-free methods keep instead of images, and how a map of features moves it."""
+"""One Gaussian per class: what exemplar-free methods keep instead of images, and how a map of features moves it."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def _mean_variance(cov: Tensor) -> Tensor:
 
 
 def _plus_diagonal(cov: Tensor, amount: Tensor | float) -> Tensor:
-    """Σ + amount·I for one amount, or one a matrix ([...])."""
+    """Σ + amount·I for one amount, or one per matrix ([...])."""
     eye = torch.eye(cov.shape[-1], dtype=cov.dtype, device=cov.device)
     return cov + (amount[..., None, None] * eye if isinstance(amount, Tensor) else amount * eye)
 

@@ -38,7 +38,7 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):
 
     `fit` learns the first classes, `partial_fit` further ones, `predict` answers among all of them. Images are arrays
     or tensors ([N, H, W], [N, H, W, C] or [N, C, H, W]; uint8, or floating-point numbers from 0 to 1), lists of paths
-    or of PIL images, or a folder with one folder of images a class. Arrays must have one square size; files and PIL
+    or of PIL images, or a folder with one folder of images per class. Arrays must have one square size; files and PIL
     images are read in colour, cut to the central square and resized. Pixels are kept with 8 bits while learning.
 
     Parameters
@@ -46,12 +46,21 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):
     method : str, default "gatf"
         Any exemplar-free method of `gatf methods`. Certificates, the rejection of unknown images and going on with
         known classes need one that keeps Gaussians: gatf or adagauss.
-    backbone, width, feature_dim, image_size, augment : default "auto"
-        The network, its width, the dimension of its features, the side of the images it gets (files and PIL images
-        only), and what is done to training images. "auto" chooses from the first images; all but `augment` are then
-        fixed.
-    epochs, batch_size : int or "auto"
+    backbone : str, default "auto"
+        The network: "small", "resnet18" or "timm:MODEL". Here and below "auto" chooses from the first images.
+    width : int or "auto"
+        Channels of the network's first stage.
+    feature_dim : int or "auto"
+        Dimension of the features.
+    image_size : int or "auto"
+        Side of the images that the network gets, in pixels; for files and PIL images only. Network, width, features and
+        image size stay as they are after the first fit.
+    augment : list of str or "auto"
+        What is done to training images, e.g. ["crop:4", "flip"].
+    epochs : int or "auto"
         Of each fit or partial_fit; "auto" chooses from the number of images.
+    batch_size : int or "auto"
+        Images per step, of each fit or partial_fit.
     held_out : float, default 0.1
         Share of each class's images that is not trained on but kept back, during the fit, to calibrate probabilities
         and to measure accuracy; of a class with fewer than five images none.
@@ -60,6 +69,7 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):
     unknown_label : str, int or None
         None stands for "unknown" where labels are text, and for -1 where they are numbers.
     device : "auto", "cpu", "cuda" or "mps"
+        Where it is computed; "auto" takes a GPU where there is one.
     random_state : int, RandomState or None, default 0
         The same number gives the same model on the same machine; None draws one.
     settings : mapping or None
@@ -75,6 +85,7 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):
     report_ : UpdateRecord
         What the last update did; print it.
     history_ : tuple of UpdateRecord
+        What each update did.
     model_ : Model
         The state itself.
 

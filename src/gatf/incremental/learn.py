@@ -37,6 +37,7 @@ def learn_folder(
     moment the old file is untouched; state saved on the way lets the same call go on after an interruption or a kill,
     to the same result.
     """
+    path = model_file.model_path(path)
     given, answers = read_class_folders(folder)
     left_out: tuple[str, ...] = ()
     store = Store(path)

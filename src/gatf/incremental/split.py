@@ -13,7 +13,7 @@ from gatf.model.state import Label, Model
 from gatf.seeding import generator
 
 FEWEST_TO_SPLIT = 5
-"""Images a class must have for one of them to be kept back."""
+"""Images that a class must have for one of them to be kept back."""
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,7 @@ class EWCConfig(MethodConfig):
     penalise_heads: bool = False
     """Train old heads too and tie them to where they were, as PyCIL does (off: they stay as they are)."""
     per_task: bool = False
-    """Keep one penalty a task with its own anchor, as in the paper (off: one, merged, at the newest weights)."""
+    """Keep one penalty per task with its own anchor, as in the paper (off: one, merged, at the newest weights)."""
     fix_bn: bool = True
     """Keep batch-norm statistics after task 0: the penalty does not protect them."""
     multi_softmax: bool = False

@@ -38,7 +38,7 @@ class FeCAMConfig(MethodConfig):
     correlation: bool = True
     """Normalise covariances to correlation matrices (never done for `common`)."""
     covariance: Covariance = "per_class"
-    """One covariance a class, one for all, variances only, or none (nearest mean)."""
+    """One covariance per class, one for all, variances only, or none (nearest mean)."""
     first_task_rule: Literal["head", "maha"] = "head"
     """Classify after task 0 with the trained cosine head (release) or as later (paper)."""
     unit_features: bool = False

@@ -43,7 +43,7 @@ class FeTrILConfig(MethodConfig):
     fc_weight_decay: NotNegative = 5e-4
     """Weight decay of the linear layer."""
     fc_batch_size: PositiveInt = 128
-    """Features a step of the linear layer."""
+    """Features per step of the linear layer."""
     task0_rotation: bool = False
     """Learn four rotations of every class at task 0 (the protocol of EFC and AdaGauss)."""
     recipe: Literal["pycil", "official"] = "pycil"

@@ -35,7 +35,7 @@ class LDCConfig(PrototypeConfig):
     projector_epochs: PositiveInt = 20
     """Epochs of the projector; with another batch than 128, as many updates as these epochs would have had at 128."""
     projector_batch: PositiveInt = 128
-    """Images a step of the projector."""
+    """Images per step of the projector."""
     projector_updates: PositiveInt | None = None
     """Updates of the projector, rounded to whole epochs; replaces `projector_epochs`."""
     ridge: Positive = 1e-6

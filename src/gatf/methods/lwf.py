@@ -15,8 +15,8 @@ from gatf.settings import MethodConfig, NotNegative, Positive
 class LwFConfig(MethodConfig):
     name: Literal["lwf"] = "lwf"
     preset: Literal["facil", "pycil", "paper", "ncm"] = "facil"
-    """FACIL's (old heads frozen), PyCIL's with its optimiser, schedule and epochs, the paper's (a softmax a task, head
-    warm-up), or the nearest-mean variant on which ADC, LDC and DPCR build."""
+    """FACIL's (old heads frozen), PyCIL's with its optimiser, schedule and epochs, the paper's (a softmax per task,
+    head warm-up), or the nearest-mean variant on which ADC, LDC and DPCR build."""
     distill: NotNegative = 10.0
     """Weight λ of the distillation: what matters most (1 in the paper, 3 in PyCIL)."""
     temperature: Positive = 2.0
@@ -29,7 +29,7 @@ class LwFConfig(MethodConfig):
     train_old_heads: bool = False
     """Train the heads of old tasks too, through the distillation."""
     kd_groups: KdGroups = "all"
-    """One softmax over all old classes, or one a task, as in the paper."""
+    """One softmax over all old classes, or one per task, as in the paper."""
     warmup_epochs: NonNegativeInt = 0
     """Epochs in which a later task's head learns alone, before everything does."""
     fix_bn: bool = False

@@ -29,7 +29,7 @@ class PASSConfig(MethodConfig):
     radius: Literal["first", "running", "deviation"] = "first"
     """Noise scale r: root mean variance of task 0, of all tasks so far, or the mean standard deviation of task 0."""
     replay: Literal["batch", "balanced"] = "batch"
-    """Noisy prototypes a step: as many as images are loaded, or ⌊old/new classes⌋ times as many (PyCIL)."""
+    """Noisy prototypes per step: as many as images are loaded, or ⌊old/new classes⌋ times as many (PyCIL)."""
     kd_reduction: Literal["norm", "scaled"] = "norm"
     """Distil by one norm of the whole batch, or by that times √(64/n), so that β means the same for any batch."""
     proto_aug_view: bool = False

@@ -18,7 +18,7 @@ def wide_linear(dim: int, outputs: int, bias: bool = True) -> nn.Linear:
 
 
 class Heads(nn.Module):
-    """One linear layer a task; logits of all heads side by side. Takes whatever heads a loaded state has."""
+    """One linear layer per task; logits of all heads side by side. Takes whatever heads a loaded state has."""
 
     _where: Tensor
 

@@ -158,7 +158,7 @@ def cards(runs: Sequence[Run]) -> list[tuple[str, str, str]]:
 def results_table(runs: Sequence[Run]) -> Table:
     """A row a method, mean ± standard deviation over seeds."""
     headings = [("method", "")] + [(name, EXPLAINED[name]) for name in HEADINGS.values()]
-    headings += [("bytes a class", "kept between tasks"), ("seeds", "")]
+    headings += [("bytes per class", "kept between tasks"), ("seeds", "")]
     rows = []
     for row in aggregate(run.result for run in runs):
         cells = [Cell(row["row"], row["row"])]

@@ -1,4 +1,4 @@
-"""A folder a class (`imagefolder`): train/ and test/, or the class folders alone."""
+"""One folder per class (`imagefolder`): train/ and test/, or the class folders alone."""
 
 import os
 from collections import defaultdict
@@ -87,12 +87,12 @@ def is_image(name: str) -> bool:
 
 
 def read_class_list(file: str) -> tuple[str, ...]:
-    """Class folders to use, one a line."""
+    """Class folders to use, one per line."""
     try:
         lines = Path(file).read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"the class list {file} (data.class_list) cannot be read: {error}") from None
     names = tuple(line.strip() for line in lines if line.strip() and not line.startswith("#"))
     if not names or len(set(names)) < len(names):
-        raise UserError(f"the class list {file} must name at least one class folder, each once, one a line")
+        raise UserError(f"the class list {file} must name at least one class folder, each once, one per line")
     return names

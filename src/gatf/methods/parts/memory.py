@@ -28,7 +28,7 @@ class CovarianceConfig(MethodConfig):
 
     covariance: Literal["full", "lowrank", "diag", "shared"] = "full"
     """What is kept of each covariance: all of it, a few directions and the variances (lowrank), the variances (diag),
-    or one mean of all classes' covariances (shared). At S = 64: 8 576, 2 560, 512 and 256 bytes a class with the
+    or one mean of all classes' covariances (shared). At S = 64: 8 576, 2 560, 512 and 256 bytes per class with the
     mean."""
     covariance_rank: PositiveInt = 8
     """Directions that lowrank keeps of each class."""

@@ -1,0 +1,98 @@
+"""`gatf evaluate`: how a model does on images of known classes that it did not learn from."""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from gatf.data.inputs import read_class_folders
+from gatf.errors import UserError, near_misses
+from gatf.evaluation.calibration import ReliabilityBin, confusion, expected_calibration_error, reliability
+from gatf.incremental.classifier import IncrementalClassifier
+
+
+@dataclass(frozen=True)
+class ClassResult:
+    """How one class was answered."""
+
+    name: str
+    images: int
+    accuracy: float
+    """Percent that is right."""
+    taken_for: str | None
+    """The class its images are most often mistaken for."""
+
+
+@dataclass(frozen=True)
+class Assessment:
+    """What a model says of a folder of labelled images."""
+
+    images: int
+    accuracy: float
+    """Percent of the images that is right, among all classes the model knows."""
+    mean_class_accuracy: float
+    """The same with each class weighing alike."""
+    calibration_error: float
+    """Expected calibration error, in percent."""
+    mean_confidence: float
+    """Mean probability of the answers, in percent."""
+    by_class: tuple[ClassResult, ...]
+    """Classes of the folder, in the model's order."""
+    confusion: tuple[tuple[int, ...], ...]
+    """Row: class of the folder, in that order; column: class of the model."""
+    classes: tuple[str, ...]
+    """The model's, in the order of the columns."""
+    reliability: tuple[ReliabilityBin, ...]
+    left_out: dict[str, int]
+    """Images of classes the model does not know."""
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def assess_folder(classifier: IncrementalClassifier, folder: Path, *, skip_bad: bool = False) -> Assessment:
+    """Measure a model on a folder with one folder of images per class."""
+    given, answers = read_class_folders(folder)
+    if skip_bad:
+        given, good = given.without_bad(classifier.shape_for(given))
+        answers = answers[good]
+    names = [str(label) for label in classifier.classes_]
+    known = np.isin(answers, names)
+    unknown, counts = np.unique(answers[~known], return_counts=True)
+    if not known.any():
+        raise UserError(
+            f"the model knows no class of {folder} ({', '.join(unknown[:3])}){near_misses(unknown[0], names)}"
+        )
+    found = classifier.predict_proba(given)
+    number = {name: place for place, name in enumerate(names)}
+    labels = torch.tensor([number[name] for name in answers[known]])
+    probabilities = torch.from_numpy(found[known])
+    predicted = probabilities.argmax(1)
+    right, sure = predicted == labels, probabilities.amax(1)
+    table = confusion(predicted, labels, len(names))
+    present = torch.nonzero(table.sum(1) > 0).squeeze(1).tolist()
+    by_class = tuple(_class_result(names, place, table[place]) for place in present)
+    bins = reliability(sure, right)
+    return Assessment(
+        images=len(labels),
+        accuracy=100 * float(right.double().mean()),
+        mean_class_accuracy=float(np.mean([each.accuracy for each in by_class])),
+        calibration_error=100 * expected_calibration_error(bins),
+        mean_confidence=100 * float(sure.mean()),
+        by_class=by_class,
+        confusion=tuple(tuple(row) for row in table[present].tolist()),
+        classes=tuple(names),
+        reliability=tuple(bins),
+        left_out=dict(zip(unknown.tolist(), counts.tolist(), strict=True)),
+    )
+
+
+def _class_result(names: list[str], place: int, row: torch.Tensor) -> ClassResult:
+    mistakes = row.clone()
+    mistakes[place] = 0
+    worst = int(mistakes.argmax())
+    images = int(row.sum())
+    taken_for = names[worst] if int(mistakes[worst]) else None
+    return ClassResult(names[place], images, 100 * int(row[place]) / images, taken_for)

@@ -1,0 +1,131 @@
+"""docs/formats.md names what is really written: every file, every event with its fields, every column."""
+
+import csv
+import io
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors import safe_open
+from sklearn.datasets import load_digits
+
+from gatf import IncrementalClassifier
+from gatf.bench.tables import Result, aggregate, to_csv
+from gatf.config import load_config
+from gatf.experiment import start
+
+ROOT = Path(__file__).parent.parent
+PAGE = (ROOT / "docs" / "formats.md").read_text(encoding="utf-8")
+QUICK = {"device": "cpu", "scenario.stop_after": 2, "optimisation.first.epochs": 1, "optimisation.next.epochs": 1}
+
+
+def section(heading: str) -> str:
+    """What stands under a heading, up to the next one."""
+    found = re.search(rf"^##+ {re.escape(heading)}\n(.*?)(?=^##|\Z)", PAGE, flags=re.MULTILINE | re.DOTALL)
+    assert found, f"formats.md has no section '{heading}'"
+    return found[1]
+
+
+def tables(text: str) -> list[list[list[str]]]:
+    """The body of every table: rows of cells."""
+    blocks = re.findall(r"(?:^\|.*\n)+", text, flags=re.MULTILINE)
+    return [[line.strip("|\n").split(" | ") for line in block.splitlines()[2:]] for block in blocks]
+
+
+def names(cell: str) -> list[str]:
+    """What a cell has as code, but for remarks in brackets."""
+    return re.findall(r"`([^`]+)`", re.sub(r"\(.*?\)", "", cell))
+
+
+def first_column(table: list[list[str]]) -> list[str]:
+    return [name for row in table for name in names(row[0])]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("formats") / "run"
+    start(load_config("digits", method="gatf", overrides=QUICK | {"diagnostics": True}), folder)
+    return folder
+
+
+def metadata(path: Path) -> dict[str, str]:
+    with safe_open(path, framework="np") as file:
+        return dict(file.metadata())
+
+
+def test_the_run_folder(run: Path) -> None:
+    found = {f"{path.name}/" if path.is_dir() else path.name for path in run.iterdir()}
+    made_by_others = {"report.html", "tensorboard/", "wandb/"}
+    assert set(first_column(tables(section("The run folder"))[0])) == found | made_by_others
+
+
+def test_events(run: Path) -> None:
+    kinds: dict[str, dict[str, Any]] = {}
+    notices = []
+    for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
+        event = json.loads(line)
+        kinds[event.pop("event")] = event
+        notices += [event] if "name" in event else []
+    headings = re.findall(r"^### (\w+)$", PAGE.split("## Events")[1].split("\n## ")[0], flags=re.MULTILINE)
+    assert set(headings) == set(kinds) | {"warning"}
+    for kind, fields in kinds.items():
+        documented = first_column(tables(section(kind))[0])
+        if kind != "notice":
+            assert sorted(documented) == sorted(fields), kind
+    common, by_name = tables(section("notice"))
+    described = {names(row[0])[0]: names(row[2]) for row in by_name}
+    for notice in notices:
+        own = [field for field in notice if field not in first_column(common)]
+        assert sorted(own) == sorted(described[notice["name"]])
+
+
+def test_every_notice_of_a_method_is_listed() -> None:
+    code = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "src/gatf/methods").rglob("*.py"))
+    assert set(re.findall(r'\.note\(\s*"(\w+)"', code)) == set(first_column(tables(section("notice"))[1]))
+
+
+def test_the_summary(run: Path) -> None:
+    summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
+    assert sorted(first_column(tables(section("Summary"))[0])) == sorted(summary)
+    header = next(csv.reader(io.StringIO(to_csv(aggregate([Result("digits", "gatf", summary)])))))
+    assert sorted(first_column(tables(section("The bench folder"))[1])) == sorted(header)
+
+
+def test_checkpoints(run: Path) -> None:
+    (tensors,) = tables(section("Checkpoints"))
+    newest = max((run / "checkpoints").iterdir())
+    header = metadata(newest)
+    assert f"`{header['kind']}`" in section("Checkpoints")
+    assert all(f"`{field}`" in section("Checkpoints") for field in json.loads(header["model"]))
+    prefixes = {name.split(".")[0] for name in first_column(tensors)}
+    with safe_open(newest, framework="np") as file:
+        assert {name.split(".")[0] for name in file.keys()} <= prefixes  # noqa: SIM118
+
+
+def test_diagnostics(run: Path) -> None:
+    documented = {names(row[0])[0]: names(row[1]) for row in tables(section("Diagnostics"))[0]}
+    found = {}
+    for path in (run / "diagnostics").glob("*.csv"):
+        found[path.name] = path.read_text(encoding="utf-8").splitlines()[0].split(",")
+    assert documented == found
+
+
+def test_the_model_file(tmp_path: Path) -> None:
+    images, labels = load_digits(return_X_y=True)
+    few = np.flatnonzero(labels < 2)[:40]
+    classifier = IncrementalClassifier(epochs=1, device="cpu").fit(
+        (images[few].reshape(-1, 8, 8) * 15.9375).astype(np.uint8), labels[few]
+    )
+    classifier.save(tmp_path / "some.gatf")
+    header = metadata(tmp_path / "some.gatf")
+    described = json.loads(header["model"])
+    keys, fields, history, tensors = tables(section("The model file"))
+    assert sorted(first_column(keys)) == sorted(header)
+    assert sorted(first_column(fields)) == sorted(described)
+    assert sorted(first_column(history)) == sorted(described["history"][0])
+    with safe_open(tmp_path / "some.gatf", framework="np") as file:
+        found = {name if "." not in name else "method.…" for name in file.keys()}  # noqa: SIM118
+    assert set(first_column(tensors)) == found

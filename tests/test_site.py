@@ -1,0 +1,59 @@
+"""The documentation site builds without a warning and needs nothing from elsewhere."""
+
+import os
+import re
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+MISSING = [name for name in ("mkdocs", "material", "mkdocstrings") if find_spec(name) is None]
+LOADS = re.compile(r"<(?:script|img|iframe|source|video)\b[^>]*\bsrc=\"?((?:https?:)?//[^\"\s>]+)")
+LINKS = re.compile(r"<link\b[^>]*\bhref=\"?((?:https?:)?//[^\"\s>]+)")
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if MISSING:
+        pytest.skip(f"no {', '.join(MISSING)}: pip install 'gatf[docs]'")
+    target = tmp_path_factory.mktemp("site")
+    built = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--config-file", str(ROOT / "mkdocs.yml"),
+         "--site-dir", str(target)],
+        capture_output=True, text=True, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}, cwd=target.parent, check=False,
+    )  # fmt: skip
+    assert built.returncode == 0, built.stderr
+    assert "WARNING" not in built.stderr, built.stderr
+    return target
+
+
+def test_every_page_is_built(site: Path) -> None:
+    pages = {path.stem for path in (ROOT / "docs").glob("*.md")}
+    assert pages == {path.stem for path in site.glob("*.html")} - {"404"}
+
+
+def test_nothing_is_fetched_from_elsewhere(site: Path) -> None:
+    for page in site.rglob("*.html"):
+        text = page.read_text(encoding="utf-8")
+        assert LOADS.findall(text) + LINKS.findall(text) == [], page.name
+        assert 'class="mermaid"' not in text, "the theme would fetch mermaid when the page is opened"
+    for sheet in site.rglob("*.css"):
+        assert not re.search(r"(?:url\(|@import)\s*[\"']?(?:https?:)?//", sheet.read_text(encoding="utf-8")), sheet.name
+
+
+def test_the_api_page_shows_signatures_and_texts(site: Path) -> None:
+    page = (site / "reference.html").read_text(encoding="utf-8")
+    for name in (
+        "gatf.IncrementalClassifier.partial_fit",
+        "gatf.geometry.fit_anchor",
+        "gatf.methods.base.Method.scores",
+    ):
+        assert f'id="{name}"' in page
+    assert "An image classifier that learns new classes for years without keeping old images." in page
+
+
+def test_subscripts_are_no_references(site: Path) -> None:
+    assert "a[t][k]" in (site / "protocol.html").read_text(encoding="utf-8")
