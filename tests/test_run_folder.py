@@ -130,14 +130,3 @@ def test_json_that_is_no_summary_is_told(tmp_path: Path, text: str) -> None:
     (tmp_path / "summary.json").write_text(text, encoding="utf-8")
     with pytest.raises(UserError, match="not the summary of a run"):
         RunFolder(tmp_path).read_summary()
-
-
-def test_every_field_is_explained() -> None:
-    """So that a page about files and events can be made from the classes."""
-    from pydantic import TypeAdapter
-
-    for told in (*KINDS.values(), events.TaskEvent, Summary):
-        assert told.__doc__
-        own = vars(told).get("__annotations__", {})
-        fields = TypeAdapter(told).json_schema().get("properties", {})
-        assert all("description" in fields[name] for name in own if name in fields), told

@@ -35,7 +35,7 @@ class TaskEvent(Event):
     """An event of one task."""
 
     task: int
-    """The task."""
+    """Its number."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +53,8 @@ class RunStart(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class Warning(Event):
-    """Something about the data, the weights or the model file that the user should know."""
+    """Something that the user should know: about the data or the weights at the start, or why no model file was written
+    at the end."""
 
     kind = "warning"
     text: str
@@ -100,7 +101,7 @@ class Epoch(TaskEvent):
     lr: float
     """Learning rate of the epoch, of the last parameter group."""
     seconds: float
-    """Of the epoch; after a resume, of the part of it that this process trained."""
+    """How long it took; of an epoch that was interrupted, the part after the interruption."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,13 +113,13 @@ class Trained(TaskEvent):
 
 @dataclass(frozen=True, kw_only=True)
 class Notice(TaskEvent):
-    """Numbers that a method reports of itself. In the file `name` comes first, then `task`, then each value by name."""
+    """Numbers that a method reports of itself."""
 
     kind = "notice"
     name: str
     """What it is about."""
     values: dict[str, float]
-    """The numbers by name."""
+    """The numbers by name. In the file each is a field of its own, after `name` and `task`."""
 
     def record(self) -> dict[str, Any]:
         return {"event": self.kind, "name": self.name, "task": self.task, **self.values}
@@ -153,7 +154,7 @@ class Run(Event):
 
 
 KINDS: dict[str, type[Event]] = {
-    event.kind: event for event in (RunStart, Warning, TaskStart, Step, Epoch, Trained, Notice, Task, Run)
+    event.kind: event for event in (RunStart, Warning, TaskStart, Step, Epoch, Trained, Task, Run, Notice)
 }
 """Every kind of event, by its name in the file."""
 
