@@ -14,6 +14,7 @@ import os
 import statistics
 import tempfile
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ def run(recipe: str, kind: str, seed: int, settings: dict[str, Any]) -> dict[str
     begun = time.process_time()
     with tempfile.TemporaryDirectory() as place:
         summary = start(load_config(recipe, method="gatf", overrides=chosen), Path(place) / "run")
-    return {**summary, "processor_seconds": time.process_time() - begun}
+    return {**asdict(summary), "processor_seconds": time.process_time() - begun}
 
 
 def compare(recipe: str, seeds: range, settings: dict[str, Any]) -> dict[str, dict[str, Any]]:

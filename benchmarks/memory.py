@@ -20,6 +20,7 @@ from harness import Report, options, status
 
 from gatf.config import load_config
 from gatf.experiment import start
+from gatf.io.events import Event, TaskStart
 
 TASKS, SETTLED = 20, 2
 
@@ -36,8 +37,8 @@ def main() -> None:
     living: list[int] = []
     resident: list[int] = []
 
-    def listen(kind: str, /, **fields: Any) -> None:
-        if kind == "task_start":
+    def listen(event: Event) -> None:
+        if isinstance(event, TaskStart):
             gc.collect()
             living.append(tensor_bytes())
             ctypes.CDLL(None).malloc_trim(0)
@@ -45,7 +46,7 @@ def main() -> None:
 
     with tempfile.TemporaryDirectory() as place:
         summary = start(load_config("glyphs", method="gatf", overrides=settings), Path(place) / "run", (listen,))
-    gaussians = summary["bytes_per_class"] * len(summary["class_names"]) / tasks
+    gaussians = summary.bytes_per_class * len(summary.class_names) / tasks
     growth, resident_growth = slope(living), slope(resident)
     about = {"living_megabytes": [value / 1e6 for value in living]}
     report = Report(arguments, {"tasks": tasks, **about, "resident_megabytes": [value / 1e6 for value in resident]})

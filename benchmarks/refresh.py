@@ -46,7 +46,7 @@ def share(ours: Ours) -> float:
     ours.phase.on_epoch_start = timed
     start = time.perf_counter()
     train_phase(
-        ours.phase, ours.data, ours.fabric, listener=lambda *a, **b: None, position=Position(), save=lambda *a: None,
+        ours.phase, ours.data, ours.fabric, listener=lambda event: None, position=Position(), save=lambda *a: None,
         restore=None, stop=lambda: False, save_every=None,
     )  # fmt: skip
     ours.phase.on_epoch_start = refresh

@@ -264,9 +264,9 @@ def check_run(fitted: dict[str, Work]) -> dict[str, Any]:
         predicted.append(parts)
     return {
         "what": f"{tasks} tasks of {new} classes, {images} images and {epochs} epochs each, width {width}",
-        "measured": summary["total_seconds"], "predicted": sum(predicted),
-        "error_percent": 100 * (sum(predicted) / summary["total_seconds"] - 1),
-        "measured_by_task": summary["seconds"], "predicted_by_task": predicted,
+        "measured": summary.total_seconds, "predicted": sum(predicted),
+        "error_percent": 100 * (sum(predicted) / summary.total_seconds - 1),
+        "measured_by_task": summary.seconds, "predicted_by_task": predicted,
     }  # fmt: skip
 
 

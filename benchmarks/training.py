@@ -69,7 +69,7 @@ class Ours:
     def epoch(self) -> None:
         refresh, self.phase.on_epoch_start = self.phase.on_epoch_start, None  # benchmarks/refresh.py measures that
         train_phase(
-            self.phase, self.data, self.fabric, listener=lambda *a, **b: None, position=Position(),
+            self.phase, self.data, self.fabric, listener=lambda event: None, position=Position(),
             save=lambda *a: None, restore=None, stop=lambda: False, save_every=None,
         )  # fmt: skip
         self.phase.on_epoch_start = refresh

@@ -20,6 +20,7 @@ from scaling import random_archive
 from gatf.config import load_config
 from gatf.data.sources import SOURCES
 from gatf.experiment import Experiment, start
+from gatf.io.run_folder import Summary
 from gatf.settings import DataConfig
 
 TASKS, PER_CLASS, BATCH, WIDTH, DIM, WORKERS, REFRESH = 5, 100, 128, 16, 64, 2, 10
@@ -43,8 +44,8 @@ def main() -> None:
             for part in (parts.train, parts.test)
         )
         report = Report(arguments, {"data": source, "tasks": TASKS, "epochs": epochs, "images": len(train[0])})
-        summary: dict[str, float] = {}
-        ours = seconds(lambda: summary.update(start(config, Path(place) / "run")))
+        finished: list[Summary] = []
+        ours = seconds(lambda: finished.append(start(config, Path(place) / "run")))
         reference = Reference(width=WIDTH, dim=DIM, batch=BATCH, workers=WORKERS)
         torch.manual_seed(0)
         accuracies: list[float] = []
@@ -53,7 +54,7 @@ def main() -> None:
         )
         report.add(
             f"whole run, 5 tasks of {source}, 100 images per class, {epochs} epoch", ours=ours, reference=theirs,
-            ratio=theirs / ours, target=2.5, a_last_ours=summary["a_last"], a_last_reference=accuracies[-1],
+            ratio=theirs / ours, target=2.5, a_last_ours=finished[0].a_last, a_last_reference=accuracies[-1],
         )  # fmt: skip
         report.write("pillow", "scipy")
 

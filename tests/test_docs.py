@@ -22,8 +22,9 @@ def test_generated_pages_are_up_to_date() -> None:
     spec.loader.exec_module(module)
     for name, page in module.PAGES.items():
         assert (ROOT / "docs" / name).read_text(encoding="utf-8") == page(), "run tools/update_docs.py"
-    methods = (ROOT / "docs" / "methods.md").read_text(encoding="utf-8")
-    assert methods == module.replace_between(methods, "methods", module.method_table()), "run tools/update_docs.py"
+    for (name, marker), part in module.PARTS.items():
+        text = (ROOT / "docs" / name).read_text(encoding="utf-8")
+        assert text == module.replace_between(text, marker, part()), "run tools/update_docs.py"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -20,6 +20,7 @@ from gatf.config import RunConfig
 from gatf.errors import UserError
 from gatf.experiment import Experiment, resume, start
 from gatf.io import container
+from gatf.io.events import Event, Step, Task
 from gatf.training.loop import Interrupted
 
 Tiny = Callable[..., RunConfig]
@@ -113,10 +114,10 @@ def test_a_stop_within_an_epoch_resumes_to_the_same_bits(
     start(config, tmp_path / "whole")
     taken = 0
 
-    def stop_later(kind: str, /, **fields: Any) -> None:
+    def stop_later(event: Event) -> None:
         nonlocal taken
-        taken += kind == "step"
-        if kind == "step" and taken == steps:
+        taken += isinstance(event, Step)
+        if isinstance(event, Step) and taken == steps:
             signal.raise_signal(signal.SIGTERM)
 
     with pytest.raises(Interrupted):
@@ -128,7 +129,7 @@ def test_a_stop_within_an_epoch_resumes_to_the_same_bits(
 
 def test_resuming_a_finished_run_returns_its_summary(whole: Path) -> None:
     before = (whole / "summary.json").stat().st_mtime_ns
-    assert resume(whole)["a_last"] == outcome(whole)[1]["a_last"]
+    assert resume(whole).a_last == outcome(whole)[1]["a_last"]
     assert (whole / "summary.json").stat().st_mtime_ns == before
 
 
@@ -169,9 +170,13 @@ def test_what_a_run_folder_holds(whole: Path) -> None:
 
 def test_a_damaged_checkpoint_is_named(whole: Path, tmp_path: Path, tiny_config: Tiny) -> None:
     folder = tmp_path / "damaged"
+
+    def stop(event: Event) -> None:
+        if isinstance(event, Task):
+            signal.raise_signal(signal.SIGINT)
+
     with pytest.raises(Interrupted):
-        start(tiny_config(whole.name, **LONGER), folder, (lambda kind, /, **fields: signal.raise_signal(signal.SIGINT)
-                                                 if kind == "task" else None,))  # fmt: skip
+        start(tiny_config(whole.name, **LONGER), folder, (stop,))
     newest = max((folder / "checkpoints").iterdir())
     newest.write_bytes(newest.read_bytes()[:-100])
     with pytest.raises(UserError, match=f"{newest.name}.*damaged"):
@@ -236,7 +241,7 @@ def test_a_compiled_backbone_learns_what_a_plain_one_learns(
     plain = start(tiny_config("gatf", **settings), tmp_path / "plain")
     fast = start(tiny_config("gatf", compile=True, **settings), tmp_path / "compiled")
     assert len(compiled) == 1
-    assert fast["accuracy_matrix"] == plain["accuracy_matrix"]
+    assert fast.accuracy_matrix == plain.accuracy_matrix
     expected, found = (outcome(tmp_path / name)[0] for name in ("plain", "compiled"))
     assert expected.keys() == found.keys()
     assert all(torch.allclose(expected[name], found[name], atol=1e-4) for name in expected)

@@ -5,7 +5,6 @@ import io
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +15,8 @@ from gatf import IncrementalClassifier
 from gatf.bench.tables import Result, aggregate, to_csv
 from gatf.config import load_config
 from gatf.experiment import start
+from gatf.io.events import KINDS, Notice
+from gatf.io.run_folder import REPORT, SUMMARY, RunFolder
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "formats.md").read_text(encoding="utf-8")
@@ -58,28 +59,22 @@ def metadata(path: Path) -> dict[str, str]:
 
 def test_the_run_folder(run: Path) -> None:
     found = {f"{path.name}/" if path.is_dir() else path.name for path in run.iterdir()}
-    made_by_others = {"report.html", "tensorboard/", "wandb/"}
+    made_by_others = {REPORT, "tensorboard/", "wandb/"}
     assert set(first_column(tables(section("The run folder"))[0])) == found | made_by_others
 
 
 def test_events(run: Path) -> None:
-    kinds: dict[str, dict[str, Any]] = {}
-    notices = []
-    for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
-        event = json.loads(line)
-        kinds[event.pop("event")] = event
-        notices += [event] if "name" in event else []
+    """A run gives every kind but a warning; the fields of the kinds are generated from the classes that write them."""
     headings = re.findall(r"^### (\w+)$", PAGE.split("## Events")[1].split("\n## ")[0], flags=re.MULTILINE)
-    assert set(headings) == set(kinds) | {"warning"}
-    for kind, fields in kinds.items():
-        documented = first_column(tables(section(kind))[0])
-        if kind != "notice":
-            assert sorted(documented) == sorted(fields), kind
-    common, by_name = tables(section("notice"))
-    described = {names(row[0])[0]: names(row[2]) for row in by_name}
-    for notice in notices:
-        own = [field for field in notice if field not in first_column(common)]
-        assert sorted(own) == sorted(described[notice["name"]])
+    assert headings == list(KINDS)
+    told = RunFolder(run).read_events()
+    assert {event.kind for event in told} == set(KINDS) - {"warning", "step"}
+    by_name = {names(row[0])[0]: names(row[2]) for row in tables(section("notice"))[1]}
+    for event in told:
+        if isinstance(event, Notice):
+            assert sorted(event.values) == sorted(by_name[event.name])
+        else:
+            assert first_column(tables(section(event.kind))[0]) == list(event.record())[1:]
 
 
 def test_every_notice_of_a_method_is_listed() -> None:
@@ -88,15 +83,19 @@ def test_every_notice_of_a_method_is_listed() -> None:
 
 
 def test_the_summary(run: Path) -> None:
-    summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
-    assert sorted(first_column(tables(section("Summary"))[0])) == sorted(summary)
-    header = next(csv.reader(io.StringIO(to_csv(aggregate([Result("digits", "gatf", summary)])))))
+    """Its table is generated from the class that writes it."""
+    assert first_column(tables(section("Summary"))[0]) == list(json.loads((run / SUMMARY).read_text(encoding="utf-8")))
+
+
+def test_the_table_of_a_bench(run: Path) -> None:
+    results = [Result("digits", "gatf", RunFolder(run).read_summary())]
+    header = next(csv.reader(io.StringIO(to_csv(aggregate(results)))))
     assert sorted(first_column(tables(section("The bench folder"))[1])) == sorted(header)
 
 
 def test_checkpoints(run: Path) -> None:
     (tensors,) = tables(section("Checkpoints"))
-    newest = max((run / "checkpoints").iterdir())
+    newest = max(RunFolder(run).checkpoints.iterdir())
     header = metadata(newest)
     assert f"`{header['kind']}`" in section("Checkpoints")
     assert all(f"`{field}`" in section("Checkpoints") for field in json.loads(header["model"]))
@@ -108,7 +107,7 @@ def test_checkpoints(run: Path) -> None:
 def test_diagnostics(run: Path) -> None:
     documented = {names(row[0])[0]: names(row[1]) for row in tables(section("Diagnostics"))[0]}
     found = {}
-    for path in (run / "diagnostics").glob("*.csv"):
+    for path in RunFolder(run).diagnostics.glob("*.csv"):
         found[path.name] = path.read_text(encoding="utf-8").splitlines()[0].split(",")
     assert documented == found
 

@@ -40,9 +40,9 @@ def test_a_run_s_model_answers_as_the_run_did(tmp_path: Path, method: str) -> No
     summary = start(config, tmp_path / "run")
     classifier = IncrementalClassifier.load(tmp_path / "run")
     images, names = images_of_test(Experiment(config))
-    assert 100 * (classifier.predict(images) == names).mean() == pytest.approx(summary["a_last"])
+    assert 100 * (classifier.predict(images) == names).mean() == pytest.approx(summary.a_last)
     assert [record.accuracy_new for record in classifier.history_] == [
-        pytest.approx(row[-1]) for row in summary["accuracy_matrix"]
+        pytest.approx(row[-1]) for row in summary.accuracy_matrix
     ]
     assert classifier.model_.counts.tolist() == [40] * 4
 

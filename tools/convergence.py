@@ -16,7 +16,9 @@ from update_docs import ROOT
 from gatf.config import load_config
 from gatf.data.loader import EVALUATION_BATCH
 from gatf.experiment import Experiment
+from gatf.io.events import Epoch, Event
 from gatf.io.files import write_text
+from gatf.io.run_folder import CHECKPOINTS
 
 RECORD = ROOT / "benchmarks" / "results" / "convergence.json"
 TASKS = 2
@@ -29,12 +31,12 @@ class Watcher:
         self.experiment = experiment
         self.rows: list[dict[str, Any]] = []
 
-    def __call__(self, kind: str, /, **fields: Any) -> None:
-        if kind == "epoch":
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, Epoch):
             source = self.experiment.scenario.source
             parts = {"train": source.train, "test": source.test}
-            row = {name: self.accuracy(part, fields["task"]) for name, part in parts.items()}
-            self.rows.append({"task": fields["task"], "epoch": fields["epoch"] + 1, "lr": fields["lr"], **row})
+            row = {name: self.accuracy(part, event.task) for name, part in parts.items()}
+            self.rows.append({"task": event.task, "epoch": event.epoch + 1, "lr": event.lr, **row})
 
     @torch.inference_mode()
     def accuracy(self, images: Any, task: int) -> float:
@@ -61,9 +63,9 @@ def main(epochs: list[int]) -> None:
         experiment = Experiment(load_config("cifar100-16px", method="gatf", overrides=changes))
         watcher = Watcher(experiment)
         with tempfile.TemporaryDirectory() as folder:
-            (Path(folder) / "checkpoints").mkdir()
+            (Path(folder) / CHECKPOINTS).mkdir()
             summary = experiment.run(Path(folder), (watcher,))
-        record[str(number)] = {"rows": watcher.rows, "accuracy_seen": summary["accuracy_seen"]}
+        record[str(number)] = {"rows": watcher.rows, "accuracy_seen": summary.accuracy_seen}
         write_text(RECORD, json.dumps(record, indent=1))
 
 

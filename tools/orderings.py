@@ -27,8 +27,10 @@ from update_docs import ROOT, replace_between
 from gatf.config import load_config
 from gatf.data.loader import TaskData
 from gatf.evaluation.metrics import forgetting, incremental_accuracy, last_accuracy
-from gatf.experiment import CHECKPOINTS, Experiment
+from gatf.experiment import Experiment
+from gatf.io import events
 from gatf.io.files import write_text
+from gatf.io.run_folder import CHECKPOINTS
 from gatf.methods import Method
 
 RECORD = ROOT / "benchmarks" / "results" / "orderings.json"
@@ -144,8 +146,8 @@ def trained(dataset: str, method: str, settings: str) -> Trained:
     networks: list[dict[str, dict[str, Tensor]]] = []
     notes: dict[str, list[float]] = {}
 
-    def listen(kind: str, /, **fields: Any) -> None:
-        if kind == "trained":
+    def listen(event: events.Event) -> None:
+        if isinstance(event, events.Trained):
             networks.append(
                 {
                     name: {key: value.clone() for key, value in part.state_dict().items()}
@@ -153,14 +155,14 @@ def trained(dataset: str, method: str, settings: str) -> Trained:
                     if name not in BETWEEN_TASKS
                 }
             )
-        if kind == "notice":
-            take_note(notes, fields.pop("name"), fields)
+        if isinstance(event, events.Notice):
+            take_note(notes, event.name, event.values)
 
     begun = time.process_time()
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / CHECKPOINTS).mkdir()
         summary = experiment.run(Path(folder), (listen,))
-    result = {name: round(summary[name], 3) for name in ("a_last", "a_inc", "forgetting")}
+    result = {name: round(getattr(summary, name), 3) for name in ("a_last", "a_inc", "forgetting")}
     result |= {"cpu_seconds": round(time.process_time() - begun, 1), "notes": notes}
     return Trained((dataset, method, loaded), result, networks)
 

@@ -1,6 +1,6 @@
 """Write the generated parts of the documentation.
 
-python tools/update_docs.py                            equations and their functions, settings, the table of methods
+python tools/update_docs.py                            all but results: equations, settings, methods, events, summary
 python tools/update_docs.py digits runs/bench-digits   also the results between the markers `results:digits`
 """
 
@@ -9,12 +9,13 @@ import json
 import re
 import sys
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import yaml
-from pydantic import BaseModel
+from pydantic import BaseModel, TypeAdapter
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
@@ -175,6 +176,9 @@ def kind(annotation: Any, metadata: Iterable[Any] = ()) -> str:
     if origin is Literal:
         *others, last = (f"`{one}`" for one in inner)
         return " or ".join([*([", ".join(others)] if others else []), last])
+    if origin is list:
+        each = kind(inner[0])
+        return f"list of {f'({each})' if ' or ' in each else each.replace('list of', 'lists of', 1)}"
     if origin is tuple:
         each = kind(inner[0])
         number = "" if inner[-1] is Ellipsis else f"{len(inner)} × "
@@ -184,6 +188,39 @@ def kind(annotation: Any, metadata: Iterable[Any] = ()) -> str:
     limits = [(sign, getattr(one, name, None)) for one in metadata for name, sign in BOUNDS.items()]
     shown = ", ".join(f"{sign} {limit:g}" for sign, limit in limits if limit is not None)
     return f"{WORDS.get(annotation, annotation.__name__)} {shown}".strip()
+
+
+# parts of docs/formats.md
+
+
+def event_sections() -> str:
+    """A section for every kind of event, with its fields."""
+    from gatf.io.events import KINDS
+
+    parts = []
+    for name, event in KINDS.items():
+        parts += [f"### {name}", " ".join((event.__doc__ or "").split()), fields_table(event)]
+    return "\n" + "\n\n".join(parts) + "\n\n"
+
+
+def summary_table() -> str:
+    """The fields of a run's summary."""
+    from gatf.io.run_folder import Summary
+
+    return fields_table(Summary) + "\n"
+
+
+def fields_table(described: type[Any]) -> str:
+    """A row for every field of a dataclass, those of its bases first, with the docstring below it."""
+    rows: dict[str, str] = {}
+    for base in reversed(described.__mro__):
+        told = TypeAdapter(base).json_schema().get("properties", {}) if is_dataclass(base) else {}
+        for field in fields(base) if is_dataclass(base) else ():
+            text = told[field.name].get("description")
+            if field.name not in rows and text is None:
+                raise SystemExit(f"{field.name} of {base.__name__} has no description: write one under the field")
+            rows.setdefault(field.name, f"| `{field.name}` | {kind(field.type)} | {in_cell(text or '')} |")
+    return "\n".join(["| field | type | what |", "|---|---|---|", *rows.values()])
 
 
 def replace_between(text: str, name: str, content: str) -> str:
@@ -198,15 +235,20 @@ def replace_between(text: str, name: str, content: str) -> str:
 
 PAGES = {"paper-map.md": paper_map, "settings.md": settings_page}
 """Pages that are generated whole."""
+PARTS: dict[tuple[str, str], Callable[[], str]] = {
+    ("methods.md", "methods"): method_table,
+    ("formats.md", "events"): event_sections,
+    ("formats.md", "summary"): summary_table,
+}
+"""Parts of pages, between markers of that name."""
 
 
 def main(arguments: list[str]) -> None:
-    for name, page in PAGES.items():
-        (ROOT / "docs" / name).write_text(page(), encoding="utf-8")
-    methods = ROOT / "docs" / "methods.md"
-    methods.write_text(
-        replace_between(methods.read_text(encoding="utf-8"), "methods", method_table()), encoding="utf-8"
-    )
+    for name, whole in PAGES.items():
+        (ROOT / "docs" / name).write_text(whole(), encoding="utf-8")
+    for (name, marker), part in PARTS.items():
+        page = ROOT / "docs" / name
+        page.write_text(replace_between(page.read_text(encoding="utf-8"), marker, part()), encoding="utf-8")
     for name, folder in zip(arguments[::2], arguments[1::2], strict=True):
         table = (Path(folder) / "results.md").read_text(encoding="utf-8")
         for page in (ROOT / "README.md", ROOT / "docs" / "methods.md"):

@@ -1,6 +1,5 @@
 """One run: scenario × method × seed → train, evaluate, checkpoint, log, resume."""
 
-import json
 import platform
 import resource
 import signal
@@ -34,21 +33,18 @@ from gatf.evaluation.metrics import (
     task_weighted,
 )
 from gatf.evaluation.observer import DiagnosticsData, DiagnosticsObserver
-from gatf.io.files import write_text
+from gatf.io import events
+from gatf.io.events import Event, JsonLines, Listener
+from gatf.io.run_folder import CONFIG, RunFolder, Summary
 from gatf.methods import Method
 from gatf.model import file as model_file
 from gatf.model.record import UpdateRecord
 from gatf.model.state import Model
 from gatf.session import Circumstances, Preprocessing, Session
 from gatf.training import checkpoint
-from gatf.training.events import JsonLines, Listener
 from gatf.training.loop import Interrupted, Position
 from gatf.training.processes import AgreedStop, losing_a_process
 from gatf.training.task import Resumed
-
-CONFIG, SUMMARY, EVENTS, MODEL, CHECKPOINTS, DIAGNOSTICS = (
-    "config.yaml", "summary.json", "metrics.jsonl", model_file.RUN_MODEL, "checkpoints", "diagnostics",
-)  # fmt: skip
 
 
 @dataclass
@@ -78,28 +74,28 @@ class Progress:
 
 def start(
     config: RunConfig, folder: Path, listeners: tuple[Listener, ...] = (), *, backbone: nn.Module | None = None
-) -> dict[str, Any]:
+) -> Summary:
     """Begin a run in a new folder; returns its summary. `backbone` takes the place of the one the config names."""
     experiment = Experiment(config, backbone)  # what can be wrong with the config is found before the folder is made
-    if ranks.is_first() and (folder / CONFIG).exists():
+    place = RunFolder(folder)
+    if ranks.is_first() and place.config.exists():
         raise UserError(f"{folder} already holds a run; go on with --resume {folder} or choose another --out")
     try:
         if ranks.is_first():
-            (folder / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
-            write_text(folder / CONFIG, config.to_yaml())
+            place.create(config.to_yaml())
     except OSError as error:
         raise UserError(f"cannot write to {folder} ({error.strerror}); choose another --out") from None
     return experiment.run(folder, listeners)
 
 
-def resume(folder: Path, listeners: tuple[Listener, ...] = (), *, backbone: nn.Module | None = None) -> dict[str, Any]:
+def resume(folder: Path, listeners: tuple[Listener, ...] = (), *, backbone: nn.Module | None = None) -> Summary:
     """Go on with an interrupted run, or return the summary of a finished one; `backbone` as it was given to `start`."""
-    if not (folder / CONFIG).is_file():
+    place = RunFolder(folder)
+    if not place.begun:
         raise UserError(f"{folder} holds no run to resume (it has no {CONFIG})")
-    if (folder / SUMMARY).is_file():
-        summary: dict[str, Any] = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
-        return summary
-    config = validated(read_recipe(str(folder / CONFIG)))
+    if place.finished:
+        return place.read_summary()
+    config = validated(read_recipe(str(place.config)))
     return Experiment(config, backbone).run(folder, listeners)
 
 
@@ -128,20 +124,21 @@ class Experiment:
             all_so_far=not self.method.exemplar_free,
         )  # fmt: skip
 
-    def run(self, folder: Path, listeners: tuple[Listener, ...]) -> dict[str, Any]:
+    def run(self, folder: Path, listeners: tuple[Listener, ...]) -> Summary:
         """Train all tasks; of several processes the first one writes and tells."""
-        events = JsonLines(folder / EVENTS if ranks.is_first() else None)
+        place = RunFolder(folder)
+        written = JsonLines(place.events if ranks.is_first() else None)
         listeners = listeners if ranks.is_first() else ()
         if self.config.diagnostics and ranks.is_first():
             private = DiagnosticsData(self.scenario, self.session.pipeline, self.session.device)
-            listeners = (*listeners, DiagnosticsObserver(self.method, private, folder / DIAGNOSTICS, folder / EVENTS))
+            listeners = (*listeners, DiagnosticsObserver(self.method, private, place))
         with stop_signals() as stopping:
             stop = stopping if ranks.world() == 1 else AgreedStop(stopping, self.session.device)
             try:
                 with losing_a_process(folder):
-                    return _Run(self, folder, events, listeners, stop).run()
+                    return _Run(self, place, written, listeners, stop).run()
             finally:
-                events.close()
+                written.close()
 
     @torch.inference_mode()
     def evaluate(self, task: int) -> Evaluation:
@@ -170,25 +167,26 @@ class _Run:
     """One process's part of a run: a loop over the tasks, its checkpoints and what it tells."""
 
     def __init__(
-        self, experiment: Experiment, folder: Path, events: JsonLines, listeners: tuple[Listener, ...],
+        self, experiment: Experiment, folder: RunFolder, written: JsonLines, listeners: tuple[Listener, ...],
         stop: Callable[[], bool],
     ) -> None:  # fmt: skip
-        self.experiment, self.folder, self.events, self.stop = experiment, folder, events, stop
+        self.experiment, self.folder, self.written, self.stop = experiment, folder, written, stop
         self.session, self.method, self.config = experiment.session, experiment.method, experiment.config
-        self.listeners: tuple[Listener, ...] = (events, *listeners)
+        self.listeners: tuple[Listener, ...] = (written, *listeners)
         self.progress = Progress()
         self._clock = time.monotonic()
 
-    def tell(self, kind: str, /, **fields: Any) -> None:
+    def tell(self, event: Event) -> None:
         for listener in self.listeners:
-            listener(kind, **fields)
+            listener(event)
 
-    def run(self) -> dict[str, Any]:
+    def run(self) -> Summary:
         tasks = len(self.experiment.scenario)
         first, resumed, found = self._restore()
-        self.tell("run_start", tasks=tasks, method=self.config.method.name, resumed_at=first if found else None)
+        method = self.config.method.name
+        self.tell(events.RunStart(tasks=tasks, method=method, resumed_at=first if found else None))
         for sentence in self.experiment.warnings:
-            self.tell("warning", text=sentence)
+            self.tell(events.Warning(text=sentence))
         for task in range(first, tasks):
             self._learn(task, resumed if task == first else None)
             if self.stop() and task + 1 < tasks:
@@ -196,29 +194,34 @@ class _Run:
         summary = self.summary()
         if ranks.is_first():
             self._write_model()
-            write_text(self.folder / SUMMARY, json.dumps(summary, indent=2))
-        self.tell("run", **{name: summary[name] for name in ("a_last", "a_inc", "forgetting", "total_seconds")})
+            self.folder.write_summary(summary)
+        told = events.Run(
+            a_last=summary.a_last, a_inc=summary.a_inc, forgetting=summary.forgetting,
+            total_seconds=summary.total_seconds,
+        )  # fmt: skip
+        self.tell(told)
         return summary
 
     def _learn(self, task: int, resumed: Resumed | None) -> None:
         """One task: train and end it, evaluate, checkpoint."""
         self._clock = time.monotonic()
         circumstances = Circumstances(
-            self._with_task(task), self.stop, partial(self._save, task), self.config.checkpoint_every
+            partial(self._tell_after_notices, task), self.stop, partial(self._save, task), self.config.checkpoint_every
         )
         self.session.learn(self.experiment.task_data(task), circumstances, resumed=resumed)
         self._drain_notices(task)
         result = self.experiment.evaluate(task)
         self.progress.add(result, self._seconds_of_task(), peak_memory_mb(self.session.device))
-        self.tell("task", task=task, seen=result.seen, accuracies=result.by_task, seconds=self.progress.seconds[-1])
+        seconds = self.progress.seconds[-1]
+        self.tell(events.Task(task=task, seen=result.seen, accuracies=result.by_task, seconds=seconds))
         self._save(task + 1, 0, Position(), None)
 
     def _write_model(self) -> None:
         """The finished classifier, as `gatf learn` would have written it: it predicts, and it can learn more."""
         try:
-            model_file.save(self._model(), self.folder / MODEL)
+            model_file.save(self._model(), self.folder.model)
         except UserError as error:
-            self.tell("warning", text=f"no model file was written: {error}")
+            self.tell(events.Warning(text=f"no model file was written: {error}"))
 
     def _model(self) -> Model:
         scenario, tasks = self.experiment.scenario, range(len(self.experiment.scenario))
@@ -247,16 +250,13 @@ class _Run:
             torch.zeros(0, dtype=torch.float64), torch.zeros(0), tuple(records),
         )  # fmt: skip
 
-    def _with_task(self, task: int) -> Listener:
-        def tell(kind: str, /, **fields: Any) -> None:
-            self._drain_notices(task)
-            self.tell(kind, task=task, **fields)
-
-        return tell
+    def _tell_after_notices(self, task: int, event: Event) -> None:
+        self._drain_notices(task)
+        self.tell(event)
 
     def _drain_notices(self, task: int) -> None:
         for notice in self.method.notices:
-            self.tell("notice", name=notice.name, task=task, **notice.values)
+            self.tell(events.Notice(task=task, name=notice.name, values=notice.values))
         self.method.notices.clear()
 
     def _seconds_of_task(self) -> float:
@@ -269,18 +269,17 @@ class _Run:
         progress = asdict(self.progress)
         if optimiser is not None:
             progress["seconds_of_task"] = self._seconds_of_task()
-        meta = {"task": task, "progress": progress, "events": self.events.position()}
-        name = f"task{task:03d}-phase{phase}-epoch{position.epoch:04d}-step{position.step:05d}.safetensors"
-        target = self.folder / CHECKPOINTS / name
+        meta = {"task": task, "progress": progress, "events": self.written.position()}
+        target = self.folder.checkpoint(task, phase, position.epoch, position.step)
         self.session.save(target, meta, phase=phase, position=position, optimiser=optimiser)
-        for old in sorted((self.folder / CHECKPOINTS).glob("*.safetensors"))[:-2]:
+        for old in self.folder.saved_checkpoints()[:-2]:
             old.unlink()
 
     def _restore(self) -> tuple[int, Resumed | None, bool]:
         """The task to go on with, the place in it, and whether there was a checkpoint at all."""
-        newest = ranks.from_first(max((self.folder / CHECKPOINTS).glob("*.safetensors"), default=None))
+        newest = ranks.from_first(next(reversed(self.folder.saved_checkpoints()), None))
         tensors, meta = checkpoint.load(newest) if newest is not None else ({}, {})
-        self.events.truncate(meta.get("events", 0))
+        self.written.truncate(meta.get("events", 0))
         if not meta:
             return 0, None, False
         self.progress = Progress(**meta["progress"])
@@ -288,32 +287,32 @@ class _Run:
         within = self.experiment.task_info(task) if meta["within_task"] else None
         return task, self.session.restore(tensors, meta, within), True
 
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> Summary:
         progress, scenario = self.progress, self.experiment.scenario
         by_task = task_weighted(progress.accuracy_matrix)
-        return {
-            "method": self.config.method.name,
-            "dataset": self.config.data.name,
-            "tasks": len(scenario),
-            "seed": self.config.seed,
-            "class_order": list(scenario.order),
-            "class_names": list(scenario.class_names),
-            "a_last": last_accuracy(progress.accuracy_seen),
-            "a_inc": incremental_accuracy(progress.accuracy_seen),
-            "a_last_task_weighted": last_accuracy(by_task),
-            "a_inc_task_weighted": incremental_accuracy(by_task),
-            "forgetting": forgetting(progress.accuracy_matrix),
-            "accuracy_matrix": progress.accuracy_matrix,
-            "accuracy_seen": progress.accuracy_seen,
-            "task_aware": progress.task_aware,
-            "accuracy_by_class": progress.by_class,
-            "old_to_new": progress.old_to_new,
-            "seconds": progress.seconds,
-            "total_seconds": round(sum(progress.seconds), 3),
-            "peak_memory_mb": progress.peak_memory_mb,
-            "bytes_per_class": self.method.bytes_per_class(),
-            "versions": versions(),
-        }
+        return Summary(
+            method=self.config.method.name,
+            dataset=self.config.data.name,
+            tasks=len(scenario),
+            seed=self.config.seed,
+            class_order=list(scenario.order),
+            class_names=list(scenario.class_names),
+            a_last=last_accuracy(progress.accuracy_seen),
+            a_inc=incremental_accuracy(progress.accuracy_seen),
+            a_last_task_weighted=last_accuracy(by_task),
+            a_inc_task_weighted=incremental_accuracy(by_task),
+            forgetting=forgetting(progress.accuracy_matrix),
+            accuracy_matrix=progress.accuracy_matrix,
+            accuracy_seen=progress.accuracy_seen,
+            task_aware=progress.task_aware,
+            accuracy_by_class=progress.by_class,
+            old_to_new=progress.old_to_new,
+            seconds=progress.seconds,
+            total_seconds=round(sum(progress.seconds), 3),
+            peak_memory_mb=progress.peak_memory_mb,
+            bytes_per_class=self.method.bytes_per_class(),
+            versions=versions(),
+        )
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from gatf.data.augment import Pipeline, parse_augmentation
 from gatf.data.base import ImageSet
 from gatf.data.loader import TaskData, TaskInfo, views
 from gatf.errors import UserError
+from gatf.io.events import Listener, Trained
 from gatf.methods import Method, method_class
 from gatf.nets import build_backbone, wrap_backbone
 from gatf.nets.folding import check_folding
@@ -25,7 +26,6 @@ from gatf.nets.shared_norm import share_batch_norm
 from gatf.nets.small import SmallNet
 from gatf.seeding import keyed_init
 from gatf.training import checkpoint
-from gatf.training.events import Listener
 from gatf.training.loop import Position
 from gatf.training.processes import open_fabric
 from gatf.training.task import Resumed, SaveAt, train_task
@@ -100,7 +100,7 @@ class Session:
             method, data, self.fabric,
             listener=run.listener, resumed=resumed, save=run.save, stop=run.stop, save_every=run.save_every,
         )  # fmt: skip
-        run.listener("trained")
+        run.listener(Trained(task=data.info.index))
         method.eval()
         (end or method.end_task)(data)
         ranks.take_from_first(method.state_dict().values())

@@ -5,6 +5,7 @@ import json
 import signal
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from gatf.bench.probe import seconds_of
 from gatf.bench.progress import LiveTable
 from gatf.bench.suite import run_plan
 from gatf.errors import UserError
+from gatf.io.events import Epoch, Event, JsonLines, RunStart
+from gatf.io.run_folder import RunFolder, Summary
 from gatf.training.loop import Interrupted
 
 SMALL = (
@@ -48,12 +51,12 @@ def test_a_stopped_bench_goes_on(plan: Plan, tmp_path: Path) -> None:
         def stopping(self, name: str) -> Any:
             asked = []
 
-            def hear(kind: str, /, **fields: Any) -> None:
-                if kind == "epoch" and not asked:
-                    asked.append(kind)
+            def hear(event: Event) -> None:
+                if isinstance(event, Epoch) and not asked:
+                    asked.append(event)
                     signal.raise_signal(signal.SIGINT)
 
-            return lambda run: hear if run.name == name else lambda kind, **fields: None
+            return lambda run: hear if run.name == name else lambda event: None
 
     folder = tmp_path / "out"
     with pytest.raises(Interrupted):
@@ -107,13 +110,16 @@ def test_an_estimate_scales_with_the_epochs_of_the_run(
     """With every probed epoch made to last one second, ten times the epochs take about ten times as long."""
     run = experiment.Experiment.run
 
-    def one_second_epochs(self: experiment.Experiment, folder: Path, listeners: Any) -> dict[str, Any]:
+    def one_second_epochs(self: experiment.Experiment, folder: Path, listeners: Any) -> Summary:
         summary = run(self, folder, listeners)
-        events = [json.loads(line) for line in (folder / experiment.EVENTS).read_text(encoding="utf-8").splitlines()]
-        told = [{**event, "seconds": 1.0} if event["event"] == "epoch" else event for event in events]
-        (folder / experiment.EVENTS).write_text("\n".join(map(json.dumps, told)), encoding="utf-8")
-        per_task = [sum(e["event"] == "epoch" and e["task"] == task for e in told) for task in range(summary["tasks"])]
-        return {**summary, "seconds": [float(epochs) for epochs in per_task]}
+        told = RunFolder(folder).read_events()
+        write = JsonLines(folder / "metrics.jsonl")
+        write.truncate(0)
+        for event in told:
+            write(replace(event, seconds=1.0) if isinstance(event, Epoch) else event)
+        write.close()
+        per_task = [sum(isinstance(e, Epoch) and e.task == task for e in told) for task in range(summary.tasks)]
+        return replace(summary, seconds=[float(epochs) for epochs in per_task])
 
     monkeypatch.setattr(experiment.Experiment, "run", one_second_epochs)
     guesses = [
@@ -130,9 +136,17 @@ def test_the_live_table_follows_runs_in_other_processes(plan: Plan, tmp_path: Pa
     events = tmp_path / run.name / "metrics.jsonl"
     with LiveTable(plan.runs, tmp_path, console) as table:
         table.started(run)
-        events.write_text('{"event": "run_start", "tasks": 2}\n{"event": "epoch", "task": 1, "epoch": 4}\n{"ev')
+        begun = RunStart(tasks=2, method="finetune", resumed_at=None)
+        epoch = Epoch(task=1, phase="train", epoch=4, losses={}, lr=0.1, seconds=1.0)
+        lines = [json.dumps(event.record()) + "\n" for event in (begun, epoch)]
+        events.write_text("".join(lines) + lines[1][:4])
         table.tick()
         assert table._state[run.name] == "task 2/2, epoch 5"
         printed = Console(width=120, record=True, file=io.StringIO())
         printed.print(table._table())
         assert "seed 0: task 2/2, epoch 5" in printed.export_text()
+        events.write_text(lines[0])  # a run that goes on from a checkpoint cuts its file back
+        table.tick()
+        events.write_text("".join([*lines, json.dumps(replace(epoch, epoch=5).record()) + "\n"]))
+        table.tick()
+        assert table._state[run.name] == "task 2/2, epoch 6"

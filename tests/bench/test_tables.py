@@ -11,15 +11,20 @@ from gatf.bench.plan import load_plan
 from gatf.bench.published import Published, is_outside, load_published, published
 from gatf.bench.tables import Result, aggregate, comparison, print_table, to_csv, to_latex, to_markdown
 from gatf.config import recipe_names
+from gatf.io.run_folder import Summary
 from gatf.methods import METHODS
 
 
-def summary(method: str, a_last: float, a_inc: float, forgetting: float | None = 5.0) -> dict[str, Any]:
-    """Of a run whose tasks have equally many test images."""
-    return {
-        "method": method, "a_last": a_last, "a_inc": a_inc, "a_last_task_weighted": a_last,
-        "a_inc_task_weighted": a_inc, "forgetting": forgetting, "total_seconds": 60.0, "bytes_per_class": 8576,
+def summary(method: str, a_last: float, a_inc: float, forgetting: float | None = 5.0, **more: Any) -> Summary:
+    """Of a run of one task, or of tasks that have equally many test images."""
+    told = {
+        "method": method, "dataset": "digits", "tasks": 1, "seed": 0, "class_order": [0], "class_names": ["0"],
+        "a_last": a_last, "a_inc": a_inc, "a_last_task_weighted": a_last, "a_inc_task_weighted": a_inc,
+        "forgetting": forgetting, "accuracy_matrix": [[a_last]], "accuracy_seen": [a_last], "task_aware": [[a_last]],
+        "accuracy_by_class": [[a_last]], "old_to_new": [None], "seconds": [60.0], "total_seconds": 60.0,
+        "peak_memory_mb": [1.0], "bytes_per_class": 8576, "versions": {},
     }  # fmt: skip
+    return Summary(**(told | more))
 
 
 def results(setting: str = "cifar100-t10", row: str = "gatf") -> list[Result]:
@@ -34,14 +39,6 @@ def test_mean_and_sample_standard_deviation() -> None:
     assert single["a_last_std"] is None
     (one_task,) = aggregate([Result("s", "r", summary("gatf", 1, 2, forgetting=None))])
     assert one_task["forgetting"] is None
-
-
-def test_a_summary_of_before_is_completed_from_its_matrix() -> None:
-    old = summary("gatf", 60.0, 80.0) | {"accuracy_matrix": [[100.0], [80.0, 20.0]]}
-    del old["a_last_task_weighted"], old["a_inc_task_weighted"]
-    (row,) = aggregate([Result("digits", "gatf", old)])
-    assert (row["a_last"], row["a_inc"]) == (60, 80)
-    assert (row["a_last_task_weighted"], row["a_inc_task_weighted"]) == (50, 75)
 
 
 def test_settings_are_rows_of_their_own() -> None:
@@ -67,7 +64,7 @@ def test_marks_need_two_standard_deviations_of_both() -> None:
 def test_ours_is_averaged_as_the_published_number_is() -> None:
     """CUB-200's classes differ in test images: AdaGauss's numbers weigh its tasks equally, and ours beside them too."""
     runs = [
-        summary("gatf", value, 60.0) | {"a_last_task_weighted": value + 0.4, "a_inc_task_weighted": 60.5}
+        summary("gatf", value, 60.0, a_last_task_weighted=value + 0.4, a_inc_task_weighted=60.5)
         for value in (50.0, 52.0)
     ]
     table = aggregate(Result("cub200-t10", "gatf", run) for run in runs)
@@ -80,7 +77,7 @@ def test_ours_is_averaged_as_the_published_number_is() -> None:
     assert float(row["difference_a_last"]) == pytest.approx(-1.0)
     assert row["published_averaged_over"] == "tasks"
     assert r"$51.4{\scriptstyle\,\pm\,1.4}$ [52.4, $-1.0$]" in to_latex(table)
-    ldc = aggregate([Result("imagenet100-t10", "ldc", summary("ldc", 50.4, 70.4) | {"a_last_task_weighted": 1.0})])
+    ldc = aggregate([Result("imagenet100-t10", "ldc", summary("ldc", 50.4, 70.4, a_last_task_weighted=1.0))])
     lines = [line for line in comparison(ldc).splitlines() if line.startswith("| imagenet")]
     assert lines[0] == "| imagenet100-t10 | ldc | 50.4 | 51.4 | -1.0 | 70.4 | 69.4 | +1.0 | images | gatf-ldc |"
 
@@ -176,12 +173,9 @@ def test_the_papers_own_numbers() -> None:
 
 @pytest.mark.parametrize("width", [50, 60, 80, 120])
 def test_no_number_of_the_table_is_cut(width: int) -> None:
-    summary = {
-        "method": "adagauss", "a_last": 100.0, "a_inc": 100.0, "accuracy_matrix": [[100.0]],
-        "forgetting": 100.0, "total_seconds": 1234.5,
-        "bytes_per_class": 33536,
-    }  # fmt: skip
-    table = aggregate([Result("digits", "adagauss", summary), Result("digits", "adagauss", summary | {"a_last": 80.0})])
+    more = {"total_seconds": 1234.5, "bytes_per_class": 33536}
+    runs = [summary("adagauss", value, 100.0, forgetting=100.0, **more) for value in (100.0, 80.0)]
+    table = aggregate([Result("digits", "adagauss", run) for run in runs])
     file = io.StringIO()
     print_table(table, Console(file=file, width=width))
     assert "…" not in file.getvalue()

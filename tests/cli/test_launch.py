@@ -98,7 +98,7 @@ def test_a_terminated_job_stops_together_and_resumes_in_one_process(undisturbed:
     printed, _ = job.communicate(timeout=60)
     assert job.returncode == 130
     assert printed.strip() == f"stopped and saved; go on with: gatf run --resume {folder}"
-    assert resume(folder)["a_last"] > 40
+    assert resume(folder).a_last > 40
 
 
 def test_a_mistake_is_told_once(tmp_path: Path, tiny_config: Tiny) -> None:

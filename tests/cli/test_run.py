@@ -27,13 +27,14 @@ def test_run_prints_the_table_and_the_folder(call, tmp_path: Path) -> None:
 
 
 def test_ctrl_c_saves_says_how_to_go_on_and_exits_with_130(call, tmp_path: Path, monkeypatch) -> None:
-    from gatf.training.events import LiveDisplay
+    from gatf.io.events import Event, Step
+    from gatf.training.display import LiveDisplay
 
     shown = LiveDisplay.__call__
 
-    def press_ctrl_c(self: LiveDisplay, kind: str, /, **fields: object) -> None:
-        shown(self, kind, **fields)
-        if kind == "step" and fields["epoch"] == 1:
+    def press_ctrl_c(self: LiveDisplay, event: Event) -> None:
+        shown(self, event)
+        if isinstance(event, Step) and event.epoch == 1:
             signal.raise_signal(signal.SIGINT)
 
     out = tmp_path / "run"

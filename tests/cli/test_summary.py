@@ -1,22 +1,24 @@
 """The table on a terminal: nothing cut, nothing wrapped, whatever the width."""
 
 import io
-from typing import Any
 
 import pytest
 from rich.console import Console
 
 from gatf.cli.summary import print_summary
+from gatf.io.run_folder import Summary
 
 
-def summary(tasks: int) -> dict[str, Any]:
+def summary(tasks: int) -> Summary:
     """Distinct numbers: 50 + k.t on task k after task t."""
-    return {
-        "method": "gatf", "dataset": "tinyimagenet", "seed": 0,
-        "accuracy_matrix": [[50 + k + t / 100 for k in range(t + 1)] for t in range(tasks)],
-        "accuracy_seen": [99.9 - t for t in range(tasks)], "seconds": [12345.6] * tasks,
-        "a_last": 80.9, "a_inc": 90.4, "forgetting": 7.25, "total_seconds": 123456.7,
-    }  # fmt: skip
+    matrix = [[50 + k + t / 100 for k in range(t + 1)] for t in range(tasks)]
+    return Summary(
+        method="gatf", dataset="tinyimagenet", tasks=tasks, seed=0, class_order=[], class_names=[],
+        accuracy_matrix=matrix, accuracy_seen=[99.9 - t for t in range(tasks)], seconds=[12345.6] * tasks,
+        a_last=80.9, a_inc=90.4, a_last_task_weighted=80.9, a_inc_task_weighted=90.4, forgetting=7.25,
+        task_aware=matrix, accuracy_by_class=matrix, old_to_new=[None] * tasks, total_seconds=123456.7,
+        peak_memory_mb=[1.0] * tasks, bytes_per_class=1, versions={},
+    )  # fmt: skip
 
 
 def printed(tasks: int, width: int) -> list[str]:

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +17,13 @@ from torch import Tensor
 
 from gatf.config import RunConfig, load_config
 from gatf.data.loader import TaskData
-from gatf.experiment import MODEL, Experiment
+from gatf.experiment import Experiment
 from gatf.io import container
+from gatf.io.events import Epoch, Event, Step, Task
+from gatf.io.run_folder import MODEL, Summary
 from gatf.methods import METHODS
 
-MEASURED = ("seconds", "total_seconds", "peak_memory_mb")
+MEASURED: dict[str, Any] = {"seconds": [], "total_seconds": 0.0, "peak_memory_mb": []}
 """What a summary says of the machine rather than of the run."""
 BRIEF = {"scenario.stop_after": 2, "optimisation.first.epochs": 3, "optimisation.next.epochs": 3}
 
@@ -96,7 +98,7 @@ class Finished:
     config: RunConfig
     experiment: Experiment
     folder: Path
-    summary: dict[str, Any]
+    summary: Summary
     state_bytes: list[int]
     """Size of the method's state after each task."""
     handed: list[TaskData]
@@ -120,8 +122,8 @@ def run(config: RunConfig, folder: Path) -> Finished:
 
     experiment.task_data = hand_over  # type: ignore[method-assign]
 
-    def listen(kind: str, /, **fields: Any) -> None:
-        if kind == "task":
+    def listen(event: Event) -> None:
+        if isinstance(event, Task):
             state = experiment.method.state_dict()
             sizes.append(sum(tensor.numel() * tensor.element_size() for tensor in state.values()))
 
@@ -161,12 +163,9 @@ def brief(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..
     return get
 
 
-def assert_same_run(summary: dict[str, Any], folder: Path, expected: Finished) -> None:
+def assert_same_run(summary: Summary, folder: Path, expected: Finished) -> None:
     """The same results, in every entry that is not the machine's, and the same model to the last bit."""
-    ours, theirs = (
-        {name: value for name, value in one.items() if name not in MEASURED} for one in (summary, expected.summary)
-    )
-    assert ours == theirs
+    assert replace(summary, **MEASURED) == replace(expected.summary, **MEASURED)
     tensors, _ = container.read(folder / MODEL)
     kept, _ = container.read(expected.folder / MODEL)
     assert tensors.keys() == kept.keys()
@@ -192,13 +191,14 @@ def run_and_die(config: RunConfig, folder: Path, *, task: int, epoch: int) -> in
     """Run in a process of its own that SIGKILLs itself while it trains; returns the exit code."""
 
     def child() -> None:
-        last = {"task": -1, "epoch": -1}
+        last = (-1, -1)
 
-        def listen(kind: str, /, **fields: Any) -> None:
-            if kind == "epoch":
-                last.update(task=fields["task"], epoch=fields["epoch"])
-            reached = last == {"task": task, "epoch": epoch} and kind == "step"
-            if reached or (kind == "task" and fields["task"] == task):  # methods that train nothing die after the task
+        def listen(event: Event) -> None:
+            nonlocal last
+            if isinstance(event, Epoch):
+                last = (event.task, event.epoch)
+            reached = last == (task, epoch) and isinstance(event, Step)
+            if reached or (isinstance(event, Task) and event.task == task):  # what trains nothing dies after the task
                 os.kill(os.getpid(), signal.SIGKILL)
 
         (folder / "checkpoints").mkdir(parents=True)

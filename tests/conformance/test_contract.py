@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from gatf.experiment import MODEL, Experiment, resume
+from gatf.experiment import Experiment, resume
+from gatf.io.run_folder import MODEL
 from gatf.methods import METHODS
 from gatf.model import file as model_file
 
@@ -21,12 +22,12 @@ Runs = Callable[..., Finished]
 def test_learns_and_remembers(method: str, finished: Runs) -> None:
     """Clearly above chance after every task, and above fine-tuning after two tasks and after three."""
     summary = finished(method).summary
-    for task, accuracy in enumerate(summary["accuracy_seen"]):
+    for task, accuracy in enumerate(summary.accuracy_seen):
         assert accuracy > 1.5 * 100 / (3 * (task + 1))
     floor = finished("finetune").summary
     if method != "finetune":
-        assert summary["accuracy_seen"][1] > floor["accuracy_seen"][1]
-        assert summary["a_last"] > floor["a_last"]
+        assert summary.accuracy_seen[1] > floor.accuracy_seen[1]
+        assert summary.a_last > floor.a_last
 
 
 def test_scores_have_one_finite_column_for_each_class_seen(method: str, finished: Runs) -> None:
@@ -39,7 +40,7 @@ def test_columns_follow_the_order_of_the_scenario(method: str, images: Path, tmp
     """With the classes learnt backwards, column k belongs to class order[k]."""
     order = {"scenario.order": [8, 7, 6, 5, 4, 3, 2, 1, 0], "scenario.stop_after": 1}
     done = run(small_config(method, images, **order), tmp_path / "run")
-    assert done.summary["class_names"] == ["8", "7", "6"]
+    assert done.summary.class_names == ["8", "7", "6"]
     scores, labels = done.experiment.test_scores(0)
     assert scores.shape[1] == 3
     assert (scores.argmax(1) == labels).double().mean() > 0.8
@@ -131,7 +132,7 @@ def test_uneven_tasks_tiny_classes_and_grey_images(method: str, tmp_path: Path) 
     assert scores.shape[1] == 8
     assert scores.isfinite().all()
     assert all(parameter.isfinite().all() for parameter in done.experiment.method.parameters())
-    assert done.summary["a_last"] > 100 / 8 / 2  # sensible: not worse than half of chance
+    assert done.summary.a_last > 100 / 8 / 2  # sensible: not worse than half of chance
 
 
 def test_more_than_a_hundred_classes(method: str, tmp_path: Path) -> None:
@@ -179,6 +180,6 @@ def test_what_is_kept_for_each_class(method: str, finished: Runs) -> None:
     done = finished(method)
     if method not in STATISTICS:
         pytest.fail(f"say in STATISTICS what {method} keeps")
-    assert done.summary["bytes_per_class"] == 4 * STATISTICS[method]
+    assert done.summary.bytes_per_class == 4 * STATISTICS[method]
     grown = (done.state_bytes[2] - done.state_bytes[1]) / 3
     assert grown == 4 * (STATISTICS[method] + BESIDE.get(method, 0))

@@ -11,6 +11,7 @@ from torch import nn
 from gatf.config import RunConfig, load_config
 from gatf.errors import UserError
 from gatf.experiment import Experiment, start
+from gatf.io import events
 
 
 def config(root: Path, **overrides: Any) -> RunConfig:
@@ -37,15 +38,15 @@ def test_a_run_on_images_decoded_on_the_fly(tmp_path: Path, photos: Path) -> Non
         summaries.append(start(config(photos, **{"data.workers": workers}), tmp_path / f"run{workers}"))
     models = [(tmp_path / f"run{workers}" / "model.safetensors").read_bytes()[-2000:] for workers in (0, 2)]
     assert models[0] == models[1]
-    assert summaries[0]["class_names"] == ["dog", "ant", "cat"]
-    assert summaries[0]["accuracy_matrix"] == summaries[1]["accuracy_matrix"]
+    assert summaries[0].class_names == ["dog", "ant", "cat"]
+    assert summaries[0].accuracy_matrix == summaries[1].accuracy_matrix
 
 
 def test_a_backbone_from_python(tmp_path: Path, photos: Path) -> None:
     net = nn.Sequential(nn.Conv2d(3, 4, 8, 8), nn.AdaptiveAvgPool2d(1), nn.Flatten())
     weights = net[0].weight.clone()
     summary = start(config(photos), tmp_path / "run", backbone=net)
-    assert len(summary["accuracy_seen"]) == 2
+    assert len(summary.accuracy_seen) == 2
     assert not torch.equal(net[0].weight, weights)  # it was trained, not copied
 
 
@@ -57,7 +58,7 @@ def test_augmentation_that_does_not_fit_is_found_before_the_run(photos: Path) ->
 def test_what_is_off_about_the_data_is_told(tmp_path: Path, photos: Path) -> None:
     (photos / "test" / "ufo").mkdir()
     (photos / "test" / "ufo" / "x.png").write_bytes(b"")
-    told = []
-    start(config(photos), tmp_path / "run", (lambda kind, /, **fields: told.append((kind, fields)),))
-    warnings = [fields["text"] for kind, fields in told if kind == "warning"]
+    told: list[events.Event] = []
+    start(config(photos), tmp_path / "run", (told.append,))
+    warnings = [event.text for event in told if isinstance(event, events.Warning)]
     assert warnings == [f"{photos / 'test'}: class ufo has no training images and is left out"]

@@ -5,7 +5,6 @@ import json
 import signal
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -13,6 +12,7 @@ import torch
 from gatf.config import RunConfig
 from gatf.experiment import Experiment, resume, start
 from gatf.io import container
+from gatf.io.events import Epoch, Event
 from gatf.training.loop import Interrupted
 
 Tiny = Callable[..., RunConfig]
@@ -85,10 +85,10 @@ def test_tables_agree_with_the_summary_and_with_what_is_known(watched: Path) -> 
 def test_a_resumed_run_writes_the_same_tables(watched: Path, tmp_path: Path, tiny_config: Tiny) -> None:
     taken = 0
 
-    def stop_later(kind: str, /, **fields: Any) -> None:
+    def stop_later(event: Event) -> None:
         nonlocal taken
-        taken += kind == "epoch"
-        if kind == "epoch" and taken == 5:  # in the middle of task 1
+        taken += isinstance(event, Epoch)
+        if isinstance(event, Epoch) and taken == 5:  # in the middle of task 1
             signal.raise_signal(signal.SIGTERM)
 
     with pytest.raises(Interrupted):

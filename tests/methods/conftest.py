@@ -12,7 +12,7 @@ from gatf.training.loop import Position, train_phase
 from gatf.training.phase import Phase
 
 
-def _ignore(*args: Any, **fields: Any) -> None:
+def _ignore(*told: Any) -> None:
     pass
 
 

@@ -4,7 +4,6 @@ import math
 import signal
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -16,6 +15,7 @@ from gatf.data.loader import Batch
 from gatf.experiment import Experiment, resume, start
 from gatf.geometry.gaussians import Gaussians
 from gatf.io import container
+from gatf.io.events import Epoch, Event, Step
 from gatf.methods.parts.components import adapter_stage, anti_collapse, warmup_epochs
 from gatf.methods.parts.memory import GaussianMemory
 from gatf.settings import StageConfig
@@ -100,7 +100,7 @@ class TestWarmUp:
         stops = iter([False] * (epochs * data.steps(phase.loaded, True) - 1) + [True])
         with pytest.raises(Interrupted):
             train_phase(
-                phase, data, experiment.session.fabric, listener=lambda kind, /, **fields: None, position=Position(),
+                phase, data, experiment.session.fabric, listener=lambda event: None, position=Position(),
                 save=lambda position, optimiser: None, restore=None, stop=lambda: next(stops), save_every=None,
             )  # fmt: skip
         return before, experiment.method.backbone.state_dict()
@@ -218,8 +218,8 @@ class TestLogitDistillation:
         config = tiny_config("adagauss", **{"method.distillation": "logit", "scenario.stop_after": 2})
         start(config, tmp_path / "whole")
 
-        def stop_later(kind: str, /, **fields: Any) -> None:
-            if kind == "step" and fields["task"] == 1:
+        def stop_later(event: Event) -> None:
+            if isinstance(event, Step) and event.task == 1:
                 signal.raise_signal(signal.SIGTERM)
 
         with pytest.raises(Interrupted):
@@ -329,9 +329,9 @@ def test_covariances_keep_full_rank(tiny_config: Tiny, tmp_path: Path) -> None:
     losses: list[float] = []
     spectra = {}
 
-    def listen(kind: str, /, **fields: object) -> None:
-        if kind == "epoch" and "anti_collapse" in fields["losses"]:  # type: ignore[operator]
-            losses.append(fields["losses"]["anti_collapse"])  # type: ignore[index]
+    def listen(event: Event) -> None:
+        if isinstance(event, Epoch) and "anti_collapse" in event.losses:
+            losses.append(event.losses["anti_collapse"])
 
     for weight in (1.0, 0.0):
         more = {"optimisation.first.epochs": 30, "scenario.stop_after": 1, "method.anti_collapse": weight}
@@ -357,4 +357,4 @@ def test_a_task_smaller_than_the_feature_space_leaves_the_anti_collapse_loss_out
 def test_runs_end_to_end_above_chance(tiny_config: Tiny, tmp_path: Path) -> None:
     more = {"optimisation.first.epochs": 30, "optimisation.next.epochs": 30, "method.adapter_lr": 0.1}
     summary = start(tiny_config("adagauss", **more), tmp_path / "run")
-    assert summary["a_last"] > 40  # six classes: chance is 17
+    assert summary.a_last > 40  # six classes: chance is 17

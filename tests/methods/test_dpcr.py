@@ -266,12 +266,12 @@ def test_bytes_per_class(tiny_config: Tiny) -> None:
 def test_finishes_with_fewer_images_than_dimensions(tiny_config: Tiny, tmp_path: Path) -> None:
     """Eight images a class, 16 a task, in 32 dimensions."""
     summary = start(tiny_config("dpcr", **{"data.max_per_class": 8}), tmp_path / "run")
-    assert summary["accuracy_seen"][0] > 60
-    assert all(accuracy >= 0 for accuracy in summary["accuracy_seen"])
+    assert summary.accuracy_seen[0] > 60
+    assert all(accuracy >= 0 for accuracy in summary.accuracy_seen)
 
 
 @pytest.mark.parametrize("settings", [{}, {"method.stats_transform": "train", "method.relative_shift_ridge": True}])
 def test_runs_and_learns(tiny_config: Tiny, tmp_path: Path, settings: dict[str, Any]) -> None:
     longer = {f"optimisation.{stage}.epochs": 12 for stage in ("first", "next")} | {"optimisation.next.lr": 0.005}
     summary = start(tiny_config("dpcr", **longer, **settings), tmp_path / "run")
-    assert summary["a_last"] > 40
+    assert summary.a_last > 40

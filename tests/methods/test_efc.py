@@ -14,6 +14,7 @@ from gatf.config import RunConfig
 from gatf.data.loader import Batch, TaskInfo, shuffled
 from gatf.experiment import Experiment, resume, start
 from gatf.io import container
+from gatf.io.events import Event, Step, Task
 from gatf.methods.efc import (
     EFC,
     LastBatch,
@@ -214,8 +215,8 @@ class TestBatchNorm:
         seen: list[dict[str, Tensor]] = []
         experiment = Experiment(tiny_config("efc", **{"scenario.stop_after": 2, "optimisation.next.lr": 0.001}))
 
-        def listen(kind: str, /, **fields: Any) -> None:
-            if kind == "task":
+        def listen(event: Event) -> None:
+            if isinstance(event, Task):
                 seen.append({name: value.clone() for name, value in experiment.method.state_dict().items()})
 
         (tmp_path / "checkpoints").mkdir()
@@ -267,9 +268,9 @@ class TestMemory:
         (folder / "checkpoints").mkdir(parents=True)
         (folder / "config.yaml").write_text(config.to_yaml(), encoding="utf-8")
 
-        def listen(kind: str, /, **fields: Any) -> None:
-            if kind == "step" and fields["task"] == 1:
-                steps.append(kind)
+        def listen(event: Event) -> None:
+            if isinstance(event, Step) and event.task == 1:
+                steps.append(event)
                 if len(steps) == 6:  # of 4 an epoch
                     signal.raise_signal(signal.SIGTERM)
 
@@ -291,7 +292,7 @@ class TestMemory:
 def test_runs_and_learns(tiny_config: Tiny, tmp_path: Path, settings: dict[str, Any]) -> None:
     longer = {f"optimisation.{stage}.epochs": 15 for stage in ("first", "next")} | {"optimisation.next.lr": 0.001}
     summary = start(tiny_config("efc", **longer, **settings), tmp_path / "run")
-    assert summary["a_last"] > 45
+    assert summary.a_last > 45
 
 
 def test_the_feature_matrix_is_of_full_batches_as_loaded(tiny_config: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -216,4 +216,4 @@ def test_bytes_per_class(tiny_config: Tiny) -> None:
 @pytest.mark.parametrize("settings", [{}, {"method.covariance": "diag"}, {"method.task0_rotation": True}])
 def test_runs_and_learns(tiny_config: Tiny, tmp_path: Path, settings: dict[str, Any]) -> None:
     summary = start(tiny_config("fecam", **settings, **{"optimisation.first.epochs": 12}), tmp_path / "run")
-    assert summary["a_last"] > 50
+    assert summary.a_last > 50

@@ -16,6 +16,7 @@ from gatf.experiment import Experiment, resume, start
 from gatf.geometry.readout import nearest_mean_distances
 from gatf.geometry.svm import fit_svm
 from gatf.io import container
+from gatf.io.events import Event, Step
 from gatf.methods.fetril import FeTrIL, FeTrILConfig, Imitations, choose_sources, official_stages
 from gatf.methods.parts.components import class_means
 from gatf.training.loop import Interrupted
@@ -228,7 +229,7 @@ def test_runs_and_learns(tiny_config: Tiny, tmp_path: Path, classifier: str, rot
     settings: dict[str, Any] = {"method.classifier": classifier, "method.task0_rotation": rotation}
     settings["optimisation.first.epochs"] = 12
     summary = start(tiny_config("fetril", **settings), tmp_path / "run")
-    assert summary["a_last"] > 50
+    assert summary.a_last > 50
 
 
 class TestOfficialRecipe:
@@ -289,9 +290,9 @@ class TestOfficialRecipe:
         start(config, tmp_path / "whole")
         taken = []
 
-        def stop_later(kind: str, /, **fields: Any) -> None:
-            taken.extend([fields["phase"]] if kind == "step" else [])
-            if kind == "step" and len(taken) == steps:
+        def stop_later(event: Event) -> None:
+            taken.extend([event.phase] if isinstance(event, Step) else [])
+            if isinstance(event, Step) and len(taken) == steps:
                 signal.raise_signal(signal.SIGTERM)
 
         with pytest.raises(Interrupted):

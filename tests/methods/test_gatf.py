@@ -12,6 +12,7 @@ from gatf.config import RunConfig, load_config
 from gatf.data.loader import Batch, TaskInfo, shuffled
 from gatf.experiment import Experiment, start
 from gatf.geometry.anchor import Affine
+from gatf.io.events import Epoch, Event
 from gatf.methods.gatf import GATF, RunningAnchor
 from gatf.methods.parts.components import perturbation_terms, task_batch
 from gatf.nets.mlp import dead_residual, zero_residual
@@ -224,9 +225,9 @@ def test_ablation_row_one_is_adagauss_tensor_for_tensor(tiny_config: Tiny, tmp_p
         folder = tmp_path / name
         (folder / "checkpoints").mkdir(parents=True)
 
-        def listen(kind: str, /, told: list[dict[str, float]] = told, **fields: object) -> None:
-            if kind == "epoch":
-                told.append(fields["losses"])  # type: ignore[arg-type]
+        def listen(event: Event, told: list[dict[str, float]] = told) -> None:
+            if isinstance(event, Epoch):
+                told.append(event.losses)
 
         experiment.run(folder, (listen,))
         states[name], losses[name] = experiment.method.state_dict(), told
@@ -251,8 +252,8 @@ ROWS = {
 def test_every_variant_learns(tiny_config: Tiny, tmp_path: Path, row: str) -> None:
     more = {"optimisation.first.epochs": 30, "optimisation.next.epochs": 30, "method.adapter_lr": 0.1}
     summary = start(tiny_config("gatf", **{**more, **ROWS[row]}), tmp_path / "run")
-    assert summary["a_last"] > 40  # six classes: chance is 17
-    assert len(summary["accuracy_matrix"]) == 3
+    assert summary.a_last > 40  # six classes: chance is 17
+    assert len(summary.accuracy_matrix) == 3
 
 
 def test_final_refresh_leaves_nothing_linear_behind(tiny_config: Tiny) -> None:

@@ -241,4 +241,4 @@ def test_config_defaults() -> None:
 def test_runs_and_learns(tiny_config: Tiny, tmp_path: Path) -> None:
     longer: dict[str, Any] = {f"optimisation.{stage}.epochs": 30 for stage in ("first", "next")}
     summary = start(tiny_config("pass", **longer), tmp_path / "run")
-    assert summary["a_last"] > 50
+    assert summary.a_last > 50

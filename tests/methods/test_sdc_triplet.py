@@ -14,6 +14,7 @@ from gatf.data.loader import Batch, TaskInfo
 from gatf.errors import UserError
 from gatf.experiment import Experiment, resume
 from gatf.io import container
+from gatf.io.events import Epoch, Event
 from gatf.methods.parts.triplets import ClassBalanced, embedding_change, triplet_loss
 from gatf.methods.sdc import SDC, SDCConfig
 from gatf.settings import OptimisationConfig, StageConfig
@@ -469,8 +470,8 @@ def test_a_killed_run_resumes_to_the_same_bits(triplet_config: Tiny, tmp_path: P
     settings, (task, phase, epoch) = RESUMED[case]
     config = triplet_config(**settings, **{"scenario.stop_after": 2})
 
-    def die(kind: str, /, **fields: Any) -> None:
-        if kind == "epoch" and (fields["task"], fields["phase"], fields["epoch"]) == (task, phase, epoch + 1):
+    def die(event: Event) -> None:
+        if isinstance(event, Epoch) and (event.task, event.phase, event.epoch) == (task, phase, epoch + 1):
             raise Killed
 
     states = []

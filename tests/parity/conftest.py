@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from gatf.data.augment import Pipeline
 from gatf.data.base import ImageSet
 from gatf.data.loader import Batch, TaskData, TaskInfo
+from gatf.io.events import Epoch, Event
 from gatf.training.loop import Position, train_phase
 from gatf.training.phase import Phase
 
@@ -57,7 +58,7 @@ def traced_steps() -> Callable[[Phase, TaskData], Steps]:
         ]
         phase.loss, phase.order = traced, lambda labels, draws: torch.arange(len(labels))
         train_phase(
-            phase, data, Fabric(accelerator="cpu", devices=1), listener=lambda *args, **fields: None,
+            phase, data, Fabric(accelerator="cpu", devices=1), listener=lambda event: None,
             position=Position(), save=lambda *args: None, restore=None, stop=lambda: False, save_every=None,
         )  # fmt: skip
         for hook in hooks:
@@ -113,7 +114,7 @@ def exact_net() -> Callable[[dict[str, Tensor]], ToyNet]:
 def train() -> Callable[[Phase, TaskData], None]:
     """`train(phase, data)`: the loop of a run, saving and telling nothing."""
 
-    def ignore(*args: Any, **fields: Any) -> None:
+    def ignore(*told: Any) -> None:
         pass
 
     def run(phase: Phase, data: TaskData) -> None:
@@ -192,9 +193,9 @@ def traced_training() -> Callable[[Phase, TaskData], Trace]:
             gradients.append({name: p.grad.clone() for name, p in named.items() if p.grad is not None})
             return clip(*args, **how)  # type: ignore[arg-type]
 
-        def listen(kind: str, /, **fields: object) -> None:
-            if kind == "epoch":
-                for name, value in fields["losses"].items():  # type: ignore[attr-defined]
+        def listen(event: Event) -> None:
+            if isinstance(event, Epoch):
+                for name, value in event.losses.items():
                     terms.setdefault(name, []).append(value)
 
         fabric.clip_gradients = look  # type: ignore[method-assign, assignment]

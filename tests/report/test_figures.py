@@ -60,9 +60,9 @@ def test_every_diagnostic_has_its_figure(runs: list[Run], tmp_path: Path) -> Non
 def test_old_classes_are_named_in_the_plane(runs: list[Run]) -> None:
     run = next(run for run in runs if run.row == "gatf")
     (axes,) = figures.transport_plane(run).axes
-    old = len(run.summary["accuracy_by_class"][-2])
+    old = len(run.summary.accuracy_by_class[-2])
     named = {text.get_text() for text in axes.texts} - {""}
-    assert named == set(run.summary["class_names"][:old])
+    assert named == set(run.summary.class_names[:old])
 
 
 def test_lines_have_room_below_the_top(runs: list[Run]) -> None:

@@ -1,7 +1,7 @@
 """Numbers reach TensorBoard and Weights & Biases (offline); without the extra one sentence says what to install."""
 
-import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,8 +9,13 @@ import pytest
 from gatf.config import RunConfig
 from gatf.errors import UserError
 from gatf.experiment import start
+from gatf.io.events import Epoch, JsonLines, RunStart, Task
+from gatf.io.run_folder import RunFolder
 from gatf.training import trackers
 from gatf.training.trackers import SINKS, Tracker, open_tracker
+
+EPOCH = Epoch(task=0, phase="train", epoch=0, losses={"ce": 0.25}, lr=0.1, seconds=1.0)
+TASK = Task(task=0, seen=90.0, accuracies=[90.0], seconds=1.0)
 
 
 class Recorder:
@@ -26,23 +31,25 @@ class Recorder:
 
 def test_a_run_as_numbers_over_epochs(tmp_path: Path, tiny_config: Callable[..., RunConfig]) -> None:
     recorder = Recorder()
-    tracker = Tracker(lambda: recorder, tmp_path / "run" / "metrics.jsonl")
+    tracker = Tracker(lambda: recorder, RunFolder(tmp_path / "run"))
     summary = start(tiny_config("finetune"), tmp_path / "run", (tracker,))
     assert [step for step, values in recorder.written if "train/ce" in values] == list(range(1, 10))
     after = [(step, values) for step, values in recorder.written if "accuracy/all so far" in values]
     assert [step for step, _ in after] == [3, 6, 9]
-    assert after[-1][1]["accuracy/all so far"] == summary["a_last"]
-    assert recorder.written[-1][1]["summary/forgetting"] == summary["forgetting"]
+    assert after[-1][1]["accuracy/all so far"] == summary.a_last
+    assert recorder.written[-1][1]["summary/forgetting"] == summary.forgetting
 
 
 def test_a_resumed_run_goes_on_counting(tmp_path: Path) -> None:
-    kept = [{"event": "run_start"}, {"event": "epoch"}, {"event": "epoch"}, {"event": "task"}]
-    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(event) + "\n" for event in kept), encoding="utf-8")
+    write = JsonLines(tmp_path / "metrics.jsonl")
+    for event in (RunStart(tasks=2, method="gatf", resumed_at=None), EPOCH, replace(EPOCH, epoch=1), TASK):
+        write(event)
+    write.close()
     recorder = Recorder()
-    tracker = Tracker(lambda: recorder, tmp_path / "metrics.jsonl")
-    tracker("run_start", tasks=2, resumed_at=1)
-    tracker("epoch", task=1, phase="train", losses={"ce": 0.5}, lr=0.1)
-    assert recorder.written == [(3, {"train/ce": 0.5, "task": 1, "lr": 0.1})]
+    tracker = Tracker(lambda: recorder, RunFolder(tmp_path))
+    tracker(RunStart(tasks=2, method="gatf", resumed_at=1))
+    tracker(replace(EPOCH, task=1))
+    assert recorder.written == [(3, {"train/ce": 0.25, "task": 1, "lr": 0.1})]
 
 
 @pytest.mark.parametrize("name", SINKS)
@@ -56,7 +63,7 @@ def test_an_unknown_one_is_named_and_nothing_is_written_before_the_run_begins(tm
     with pytest.raises(UserError, match="knows no 'tensorbord'; did you mean 'tensorboard'"):
         open_tracker("tensorbord", tmp_path, {})
     opened: list[Recorder] = []
-    tracker = Tracker(lambda: opened.append(Recorder()) or opened[0], tmp_path / "metrics.jsonl")
+    tracker = Tracker(lambda: opened.append(Recorder()) or opened[0], RunFolder(tmp_path))
     tracker.close()
     assert not opened
 
@@ -67,8 +74,8 @@ def test_tensorboard_files_can_be_read(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     tracker = open_tracker("tensorboard", tmp_path, {"seed": 0})
-    tracker("epoch", task=0, phase="train", losses={"ce": 0.25}, lr=0.1)
-    tracker("task", task=0, seen=90.0, accuracies=[90.0])
+    tracker(EPOCH)
+    tracker(TASK)
     tracker.close()
     read = EventAccumulator(str(tmp_path / "tensorboard"))
     read.Reload()
@@ -82,6 +89,6 @@ def test_wandb_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
     tracker = open_tracker("wandb", tmp_path, {"seed": 0})
-    tracker("epoch", task=0, phase="train", losses={"ce": 0.25}, lr=0.1)
+    tracker(EPOCH)
     tracker.close()
     assert list(tmp_path.glob("wandb/offline-run-*/*.wandb"))

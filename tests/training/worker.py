@@ -15,7 +15,8 @@ from torch import Tensor
 from gatf import ranks
 from gatf.config import validated
 from gatf.data.augment import Pipeline
-from gatf.experiment import CHECKPOINTS, Experiment
+from gatf.experiment import Experiment
+from gatf.io.run_folder import CHECKPOINTS
 
 
 class Float64Pipeline(Pipeline):

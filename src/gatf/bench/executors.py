@@ -16,8 +16,8 @@ from typing import Any, Protocol
 from gatf import experiment
 from gatf.bench.plan import PlannedRun
 from gatf.errors import ExitCode, UserError
-from gatf.io.files import write_text
-from gatf.training.events import Listener
+from gatf.io.events import Listener
+from gatf.io.run_folder import RunFolder
 from gatf.training.loop import Interrupted
 
 POLL_SECONDS = 0.5
@@ -45,14 +45,11 @@ class Executor(Protocol):
 
 def prepare(run: PlannedRun, folder: Path) -> None:
     """Make the run's folder hold its config, so that resuming it begins it; refuse a folder with another config."""
-    target = folder / run.name
-    config = target / experiment.CONFIG
-    if config.is_file():
-        if config.read_text(encoding="utf-8") != run.config.to_yaml():
-            raise UserError(f"{target} holds a run of another config; remove it or choose another --out")
-        return
-    (target / experiment.CHECKPOINTS).mkdir(parents=True, exist_ok=True)
-    write_text(config, run.config.to_yaml())
+    target = RunFolder(folder / run.name)
+    if not target.begun:
+        target.create(run.config.to_yaml())
+    elif target.config.read_text(encoding="utf-8") != run.config.to_yaml():
+        raise UserError(f"{target.path} holds a run of another config; remove it or choose another --out")
 
 
 class InProcess:

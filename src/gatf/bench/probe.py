@@ -1,16 +1,16 @@
 """How long a bench will take: a few steps of every row, timed, and multiplied."""
 
-import json
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from gatf import experiment
 from gatf.bench.plan import Plan, PlannedRun
 from gatf.config import RunConfig, validated
 from gatf.data.loader import TaskInfo
 from gatf.errors import UserError
+from gatf.io.events import Epoch, Event, TaskStart
+from gatf.io.run_folder import RunFolder
 
 PROBE_EPOCHS = 2
 """Enough for phases of half the epochs to have one."""
@@ -51,18 +51,18 @@ def seconds_of(config: RunConfig) -> float:
     images = [whole.task_info(task).images for task in range(len(whole.scenario))]
     probe = experiment.Experiment(shortened(config, max(whole.scenario.task_sizes)))
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        (folder / experiment.CHECKPOINTS).mkdir()
-        summary = probe.run(folder, ())
-        lines = (folder / experiment.EVENTS).read_text(encoding="utf-8").splitlines()
-    phases = [_phases([json.loads(line) for line in lines], task) for task in range(len(summary["seconds"]))]
+        folder = RunFolder(Path(name))
+        folder.create(probe.config.to_yaml())
+        summary = probe.run(folder.path, ())
+        told = folder.read_events()
+    phases = [_phases(told, task) for task in range(len(summary.seconds))]
     scale = config.optimisation.first.epochs / PROBE_EPOCHS
     epochs = [{one.name: one.epochs * scale for one in phases[0]}, _epochs_later(probe, config)]
     total = 0.0
     for task, count in enumerate(images):
         like = min(task, len(phases) - 1)
         total += sum(one.an_image * count * epochs[like].get(one.name, 0.0) for one in phases[like])
-        total += max(summary["seconds"][like] - sum(one.training for one in phases[like]), 0.0)
+        total += max(summary.seconds[like] - sum(one.training for one in phases[like]), 0.0)
     return total
 
 
@@ -76,13 +76,13 @@ class _TimedPhase:
     """Seconds of all its epochs."""
 
 
-def _phases(events: list[dict[str, Any]], task: int) -> list[_TimedPhase]:
+def _phases(events: list[Event], task: int) -> list[_TimedPhase]:
     """What the probe's task was made of."""
-    images = next(event["images"] for event in events if event["event"] == "task_start" and event["task"] == task)
+    images = next(event.images for event in events if isinstance(event, TaskStart) and event.task == task)
     seconds: dict[str, list[float]] = {}
     for event in events:
-        if event["event"] == "epoch" and event["task"] == task:
-            seconds.setdefault(event["phase"], []).append(event["seconds"])
+        if isinstance(event, Epoch) and event.task == task:
+            seconds.setdefault(event.phase, []).append(event.seconds)
     return [_TimedPhase(name, len(each), each[-1] / images, sum(each)) for name, each in seconds.items()]
 
 

@@ -1,18 +1,18 @@
 """The live table of a bench: what is done, what is running and how far, numbers as they come in."""
 
-import json
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from gatf import experiment
 from gatf.bench.plan import PlannedRun
 from gatf.bench.tables import Result, aggregate, spread
-from gatf.training.events import Listener
+from gatf.io import events
+from gatf.io.events import Event, Listener, read_events
+from gatf.io.run_folder import RunFolder, Summary
 
 
 class LiveTable:
@@ -21,7 +21,7 @@ class LiveTable:
     def __init__(self, runs: Sequence[PlannedRun], folder: Path, console: Console) -> None:
         self.runs, self.folder, self.console = runs, folder, console
         self.failures: dict[str, str] = {}
-        self._summaries: dict[str, dict[str, Any]] = {}
+        self._summaries: dict[str, Summary] = {}
         self._state: dict[str, str] = {}
         self._read: dict[str, int] = {}
         self._tasks: dict[str, int] = {}
@@ -46,10 +46,10 @@ class LiveTable:
 
     def known(self, run: PlannedRun) -> bool:
         """Take the summary of a run that was finished before; False if it was not."""
-        path = self.folder / run.name / experiment.SUMMARY
-        if not path.is_file():
+        folder = RunFolder(self.folder / run.name)
+        if not folder.finished:
             return False
-        self._summaries[run.name] = json.loads(path.read_text(encoding="utf-8"))
+        self._summaries[run.name] = folder.read_summary()
         return True
 
     def started(self, run: PlannedRun) -> None:
@@ -60,8 +60,8 @@ class LiveTable:
         self.known(run)
         summary = self._summaries[run.name]
         self._say(
-            f"{len(self._summaries)}/{len(self.runs)} {run.name}: A_last {summary['a_last']:.1f} %, "
-            f"A_inc {summary['a_inc']:.1f} %, {summary['total_seconds']:.0f} s"
+            f"{len(self._summaries)}/{len(self.runs)} {run.name}: A_last {summary.a_last:.1f} %, "
+            f"A_inc {summary.a_inc:.1f} %, {summary.total_seconds:.0f} s"
         )
 
     def failed(self, run: PlannedRun, why: str) -> None:
@@ -71,35 +71,26 @@ class LiveTable:
 
     def listener(self, run: PlannedRun) -> Listener:
         """For a run in this process."""
-
-        def hear(kind: str, /, **fields: Any) -> None:
-            self._hear(run.name, kind, fields)
-
-        return hear
+        return partial(self._hear, run.name)
 
     def tick(self) -> None:
         """For runs in other processes: read on in the events they write."""
         if self._live is None:
             return
         for name in self._state:
-            path = self.folder / name / experiment.EVENTS
-            if not path.is_file() or path.stat().st_size <= self._read.get(name, 0):
-                continue
-            with path.open(encoding="utf-8") as file:
-                file.seek(self._read.get(name, 0))
-                for line in iter(file.readline, ""):
-                    if not line.endswith("\n"):
-                        break
-                    self._read[name] = file.tell()
-                    event = json.loads(line)
-                    self._hear(name, event.pop("event"), event)
+            path = RunFolder(self.folder / name).events
+            if path.is_file():
+                cut_back = path.stat().st_size < self._read.get(name, 0)  # by a run that goes on from a checkpoint
+                told, self._read[name] = read_events(path, 0 if cut_back else self._read.get(name, 0))
+                for event in told:
+                    self._hear(name, event)
 
-    def _hear(self, name: str, kind: str, fields: dict[str, Any]) -> None:
-        if kind == "run_start":
-            self._tasks[name] = fields["tasks"]
-        elif "task" in fields:
-            epoch = f", epoch {fields['epoch'] + 1}" if "epoch" in fields else ""
-            self._state[name] = f"task {fields['task'] + 1}/{self._tasks.get(name, '?')}{epoch}"
+    def _hear(self, name: str, event: Event) -> None:
+        if isinstance(event, events.RunStart):
+            self._tasks[name] = event.tasks
+        elif isinstance(event, events.TaskEvent):
+            epoch = f", epoch {event.epoch + 1}" if isinstance(event, events.Step | events.Epoch) else ""
+            self._state[name] = f"task {event.task + 1}/{self._tasks.get(name, '?')}{epoch}"
 
     def _say(self, text: str, anyway: bool = False) -> None:
         if self._live is None or anyway:

@@ -13,7 +13,7 @@ from rich.measure import Measurement
 from rich.table import Table
 
 from gatf.bench.published import OUTSIDE, difference, is_outside, load_published, own_column, published, weighting
-from gatf.evaluation.metrics import incremental_accuracy, last_accuracy, task_weighted
+from gatf.io.run_folder import Summary
 
 COLUMNS = ("a_last", "a_inc", "a_last_task_weighted", "a_inc_task_weighted", "forgetting", "total_seconds")
 HEADINGS = {
@@ -35,32 +35,24 @@ class Result:
 
     setting: str
     row: str
-    summary: dict[str, Any]
+    summary: Summary
 
 
 def aggregate(results: Iterable[Result]) -> list[dict[str, Any]]:
     """A row for every (setting, row) in the order of the runs, with mean and sample standard deviation over seeds."""
-    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    groups: dict[tuple[str, str], list[Summary]] = {}
     for result in results:
-        groups.setdefault((result.setting, result.row), []).append(_with_task_weighted(result.summary))
+        groups.setdefault((result.setting, result.row), []).append(result.summary)
     table = []
     for (setting, name), runs in groups.items():
-        row: dict[str, Any] = {"setting": setting, "row": name, "method": runs[0]["method"], "seeds": len(runs)}
+        row: dict[str, Any] = {"setting": setting, "row": name, "method": runs[0].method, "seeds": len(runs)}
         for column in COLUMNS:
-            values = [run[column] for run in runs if run[column] is not None]
+            values = [value for run in runs if (value := getattr(run, column)) is not None]
             row[column] = statistics.fmean(values) if values else None
             row[f"{column}_std"] = statistics.stdev(values) if len(values) > 1 else None
-        row["bytes_per_class"] = runs[0]["bytes_per_class"]
+        row["bytes_per_class"] = runs[0].bytes_per_class
         table.append(row)
     return table
-
-
-def _with_task_weighted(summary: dict[str, Any]) -> dict[str, Any]:
-    """Summaries that were written before they had these two numbers have the matrix they come from."""
-    if "a_last_task_weighted" in summary:
-        return summary
-    each = task_weighted(summary["accuracy_matrix"])
-    return summary | {"a_last_task_weighted": last_accuracy(each), "a_inc_task_weighted": incremental_accuracy(each)}
 
 
 def spread(mean: float | None, std: float | None, *, plus_minus: str = " ± ") -> str:

@@ -40,7 +40,7 @@ def learn(
 
     from gatf.config import parse_overrides
     from gatf.incremental.learn import learn_folder
-    from gatf.training.events import LiveDisplay
+    from gatf.training.display import LiveDisplay
     from gatf.training.loop import Interrupted
 
     console = Console(quiet=quiet, soft_wrap=True, highlight=False)

@@ -18,9 +18,10 @@ def report(
     methods: Annotated[str | None, typer.Option(help="Only these rows, comma-separated, in this order.")] = None,
 ) -> None:
     """Put runs side by side in one HTML file that needs nothing else: tables, figures, and what to see in them."""
+    from gatf.io.run_folder import RunFolder
     from gatf.report.page import write_report
 
-    target = out or paths[0] / "report.html"
+    target = out or RunFolder(paths[0]).report
     count = write_report(paths, target, figures=figures, rows=methods.split(",") if methods else None)
     typer.echo(f"report of {count} run{'s' if count > 1 else ''}: {target}")
     if figures is not None:
@@ -44,14 +45,17 @@ def explain(
 
 def report_of_run(folder: Path, console: "Console") -> None:
     """The report that `gatf run` and `gatf bench` leave beside their results, which are safe whatever happens here."""
+    from gatf.io.run_folder import RunFolder
+
+    target = RunFolder(folder).report
     try:
         from gatf.report.page import write_report
 
-        write_report([folder], folder / "report.html")
+        write_report([folder], target)
     except Exception as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         console.print(
             f"the report could not be written ({reason}); try again with: gatf report {folder}", highlight=False
         )
     else:
-        console.print(f"report: {folder / 'report.html'}", highlight=False)
+        console.print(f"report: {target}", highlight=False)

@@ -49,7 +49,7 @@ def run(
 
     from gatf import experiment
     from gatf.cli.summary import print_summary
-    from gatf.training.events import LiveDisplay
+    from gatf.training.display import LiveDisplay
     from gatf.training.loop import Interrupted
 
     console = Console()

@@ -1,20 +1,20 @@
 """The result of a run on the terminal, as detailed as its width allows."""
 
 from collections.abc import Callable
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 from gatf.bench.tables import fits
+from gatf.io.run_folder import REPORT, SUMMARY, Summary
 
 
-def print_summary(summary: dict[str, Any], console: Console) -> None:
+def print_summary(summary: Summary, console: Console) -> None:
     """The accuracy matrix of a run and its headline numbers.
 
     Where the matrix does not fit it loses its decimals and long headings; where that does not help it is left out.
     """
-    run = f"{summary['method']} on {summary['dataset']}, seed {summary['seed']}"
+    run = f"{summary.method} on {summary.dataset}, seed {summary.seed}"
     console.print(f"{run}: accuracy in % on each task's test images", highlight=False)
     matrix = [
         matrix_table(summary, heading=lambda task: f"task {task}", decimals=1),
@@ -24,19 +24,19 @@ def print_summary(summary: dict[str, Any], console: Console) -> None:
     fitting = [table for table in matrix if fits(table, console)]
     console.print(fitting[0] if fitting else seen_table(summary))
     if not fitting:
-        console.print("accuracy on every task: accuracy_matrix in summary.json, or report.html", highlight=False)
-    forgetting = summary["forgetting"]
+        console.print(f"accuracy on every task: accuracy_matrix in {SUMMARY}, or {REPORT}", highlight=False)
+    forgetting = summary.forgetting
     console.print(
-        f"A_last [bold]{summary['a_last']:.1f} %[/]   A_inc [bold]{summary['a_inc']:.1f} %[/]   "
+        f"A_last [bold]{summary.a_last:.1f} %[/]   A_inc [bold]{summary.a_inc:.1f} %[/]   "
         f"forgetting [bold]{'–' if forgetting is None else f'{forgetting:.1f}'}[/]   "
-        f"{summary['total_seconds']:.1f} s",
+        f"{summary.total_seconds:.1f} s",
         highlight=False,
     )
 
 
-def matrix_table(summary: dict[str, Any], *, heading: Callable[[int], str], decimals: int) -> Table:
+def matrix_table(summary: Summary, *, heading: Callable[[int], str], decimals: int) -> Table:
     """A line after each task, a column for each task's test images; tasks count from 1."""
-    matrix = summary["accuracy_matrix"]
+    matrix = summary.accuracy_matrix
     names = [heading(task + 1) for task in range(len(matrix))]
     table = _table("after task" if decimals else "after", *names, "all seen" if decimals else "all", "seconds")
     for task, row in enumerate(matrix):
@@ -45,10 +45,10 @@ def matrix_table(summary: dict[str, Any], *, heading: Callable[[int], str], deci
     return table
 
 
-def seen_table(summary: dict[str, Any]) -> Table:
+def seen_table(summary: Summary) -> Table:
     """The same without the matrix: the accuracy on all classes seen, on the first task, and on the newest."""
     table = _table("after task", "task 1", "newest", "all seen", "seconds")
-    for task, row in enumerate(summary["accuracy_matrix"]):
+    for task, row in enumerate(summary.accuracy_matrix):
         table.add_row(str(task + 1), f"{row[0]:.1f}", f"{row[-1]:.1f}", *_ends(summary, task))
     return table
 
@@ -60,6 +60,6 @@ def _table(*names: str) -> Table:
     return table
 
 
-def _ends(summary: dict[str, Any], task: int) -> tuple[str, str]:
-    seconds = summary["seconds"][task]
-    return f"{summary['accuracy_seen'][task]:.1f}", f"{seconds:.1f}" if seconds < 1000 else f"{seconds:.0f}"
+def _ends(summary: Summary, task: int) -> tuple[str, str]:
+    seconds = summary.seconds[task]
+    return f"{summary.accuracy_seen[task]:.1f}", f"{seconds:.1f}" if seconds < 1000 else f"{seconds:.0f}"

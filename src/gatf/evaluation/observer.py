@@ -3,7 +3,6 @@ generator: a run that is watched gives the same bits as one that is not."""
 
 import csv
 import io
-import json
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -21,7 +20,9 @@ from gatf.evaluation import diagnostics
 from gatf.evaluation.diagnostics import Table
 from gatf.geometry.gaussians import Gaussians
 from gatf.geometry.moments import class_moments
+from gatf.io import events
 from gatf.io.files import write_text
+from gatf.io.run_folder import RunFolder
 
 DRIFT_IMAGES = 50
 """Training images a class that the drift curve is measured on."""
@@ -88,38 +89,38 @@ class DiagnosticsData:
 class DiagnosticsObserver:
     """A listener of a run: drift after epochs, everything else before and after each task's transport."""
 
-    def __init__(self, method: Observed, data: DiagnosticsData, folder: Path, events: Path) -> None:
-        self.method, self.data, self.folder, self._events = method, data, folder, events
+    def __init__(self, method: Observed, data: DiagnosticsData, run: RunFolder) -> None:
+        self.method, self.data, self.folder, self._run = method, data, run.diagnostics, run
         self.tables: dict[str, Table] = {}
         self._epochs = self._phase_epochs = 0
         self._phase = ""
 
-    def __call__(self, kind: str, /, **fields: Any) -> None:
-        if kind == "run_start":
-            self._begin(fields["resumed_at"])
-        elif kind == "epoch":
-            self._epochs += 1
-            self._phase = fields["phase"]
-            stride = max(1, self._phase_epochs // DRIFT_POINTS)
-            if fields["task"] > 0 and (fields["epoch"] + 1) % stride == 0:
+    def __call__(self, event: events.Event) -> None:
+        match event:
+            case events.RunStart():
+                self._begin(event.resumed_at)
+            case events.Epoch():
+                self._epochs += 1
+                self._phase = event.phase
+                stride = max(1, self._phase_epochs // DRIFT_POINTS)
+                if event.task > 0 and (event.epoch + 1) % stride == 0:
+                    with self._unnoticed():
+                        self._drift(event.task)
+            case events.Step():
+                self._phase_epochs = event.epochs
+            case events.Trained() if event.task > 0:
                 with self._unnoticed():
-                    self._drift(fields["task"])
-        elif kind == "step":
-            self._phase_epochs = fields["epochs"]
-        elif kind == "trained" and fields["task"] > 0:
-            with self._unnoticed():
-                self._transport(fields["task"])
-        elif kind == "task":
-            with self._unnoticed():
-                self._look_back(fields["task"])
+                    self._transport(event.task)
+            case events.Task():
+                with self._unnoticed():
+                    self._look_back(event.task)
 
     def _begin(self, resumed_at: int | None) -> None:
         """A resumed run goes on with the tables of what it keeps."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        events = [json.loads(line) for line in self._events.read_text(encoding="utf-8").splitlines()]
-        epochs = [event for event in events if event["event"] == "epoch"]
+        epochs = [event for event in self._run.read_events() if isinstance(event, events.Epoch)]
         self._epochs = len(epochs)
-        self._phase = epochs[-1]["phase"] if epochs else ""
+        self._phase = epochs[-1].phase if epochs else ""
         if resumed_at is None:
             return
         for path in self.folder.glob("*.csv"):

@@ -13,8 +13,8 @@ from gatf.incremental.classifier import IncrementalClassifier
 from gatf.incremental.store import Store
 from gatf.incremental.update import Conditions, silent
 from gatf.io.container import inspect
+from gatf.io.events import Listener
 from gatf.model import file as model_file
-from gatf.training.events import Listener
 
 
 @dataclass(frozen=True)

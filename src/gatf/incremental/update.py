@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -22,13 +21,13 @@ from gatf.geometry.gaussians import Gaussians
 from gatf.geometry.moments import class_moments
 from gatf.incremental.split import Split, some, split_update
 from gatf.incremental.statistics import expected_accuracy, merge, normalisation
+from gatf.io.events import Event, Listener, RunStart, TaskEvent
 from gatf.methods.parts.components import extract
 from gatf.model.judge import Judge, Metric, fit_temperature, transport_error
 from gatf.model.record import UpdateRecord
 from gatf.model.state import Model
 from gatf.session import Circumstances, Preprocessing, Session, build_method
 from gatf.training import checkpoint
-from gatf.training.events import Listener
 from gatf.training.loop import Position
 from gatf.training.task import Resumed
 
@@ -41,7 +40,7 @@ TAIL = 0.9
 """The quantile of distances that is compared: thresholds lie in the upper tail."""
 
 
-def silent(kind: str, /, **fields: Any) -> None:
+def silent(event: Event) -> None:
     """A listener that does not listen."""
 
 
@@ -113,12 +112,16 @@ class _Update:
         if self.old and self.method.keeps_gaussians_only and before is not None:
             end = partial(self._end_with_stand_ins, before, self._class_gaussians())
         resumed = self._resume()
-        self.run.listener("run_start", tasks=1, method=self.config.method.name, resumed_at=None)
+        self.run.listener(RunStart(tasks=1, method=self.config.method.name, resumed_at=None))
         stage = self.config.optimisation.stage(self.data.info.index)
         every = max(1, stage.epochs // CHECKPOINTS_PER_PHASE) if self.run.checkpoints else None
-        circumstances = Circumstances(partial(self.run.listener, task=0), self.run.stop, self._save, every)
+        circumstances = Circumstances(self._tell, self.run.stop, self._save, every)
         self.session.learn(self.data, circumstances, resumed=resumed, end=end)
         self._note_repairs()
+
+    def _tell(self, event: Event) -> None:
+        """An update is a run of one task, whatever was learnt before."""
+        self.run.listener(replace(event, task=0) if isinstance(event, TaskEvent) else event)
 
     def _class_gaussians(self) -> Gaussians:
         """The classes of the task as the network sees them now, with mirror images, as methods store them."""

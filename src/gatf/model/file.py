@@ -15,6 +15,7 @@ from gatf.data.pixels import CHANNELS
 from gatf.errors import UserError
 from gatf.io import container
 from gatf.io.container import Damaged
+from gatf.io.run_folder import RunFolder
 from gatf.methods import Method
 from gatf.methods.parts.memory import GaussianMemory
 from gatf.model.record import UpdateRecord
@@ -24,8 +25,6 @@ from gatf.settings import Strict
 
 METHOD = "method."
 LARGEST_SIDE = 4096
-RUN_MODEL = "model.safetensors"
-"""What a run calls the model it writes at its end."""
 
 
 class Description(Strict):
@@ -71,7 +70,8 @@ def save(model: Model, path: Path) -> None:
 
 def model_path(path: Path) -> Path:
     """The model file that is meant: of a run's folder, the one the run wrote at its end."""
-    return path / RUN_MODEL if (path / RUN_MODEL).is_file() else path
+    written = RunFolder(path).model
+    return written if written.is_file() else path
 
 
 def load(path: Path, device: str = "cpu") -> Model:

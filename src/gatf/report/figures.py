@@ -53,13 +53,13 @@ def over_seeds(series: Sequence[Sequence[float]]) -> tuple[np.ndarray, np.ndarra
 
 def accuracy_over_tasks(runs: Sequence[Run]) -> Figure:
     """acc_t against the number of tasks learnt: a line a row, a band of one standard deviation over seeds."""
-    series = {row: [run.summary["accuracy_seen"] for run in group] for row, group in by_row(runs).items()}
+    series = {row: [run.summary.accuracy_seen for run in group] for row, group in by_row(runs).items()}
     return lines_over_tasks(series, first=1, label="accuracy on all classes so far, %")
 
 
 def confusion_over_tasks(runs: Sequence[Run]) -> Figure:
     """Share of old-class test images that are taken for a class of the newest task."""
-    series = {row: [run.summary["old_to_new"][1:] for run in group] for row, group in by_row(runs).items()}
+    series = {row: [run.old_to_new for run in group] for row, group in by_row(runs).items()}
     return lines_over_tasks(series, first=2, label="old images taken for a new class, %")
 
 
@@ -93,7 +93,7 @@ def lines_over_tasks(series: Mapping[str, Sequence[Sequence[float]]], *, first: 
 @styled
 def accuracy_matrix(runs: Sequence[Run]) -> Figure:
     """a[t][k] of one row: lines of the matrix are moments, columns are tasks; the mean over seeds."""
-    mean = _mean_ragged([run.summary["accuracy_matrix"] for run in runs])
+    mean = _mean_ragged([run.summary.accuracy_matrix for run in runs])
     tasks = len(mean)
     figure, axes = new_figure(min(4.6, 1.2 + 0.36 * tasks))
     heat_cells(axes, mean)
@@ -107,16 +107,16 @@ def accuracy_matrix(runs: Sequence[Run]) -> Figure:
 @styled
 def accuracy_by_class(runs: Sequence[Run]) -> Figure:
     """Accuracy on every class after every task of one row, classes in the order they were learnt; mean over seeds."""
-    mean = _mean_ragged([run.summary["accuracy_by_class"] for run in runs]).T  # [classes, tasks]
+    mean = _mean_ragged([run.summary.accuracy_by_class for run in runs]).T  # [classes, tasks]
     classes, tasks = mean.shape
     figure, axes = new_figure(max(2.2, min(5.2, 1.0 + 0.24 * classes)))
     heat_cells(axes, mean)
     axes.set_xticks(*_task_ticks(tasks))
-    names = runs[0].summary["class_names"]
+    names = runs[0].summary.class_names
     step = -(-classes // 25)
     axes.set_yticks(range(0, classes, step), [short(names[number]) for number in range(0, classes, step)])
     axes.set_xlabel("after task")
-    for size in [len(row) for row in runs[0].summary["accuracy_by_class"]][:-1]:
+    for size in [len(row) for row in runs[0].summary.accuracy_by_class][:-1]:
         axes.axhline(size - 0.5, color=PAPER, linewidth=2.5 if classes <= 30 else 1.2)
     return figure
 
@@ -345,7 +345,7 @@ def transport_plane(run: Run) -> Figure:
         axes.annotate("", new, old, arrowprops=arrow)
         if len(place) <= 3 * MOST_NAMED:
             axes.annotate(
-                short(run.summary["class_names"][number]), new, xytext=(5, 4), textcoords="offset points", fontsize=8.5,
+                short(run.summary.class_names[number]), new, xytext=(5, 4), textcoords="offset points", fontsize=8.5,
                 color=MUTED,
             )  # fmt: skip
         carried = place.get((number, "carried"))

@@ -9,10 +9,11 @@ from typing import Any
 
 import yaml
 
+from gatf.bench.suite import INDEX
 from gatf.bench.tables import Result
 from gatf.errors import UserError, near_misses
+from gatf.io.run_folder import CONFIG, SUMMARY, RunFolder, Summary
 
-CONFIG, SUMMARY, BENCH, DIAGNOSTICS = "config.yaml", "summary.json", "bench.json", "diagnostics"
 Rows = list[dict[str, Any]]
 
 
@@ -25,7 +26,7 @@ class Run:
     """Data and split: only runs of one setting are compared."""
     row: str
     """What it is called in tables and legends: the method, or a row of an ablation."""
-    summary: dict[str, Any]
+    summary: Summary
     config: dict[str, Any]
     diagnostics: dict[str, Rows] = field(default_factory=dict)
     """Tables by name."""
@@ -33,6 +34,11 @@ class Run:
     @property
     def result(self) -> Result:
         return Result(self.setting, self.row, self.summary)
+
+    @property
+    def old_to_new(self) -> list[float]:
+        """The summary's, after each task but the first."""
+        return [share for share in self.summary.old_to_new if share is not None]
 
 
 def load_runs(paths: Iterable[Path]) -> list[Run]:
@@ -50,12 +56,12 @@ def load_runs(paths: Iterable[Path]) -> list[Run]:
 
 
 def _runs_in(path: Path) -> Iterator[Run]:
-    if (path / SUMMARY).is_file():
+    if RunFolder(path).finished:
         yield read_run(path)
         return
-    if (path / BENCH).is_file():
-        for entry in _read_json(path / BENCH)["runs"]:
-            if (path / entry["folder"] / SUMMARY).is_file():
+    if (path / INDEX).is_file():
+        for entry in _read_json(path / INDEX)["runs"]:
+            if RunFolder(path / entry["folder"]).finished:
                 yield read_run(path / entry["folder"], setting=entry["setting"], row=entry["row"])
         return
     for summary in sorted(path.glob(f"*/{SUMMARY}")):
@@ -64,15 +70,15 @@ def _runs_in(path: Path) -> Iterator[Run]:
 
 def read_run(folder: Path, *, setting: str | None = None, row: str | None = None) -> Run:
     """One run's results, config and diagnostics."""
-    summary = _read_json(folder / SUMMARY)
-    config = folder / CONFIG
+    files = RunFolder(folder)
+    summary, config = files.read_summary(), files.config
     return Run(
         folder=folder,
-        setting=setting or f"{summary['dataset']}, {summary['tasks']} tasks",
-        row=row or summary["method"],
+        setting=setting or f"{summary.dataset}, {summary.tasks} tasks",
+        row=row or summary.method,
         summary=summary,
         config=yaml.safe_load(config.read_text(encoding="utf-8")) if config.is_file() else {},
-        diagnostics={path.stem: read_csv(path) for path in sorted((folder / DIAGNOSTICS).glob("*.csv"))},
+        diagnostics={path.stem: read_csv(path) for path in sorted(files.diagnostics.glob("*.csv"))},
     )
 
 

@@ -38,7 +38,7 @@ def write_report(
         out, "report.html.j2", title=_title(runs),
         command="gatf report " + " ".join(shlex.quote(path.name) for path in paths),
         sections=[_fill(section, number) for number, section in enumerate(sections)],
-        versions=sorted({tuple(sorted(run.summary["versions"].items())) for run in runs}),
+        versions=sorted({tuple(sorted(run.summary.versions.items())) for run in runs}),
         configs=[(row, _config_text(group)) for row, group in by_row(runs).items()],
         several=len(sections) > 1,
     )  # fmt: skip
@@ -83,11 +83,11 @@ def _title(runs: Sequence[Run]) -> str:
 
 def _fill(section: Section, number: int) -> dict[str, Any]:
     runs = section.runs
-    methods, seeds = len(by_row(runs)), len({run.summary["seed"] for run in runs})
+    methods, seeds = len(by_row(runs)), len({run.summary.seed for run in runs})
     first = runs[0].summary
     return {
         "setting": section.setting,
-        "facts": f"{len(first['class_names'])} classes in {first['tasks']} tasks · "
+        "facts": f"{len(first.class_names)} classes in {first.tasks} tasks · "
         f"{methods} method{'s' if methods > 1 else ''} · {seeds} seed{'s' if seeds > 1 else ''}",
         "cards": cards(runs),
         "results": results_table(runs) if len(runs) > 1 else tasks_table(runs[0]),
@@ -171,7 +171,7 @@ def results_table(runs: Sequence[Run]) -> Table:
 def tasks_table(run: Run) -> Table:
     """A row a task, of one run."""
     summary = run.summary
-    matrix = summary["accuracy_matrix"]
+    matrix = summary.accuracy_matrix
     headings = [
         ("task", ""), ("all so far %", "accuracy over all classes after this task"),
         ("when new %", "accuracy on this task's images just after it"),
@@ -181,8 +181,8 @@ def tasks_table(run: Run) -> Table:
     rows = []
     for task, row in enumerate(matrix):
         values = (
-            summary["accuracy_seen"][task], row[task], matrix[-1][task], summary["old_to_new"][task],
-            summary["seconds"][task], summary["peak_memory_mb"][task],
+            summary.accuracy_seen[task], row[task], matrix[-1][task], summary.old_to_new[task],
+            summary.seconds[task], summary.peak_memory_mb[task],
         )  # fmt: skip
         rows.append([Cell(str(task + 1), task), *(number_cell(value) for value in values)])
     return Table("Task by task", headings, rows)
@@ -193,8 +193,8 @@ def runs_table(runs: Sequence[Run]) -> Table:
     headings = [("method", ""), ("seed", "")] + [(name, EXPLAINED[name]) for name in HEADINGS.values()]
     rows = []
     for run in runs:
-        cells = [Cell(run.row, run.row), Cell(str(run.summary["seed"]), run.summary["seed"])]
-        rows.append(cells + [number_cell(run.summary[column]) for column in HEADINGS])
+        cells = [Cell(run.row, run.row), Cell(str(run.summary.seed), run.summary.seed)]
+        rows.append(cells + [number_cell(getattr(run.summary, column)) for column in HEADINGS])
     return Table("Every run", headings, rows)
 
 

@@ -63,7 +63,7 @@ def figures_of(runs: Sequence[Run], prefix: str = "") -> list[FigureSpec]:
     """Every figure that the runs of one setting have data for."""
     rows = by_row(runs)
     specs = [_accuracy(runs, prefix)]
-    if any(len(run.summary["old_to_new"]) > 1 for run in runs):
+    if any(run.old_to_new for run in runs):
         specs.append(_confusion(runs, prefix))
     specs += [_matrix(row, group, prefix) for row, group in rows.items()]
     specs += [_classes(row, group, prefix) for row, group in rows.items()]
@@ -93,7 +93,7 @@ def _accuracy(runs: Sequence[Run], prefix: str) -> FigureSpec:
     ends = ", ".join(f"{row['row']} {row['a_last']:.1f} %" for row in table)
     if len(table) == 1:
         only = table[0]
-        start = runs[0].summary["accuracy_seen"][0]
+        start = runs[0].summary.accuracy_seen[0]
         sentence = (
             f"Accuracy over all classes so far goes from {start:.0f} % to {only['a_last']:.0f} %; "
             "a flat line would be a learner that forgets nothing."
@@ -133,7 +133,7 @@ def _distance(best: dict[str, float], table: Sequence[dict[str, float]]) -> str:
 def _confusion(runs: Sequence[Run], prefix: str) -> FigureSpec:
     ends = {}
     for row, group in by_row(runs).items():
-        last = [run.summary["old_to_new"][-1] for run in group if len(run.summary["old_to_new"]) > 1]
+        last = [run.old_to_new[-1] for run in group if run.old_to_new]
         if last:
             ends[row] = sum(last) / len(last)
     worst = max(ends, key=lambda row: ends[row])
@@ -149,9 +149,9 @@ def _confusion(runs: Sequence[Run], prefix: str) -> FigureSpec:
 
 
 def _matrix(row: str, runs: Sequence[Run], prefix: str) -> FigureSpec:
-    matrix = runs[0].summary["accuracy_matrix"]
-    first = fmean(run.summary["accuracy_matrix"][-1][0] for run in runs)
-    start = fmean(run.summary["accuracy_matrix"][0][0] for run in runs)
+    matrix = runs[0].summary.accuracy_matrix
+    first = fmean(run.summary.accuracy_matrix[-1][0] for run in runs)
+    start = fmean(run.summary.accuracy_matrix[0][0] for run in runs)
     return FigureSpec(
         f"{prefix}matrix-{slug(row)}", row,
         f"Of task 1, {first:.0f} % is right at the end; it was {start:.0f} % when it was new.",
@@ -163,9 +163,9 @@ def _matrix(row: str, runs: Sequence[Run], prefix: str) -> FigureSpec:
 
 def _classes(row: str, runs: Sequence[Run], prefix: str) -> FigureSpec:
     last = [
-        sum(values) / len(runs) for values in zip(*(run.summary["accuracy_by_class"][-1] for run in runs), strict=True)
+        sum(values) / len(runs) for values in zip(*(run.summary.accuracy_by_class[-1] for run in runs), strict=True)
     ]
-    names = runs[0].summary["class_names"]
+    names = runs[0].summary.class_names
     worst = min(range(len(last)), key=lambda number: last[number])
     best = max(range(len(last)), key=lambda number: last[number])
     end = f"At the end “{names[worst]}” is lowest with {last[worst]:.0f} %, “{names[best]}” highest with "
@@ -318,7 +318,7 @@ def _plane(row: str, run: Run, prefix: str) -> FigureSpec:
     else:
         sentence += "; this method has no map of features to compare with."
     return FigureSpec(
-        f"{prefix}plane-{slug(row)}", f"{row}, seed {run.summary['seed']}", sentence,
+        f"{prefix}plane-{slug(row)}", f"{row}, seed {run.summary.seed}", sentence,
         f"Scatter plot of the class means of {row} before and after the last task, with arrows. {sentence}",
         lambda: figures.transport_plane(run), group=PLANE,
     )  # fmt: skip

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from gatf import ranks
 from gatf.data.loader import Batch, TaskData, shuffled
-from gatf.training.events import Listener
+from gatf.io.events import Epoch, Listener, Step
 from gatf.training.optim import build_optimiser, set_rates
 from gatf.training.phase import Phase
 
@@ -80,13 +80,13 @@ def train_phase(
             for name, term in terms.items():
                 position.sums[name] = position.sums.get(name, 0.0) + term.detach()
             position.step = batch.step + 1
-            listener("step", phase=phase.name, epoch=position.epoch, epochs=stage.epochs)
+            listener(Step(task=data.info.index, phase=phase.name, epoch=position.epoch, epochs=stage.epochs))
             if stop():
-                _finish_epoch(position, steps, phase, optimiser, listener, started)
+                _finish_epoch(data.info.index, position, steps, phase, optimiser, listener, started)
                 position.sums = {name: ranks.mean(value) for name, value in position.sums.items()}
                 save(position, optimiser)
                 raise Interrupted
-        _finish_epoch(position, steps, phase, optimiser, listener, started)
+        _finish_epoch(data.info.index, position, steps, phase, optimiser, listener, started)
         if save_every is not None and position.epoch % save_every == 0 and position.epoch < stage.epochs:
             save(position, optimiser)
 
@@ -100,14 +100,15 @@ def _enter_training(phase: Phase) -> None:
 
 
 def _finish_epoch(
-    position: Position, steps: int, phase: Phase, optimiser: Any, listener: Listener, started: float
+    task: int, position: Position, steps: int, phase: Phase, optimiser: Any, listener: Listener, started: float
 ) -> None:
     """After an epoch's last step: tell its mean losses and stand before the next one."""
     if position.step < steps:
         return
     losses = {name: float(ranks.mean(total)) / steps for name, total in position.sums.items()}
-    listener(
-        "epoch", phase=phase.name, epoch=position.epoch, losses=losses, lr=optimiser.param_groups[-1]["lr"],
+    told = Epoch(
+        task=task, phase=phase.name, epoch=position.epoch, losses=losses, lr=optimiser.param_groups[-1]["lr"],
         seconds=round(time.monotonic() - started, 4),
     )  # fmt: skip
+    listener(told)
     position.epoch, position.step, position.sums = position.epoch + 1, 0, {}

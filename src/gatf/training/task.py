@@ -9,8 +9,8 @@ from lightning_fabric import Fabric
 from torch import Tensor
 
 from gatf.data.loader import TaskData, TaskInfo
+from gatf.io.events import Listener, TaskStart
 from gatf.training import checkpoint
-from gatf.training.events import Listener
 from gatf.training.loop import Position, train_phase
 from gatf.training.phase import Phase
 
@@ -46,7 +46,7 @@ def train_task(
         learner.begin_task(data.info)
     phases = learner.phases(data.info)
     steps = sum(phase.stage.epochs * data.steps(phase.loaded, phase.stage.drop_last, phase.order) for phase in phases)
-    listener("task_start", classes=data.info.new, images=len(data), steps=steps)
+    listener(TaskStart(task=data.info.index, classes=data.info.new, images=len(data), steps=steps))
     for number, phase in enumerate(phases):
         if resumed is not None and number < resumed.phase:
             continue

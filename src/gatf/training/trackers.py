@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from gatf.errors import UserError, near_misses
+from gatf.io import events
+from gatf.io.run_folder import RunFolder
 
 
 class Sink(Protocol):
@@ -27,8 +29,8 @@ class Tracker:
     counting where its checkpoint was, from the events the run has kept.
     """
 
-    def __init__(self, open_sink: Callable[[], Sink], events: Path) -> None:
-        self._open, self._events, self._epochs = open_sink, events, 0
+    def __init__(self, open_sink: Callable[[], Sink], folder: RunFolder) -> None:
+        self._open, self._folder, self._epochs = open_sink, folder, 0
         self._opened: Sink | None = None
 
     @property
@@ -37,20 +39,21 @@ class Tracker:
             self._opened = self._open()
         return self._opened
 
-    def __call__(self, kind: str, /, **fields: Any) -> None:
-        if kind == "run_start" and fields.get("resumed_at") is not None:
-            lines = self._events.read_text(encoding="utf-8").splitlines()
-            self._epochs = sum(json.loads(line)["event"] == "epoch" for line in lines)
-        elif kind == "epoch":
-            self._epochs += 1
-            values = {f"{fields['phase']}/{name}": value for name, value in fields["losses"].items()}
-            self._sink.write(values | {"task": fields["task"], "lr": fields["lr"]}, self._epochs)
-        elif kind == "task":
-            values = {f"accuracy/task {number + 1}": value for number, value in enumerate(fields["accuracies"])}
-            self._sink.write(values | {"accuracy/all so far": fields["seen"]}, self._epochs)
-        elif kind == "run":
-            values = {f"summary/{name}": fields[name] for name in ("a_last", "a_inc", "forgetting")}
-            self._sink.write({name: value for name, value in values.items() if value is not None}, self._epochs)
+    def __call__(self, event: events.Event) -> None:
+        match event:
+            case events.RunStart() if event.resumed_at is not None:
+                self._epochs = sum(isinstance(kept, events.Epoch) for kept in self._folder.read_events())
+            case events.Epoch():
+                self._epochs += 1
+                values = {f"{event.phase}/{name}": value for name, value in event.losses.items()}
+                self._sink.write(values | {"task": event.task, "lr": event.lr}, self._epochs)
+            case events.Task():
+                values = {f"accuracy/task {number + 1}": value for number, value in enumerate(event.accuracies)}
+                self._sink.write(values | {"accuracy/all so far": event.seen}, self._epochs)
+            case events.Run():
+                values = {"summary/a_last": event.a_last, "summary/a_inc": event.a_inc}
+                values |= {} if event.forgetting is None else {"summary/forgetting": event.forgetting}
+                self._sink.write(values, self._epochs)
 
     def close(self) -> None:
         if self._opened is not None:
@@ -98,4 +101,4 @@ def open_tracker(name: str, folder: Path, config: dict[str, Any]) -> Tracker:
         raise UserError(f"--track knows no '{name}'{near_misses(name, SINKS)}")
     if find_spec(name) is None:
         raise UserError(f"--track {name} needs the extra: pip install 'gatf[{name}]'")
-    return Tracker(lambda: SINKS[name](folder, config), folder / "metrics.jsonl")
+    return Tracker(lambda: SINKS[name](folder, config), RunFolder(folder))

@@ -1,0 +1,227 @@
+"""What a run tells while it goes on: one class per kind of event, and the file that keeps them, one per line.
+
+Accuracies are in percent; tasks and epochs count from 0. An event's line has its kind under `event`, then its fields in
+the order in which they are declared here.
+"""
+
+import io
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, ClassVar
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from gatf.errors import UserError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """Something that happened in a run."""
+
+    __pydantic_config__ = ConfigDict(use_attribute_docstrings=True)
+    kind: ClassVar[str]
+    """Its name in the file."""
+
+    def record(self) -> dict[str, Any]:
+        """The object that a line of the file holds."""
+        return {"event": self.kind, **vars(self)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskEvent(Event):
+    """An event of one task."""
+
+    task: int
+    """Its number."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunStart(Event):
+    """The run begins, or goes on."""
+
+    kind = "run_start"
+    tasks: int
+    """Tasks of the run."""
+    method: str
+    """The method's name."""
+    resumed_at: int | None
+    """The task that a resumed run goes on with; null for a run that begins."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Warning(Event):
+    """Something that the user should know: about the data or the weights at the start, or why no model file was written
+    at the end."""
+
+    kind = "warning"
+    text: str
+    """One sentence."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskStart(TaskEvent):
+    """A task begins, or goes on from a checkpoint within it."""
+
+    kind = "task_start"
+    classes: int
+    """New classes."""
+    images: int
+    """Training images; for `joint` those of all tasks so far."""
+    steps: int
+    """Steps of all its phases."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step(TaskEvent):
+    """A step is done. Listeners hear it; it is not written to the file."""
+
+    kind = "step"
+    phase: str
+    """What is trained: the name that the method gave the phase."""
+    epoch: int
+    """The epoch it belongs to, within the phase."""
+    epochs: int
+    """Epochs of the phase."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Epoch(TaskEvent):
+    """An epoch is done."""
+
+    kind = "epoch"
+    phase: str
+    """What is trained: the name that the method gave the phase."""
+    epoch: int
+    """Within the phase."""
+    losses: dict[str, float]
+    """The mean of every term of the loss over the epoch's steps, weights included: their sum is the loss."""
+    lr: float
+    """Learning rate of the epoch, of the last parameter group."""
+    seconds: float
+    """How long it took; of an epoch that was interrupted, the part after the interruption."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trained(TaskEvent):
+    """All phases of the task are done; statistics and transport follow."""
+
+    kind = "trained"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Notice(TaskEvent):
+    """Numbers that a method reports of itself."""
+
+    kind = "notice"
+    name: str
+    """What it is about."""
+    values: dict[str, float]
+    """The numbers by name. In the file each is a field of its own, after `name` and `task`."""
+
+    def record(self) -> dict[str, Any]:
+        return {"event": self.kind, "name": self.name, "task": self.task, **self.values}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task(TaskEvent):
+    """A task is learnt and measured."""
+
+    kind = "task"
+    seen: float
+    """Accuracy over the test images of all classes so far."""
+    accuracies: list[float]
+    """Accuracy on the test images of each task so far."""
+    seconds: float
+    """Of training, statistics and evaluation."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run(Event):
+    """The end of a finished run."""
+
+    kind = "run"
+    a_last: float
+    """Accuracy over all classes after the last task."""
+    a_inc: float
+    """Mean of `seen` over tasks."""
+    forgetting: float | None
+    """Mean drop from a task's best accuracy; null with a single task."""
+    total_seconds: float
+    """Of all tasks."""
+
+
+KINDS: dict[str, type[Event]] = {
+    event.kind: event for event in (RunStart, Warning, TaskStart, Step, Epoch, Trained, Task, Run, Notice)
+}
+"""Every kind of event, by its name in the file."""
+
+Listener = Callable[[Event], None]
+"""Receives every event of a run."""
+
+
+class JsonLines:
+    """Appends events to a file, all but steps. `truncate` forgets what came after a checkpoint. Without a path (in a
+    process that does not write) it does nothing."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._file = io.StringIO() if path is None else path.open("a", encoding="utf-8")
+        self._writes = path is not None
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, Step) or not self._writes:
+            return
+        self._file.write(json.dumps(event.record(), allow_nan=True) + "\n")
+        self._file.flush()
+
+    def position(self) -> int:
+        return self._file.tell()
+
+    def truncate(self, position: int) -> None:
+        self._file.truncate(position)
+        self._file.seek(position)
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def read_events(path: Path, start: int = 0) -> tuple[list[Event], int]:
+    """The events in a file from byte `start` on, and the byte where the next one will begin: a line that is not ended
+    yet is left for later. A line that is no event is a `UserError`."""
+    with path.open("rb") as file:
+        file.seek(start)
+        lines = [line for line in file if line.endswith(b"\n")]
+    events = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            events.append(parse_event(json.loads(line)))
+        except ValueError as error:
+            where = f"line {number}" if start == 0 else f"line {number} after byte {start}"
+            raise UserError(f"{path}, {where}, is no event of a run: {reason(error)}") from None
+    return events, start + sum(map(len, lines))
+
+
+def parse_event(record: Any) -> Event:
+    """The event that `record` gave; a `ValueError` if it is none. Fields of a later version are left out."""
+    if not isinstance(record, dict) or record.get("event") not in KINDS:
+        raise ValueError(f"it has none of the kinds {', '.join(KINDS)}")
+    kind, given = KINDS[record["event"]], {name: value for name, value in record.items() if name != "event"}
+    if kind is Notice:
+        given = {name: given.pop(name) for name in ("name", "task") if name in given} | {"values": given}
+    return _adapter(kind.kind).validate_python(given)
+
+
+@cache
+def _adapter(kind: str) -> TypeAdapter[Event]:
+    return TypeAdapter(KINDS[kind])
+
+
+def reason(error: ValueError) -> str:
+    """Why something could not be read, in half a sentence: of what pydantic found, the first."""
+    if not isinstance(error, ValidationError):
+        return str(error)
+    first = error.errors()[0]
+    field = ".".join(str(part) for part in first["loc"])
+    return f"its '{field}' is missing" if first["type"] == "missing" else f"its '{field}': {first['msg']}"

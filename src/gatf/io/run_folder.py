@@ -1,0 +1,174 @@
+"""The folder of a run: what its files are called, what `summary.json` says, and how both are read and written."""
+
+import json
+from dataclasses import asdict, dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from pydantic import ConfigDict, TypeAdapter
+
+from gatf.errors import UserError
+from gatf.io.events import Event, read_events, reason
+from gatf.io.files import write_text
+
+CONFIG, EVENTS, SUMMARY, MODEL = "config.yaml", "metrics.jsonl", "summary.json", "model.safetensors"
+CHECKPOINTS, DIAGNOSTICS, REPORT = "checkpoints", "diagnostics", "report.html"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """The results of a finished run, as `summary.json` has them.
+
+    Accuracies are in percent. Lists over tasks have an entry for the state after each task.
+    """
+
+    __pydantic_config__ = ConfigDict(use_attribute_docstrings=True)
+
+    method: str
+    """The method's name."""
+    dataset: str
+    """The data source's name."""
+    tasks: int
+    """Tasks learnt."""
+    seed: int
+    """The run's seed."""
+    class_order: list[int]
+    """The data source's number of each class, in the order learnt."""
+    class_names: list[str]
+    """In the same order."""
+    a_last: float
+    """Accuracy over all classes after the last task; every test image weighs the same."""
+    a_inc: float
+    """Mean of `accuracy_seen` over tasks."""
+    a_last_task_weighted: float
+    """As `a_last`, if every task weighs the same, however many test images it has."""
+    a_inc_task_weighted: float
+    """As `a_inc`, weighted likewise."""
+    forgetting: float | None
+    """Mean drop from a task's best accuracy; null with a single task."""
+    accuracy_matrix: list[list[float]]
+    """Row t, column k: accuracy on task k after task t; row t has t + 1 entries."""
+    accuracy_seen: list[float]
+    """Accuracy over all classes so far, after each task."""
+    task_aware: list[list[float]]
+    """As `accuracy_matrix`, when told which task an image is from."""
+    accuracy_by_class: list[list[float]]
+    """Row t: accuracy on each class so far, after task t."""
+    old_to_new: list[float | None]
+    """Share of old-class images taken for a class of the newest task; null for task 0."""
+    seconds: list[float]
+    """Of each task."""
+    total_seconds: float
+    """Their sum."""
+    peak_memory_mb: list[float]
+    """Of the process so far; on a GPU, allocated there during the task."""
+    bytes_per_class: int
+    """What the method keeps of each class, beside the networks."""
+    versions: dict[str, str]
+    """Of Python, gatf, torch, numpy, lightning-fabric."""
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """A run on disk. The properties are the places of its files, which need not be there."""
+
+    path: Path
+
+    @property
+    def config(self) -> Path:
+        """Every setting, enough to repeat the run."""
+        return self.path / CONFIG
+
+    @property
+    def events(self) -> Path:
+        """One event per line, appended while the run goes on."""
+        return self.path / EVENTS
+
+    @property
+    def summary(self) -> Path:
+        """The results, written at the end: a folder with it is a finished run."""
+        return self.path / SUMMARY
+
+    @property
+    def model(self) -> Path:
+        """The finished classifier, as a model file."""
+        return self.path / MODEL
+
+    @property
+    def checkpoints(self) -> Path:
+        """Where the run stood, the newest two."""
+        return self.path / CHECKPOINTS
+
+    @property
+    def diagnostics(self) -> Path:
+        """Tables of drift, errors and margins, of a run that was asked for them."""
+        return self.path / DIAGNOSTICS
+
+    @property
+    def report(self) -> Path:
+        """The page for people, which needs no other file."""
+        return self.path / REPORT
+
+    @property
+    def begun(self) -> bool:
+        """Whether there is a run that can go on."""
+        return self.config.is_file()
+
+    @property
+    def finished(self) -> bool:
+        return self.summary.is_file()
+
+    def create(self, config: str) -> None:
+        """Make the folder of a run that can begin, or go on, from this config."""
+        self.checkpoints.mkdir(parents=True, exist_ok=True)
+        write_text(self.config, config)
+
+    def checkpoint(self, task: int, phase: int, epoch: int, step: int) -> Path:
+        """Of the run before this step; names sort as the run goes on."""
+        return self.checkpoints / f"task{task:03d}-phase{phase}-epoch{epoch:04d}-step{step:05d}.safetensors"
+
+    def saved_checkpoints(self) -> list[Path]:
+        """Those that are there, the newest last."""
+        return sorted(self.checkpoints.glob("*.safetensors"))
+
+    def read_events(self) -> list[Event]:
+        """What the run told so far."""
+        return read_events(self.events)[0]
+
+    def write_summary(self, summary: Summary) -> None:
+        write_text(self.summary, json.dumps(asdict(summary), indent=2))
+
+    def read_summary(self) -> Summary:
+        """The results of a finished run; a file that is cut off or not a run's summary is a `UserError`."""
+        try:
+            loaded = json.loads(self.summary.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise UserError(f"{self.summary} cannot be read: {error}") from None
+        try:
+            return parse_summary(loaded)
+        except ValueError as error:
+            raise UserError(f"{self.summary} is not the summary of a run: {reason(error)}") from None
+
+
+def parse_summary(loaded: Any) -> Summary:
+    """The summary that a JSON object holds; a `ValueError` if it is none. Fields of a later version are left out."""
+    if not isinstance(loaded, dict):
+        raise ValueError("it is no JSON object")
+    old = "a_last_task_weighted" not in loaded  # written before there were such numbers
+    missing = {"a_last_task_weighted": 0.0, "a_inc_task_weighted": 0.0} if old else {}
+    summary = _adapter().validate_python(loaded | missing)
+    for name in ("accuracy_matrix", "accuracy_seen", "task_aware", "accuracy_by_class", "old_to_new", "seconds"):
+        if len(getattr(summary, name)) != summary.tasks or summary.tasks < 1:
+            raise ValueError(f"its '{name}' does not have an entry for each of its {summary.tasks} tasks")
+    if any(len(row) != task for task, row in enumerate(summary.accuracy_matrix, start=1)):
+        raise ValueError("a row of its 'accuracy_matrix' does not have an entry for each task so far")
+    if not old:
+        return summary
+    each = [sum(row) / len(row) for row in summary.accuracy_matrix]
+    return replace(summary, a_last_task_weighted=each[-1], a_inc_task_weighted=sum(each) / len(each))
+
+
+@cache
+def _adapter() -> TypeAdapter[Summary]:
+    return TypeAdapter(Summary)

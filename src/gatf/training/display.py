@@ -1,0 +1,85 @@
+"""A live display of a run for people, from the events it tells."""
+
+import time
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from gatf.io import events
+
+
+class LiveDisplay:
+    """Task, phase, epoch, losses and seconds left, redrawn in place on a terminal; a line a task elsewhere."""
+
+    def __init__(self, console: Console, lines: bool = True) -> None:
+        self.console, self._lines = console, lines
+        self._live: Live | None = None
+        self._tasks = self._task = self._steps_done = self._steps_of_task = 0
+        self._phase, self._losses = "", ""
+        self._epoch, self._epochs = 0, 0
+        self._started = self._training_seconds = 0.0
+        self._all_steps = 0
+
+    def __call__(self, event: events.Event) -> None:
+        match event:
+            case events.RunStart():
+                self._tasks = event.tasks
+                if self.console.is_terminal:
+                    self._live = Live(self._line(), console=self.console, refresh_per_second=8, transient=True)
+                    self._live.start()
+            case events.TaskStart():
+                self._task, self._steps_of_task, self._steps_done = event.task, event.steps, 0
+                self._started = time.monotonic()
+            case events.Step():
+                self._steps_done += 1
+                self._all_steps += 1
+                self._phase, self._epoch, self._epochs = event.phase, event.epoch, event.epochs
+            case events.Epoch():
+                self._losses = "  ".join(f"{name} {value:.3f}" for name, value in event.losses.items())
+            case events.Task():
+                self._training_seconds += time.monotonic() - self._started
+                start = f"task {event.task + 1}/{self._tasks}  seen {event.seen:5.1f} %   "
+                self._print(start + by_task(event.accuracies, self.console.width - len(start)))
+            case events.Warning():
+                self._print(f"note: {event.text}")
+            case events.Notice(values={"jittered": jittered, "clipped": clipped}) if jittered or clipped:
+                self._print(f"note: {jittered:.0f} covariances jittered, {clipped:.0f} clipped")
+        if self._live is not None:
+            self._live.update(self._line())
+
+    def close(self) -> None:
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def _print(self, text: str) -> None:
+        if self._lines:
+            self.console.print(text, highlight=False)
+
+    def _line(self) -> Table:
+        table = Table.grid(padding=(0, 2))
+        table.add_row(
+            Text(f"task {self._task + 1}/{self._tasks}", style="bold"),
+            f"{self._phase} epoch {self._epoch + 1}/{self._epochs}",
+            self._losses,
+            self._left(),
+        )
+        return table
+
+    def _left(self) -> str:
+        """Seconds left, taking every task to come as long as this one, by the speed so far."""
+        spent = self._training_seconds + (time.monotonic() - self._started if self._started else 0.0)
+        if self._all_steps < 5:
+            return ""
+        steps = self._steps_of_task - self._steps_done + (self._tasks - self._task - 1) * self._steps_of_task
+        return f"≈ {max(steps, 0) * spent / self._all_steps:.0f} s left"
+
+
+def by_task(accuracies: list[float], width: int) -> str:
+    """The accuracy on every task as far as there is room: without decimals, or the first and the newest alone."""
+    forms = [f"by task: {'  '.join(f'{accuracy:5.1f}' for accuracy in accuracies)}"]
+    forms.append(f"by task: {' '.join(f'{accuracy:3.0f}' for accuracy in accuracies)}")
+    first, newest = accuracies[0], accuracies[-1]
+    return next((form for form in forms if len(form) <= width), f"task 1: {first:5.1f}   newest: {newest:5.1f}")
