@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from gatf.experiment import MODEL, Experiment, resume
+from gatf.experiment import Experiment, resume
+from gatf.io.run_folder import MODEL
 from gatf.methods import METHODS
 from gatf.training import checkpoint
 
