@@ -18,10 +18,10 @@ from torch import Tensor
 from gatf.config import RunConfig, load_config
 from gatf.data.loader import TaskData
 from gatf.experiment import Experiment
+from gatf.io import container
 from gatf.io.events import Epoch, Event, Step, Task
 from gatf.io.run_folder import MODEL, Summary
 from gatf.methods import METHODS
-from gatf.training import checkpoint
 
 MEASURED: dict[str, Any] = {"seconds": [], "total_seconds": 0.0, "peak_memory_mb": []}
 """What a summary says of the machine rather than of the run."""
@@ -165,8 +165,8 @@ def brief(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..
 def assert_same_run(summary: Summary, folder: Path, expected: Finished) -> None:
     """The same results, in every entry that is not the machine's, and the same model to the last bit."""
     assert replace(summary, **MEASURED) == replace(expected.summary, **MEASURED)
-    tensors, _ = checkpoint.load(folder / MODEL)
-    kept, _ = checkpoint.load(expected.folder / MODEL)
+    tensors, _ = container.read(folder / MODEL)
+    kept, _ = container.read(expected.folder / MODEL)
     assert tensors.keys() == kept.keys()
     for name in tensors:
         assert torch.equal(tensors[name], kept[name]), name

@@ -12,7 +12,7 @@ from torch import Tensor
 from gatf.experiment import Experiment, resume
 from gatf.io.run_folder import MODEL
 from gatf.methods import METHODS
-from gatf.training import checkpoint
+from gatf.model import file as model_file
 
 from .conftest import Finished, assert_same_run, run, run_and_die, run_elsewhere, small_config, write_images
 
@@ -50,8 +50,7 @@ def test_loading_gives_identical_scores(method: str, finished: Runs) -> None:
     done = finished(method)
     before, _ = done.experiment.test_scores(2)
     fresh = Experiment(done.config)
-    tensors, _ = checkpoint.load(done.folder / MODEL)
-    fresh.method.load_state_dict(tensors)
+    fresh.method.load_state_dict(model_file.load(done.folder / MODEL).method.state_dict())
     after, _ = fresh.test_scores(2)
     assert torch.equal(before, after)
 
