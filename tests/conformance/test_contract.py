@@ -45,6 +45,17 @@ def test_columns_follow_the_order_of_the_scenario(method: str, images: Path, tmp
     assert (scores.argmax(1) == labels).double().mean() > 0.8
 
 
+def test_the_backbone_does_not_learn_while_the_stage_warms_up(method: str, images: Path, tmp_path: Path) -> None:
+    """All of task 0 is warm-up: every weight stays where it began, while batch-norm sees the images."""
+    warm = {"optimisation.first.warmup": 1.0, "optimisation.first.epochs": 2, "scenario.stop_after": 1}
+    config = small_config(method, images, **warm)
+    trained = run(config, tmp_path / "run").experiment.method.backbone
+    fresh = Experiment(config).method.backbone
+    for (name, weight), began in zip(trained.named_parameters(), fresh.parameters(), strict=True):
+        assert torch.equal(weight, began), name
+    assert any(not torch.equal(one, other) for one, other in zip(trained.buffers(), fresh.buffers(), strict=True))
+
+
 def test_loading_gives_identical_scores(method: str, finished: Runs) -> None:
     done = finished(method)
     before, _ = done.experiment.test_scores(2)

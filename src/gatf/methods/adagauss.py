@@ -17,7 +17,6 @@ from gatf.methods.parts.components import (
     frozen_features,
     has_covariance,
     task_batch,
-    warmup_epochs,
 )
 from gatf.methods.parts.distillation import softened_cross_entropy
 from gatf.methods.parts.memory import CovarianceConfig, GaussianMemory, Rule
@@ -147,9 +146,7 @@ class AdaGauss(Method):
     def _loss(self, batch: Batch, task: TaskInfo) -> dict[str, Tensor]:
         """L = L_CE + λ·L_PKD + α·L_AC."""
         images, labels = task_batch(batch, task, self._rotates(task))
-        features = self.backbone(images)
-        if batch.epoch < warmup_epochs(self.optimisation.stage(task.index)):
-            features = features.detach()
+        features = self.features(batch, images)
         terms = {"ce": nn.functional.cross_entropy(self.head(features), labels)}
         if task.index > 0 and self.config.distillation != "none":
             old = frozen_features(self.teacher, images)

@@ -115,6 +115,13 @@ class Method(nn.Module, ABC):
         """`scores` from features [B, S] on; only where `keeps_gaussians_only`."""
         raise NotImplementedError(f"{self.name} does not keep Gaussians alone")
 
+    def features(self, batch: Batch, images: Tensor | None = None) -> Tensor:
+        """What a loss learns from: the backbone's features of the batch's images, or of others made from them, [B, S].
+
+        While the stage warms up they are constants, so that the backbone does not learn yet; its batch-norm does."""
+        features: Tensor = self.backbone(batch.images if images is None else images)
+        return features.detach() if batch.warming_up else features
+
     def note(self, name: str, **values: float) -> None:
         self.notices.append(Notice(name, values))
 

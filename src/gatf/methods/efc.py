@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy, softmax
 from gatf.data.augment import four_rotations
 from gatf.geometry import gaussians, moments, spd
 from gatf.methods.base import Batch, Method, Phase, TaskData, TaskInfo, shuffled
-from gatf.methods.parts.components import Growing, frozen_features, warmup_epochs
+from gatf.methods.parts.components import Growing, frozen_features
 from gatf.methods.parts.memory import GaussianMemory
 from gatf.nets.heads import Heads
 from gatf.seeding import generator
@@ -176,16 +176,11 @@ class EFC(Method):
         self.backbone.eval()
         self.heads.train()
 
-    def _features(self, images: Tensor, epoch: int, task: int) -> Tensor:
-        features = self.backbone(images)
-        return features.detach() if epoch < warmup_epochs(self.optimisation.stage(task)) else features
-
     def _first_loss(self, batch: Batch, task: TaskInfo) -> dict[str, Tensor]:
         """Cross-entropy over the classes and, through a layer thrown away later, their rotations."""
         if self.rotated is None:
-            features = self._features(batch.images, batch.epoch, task.index)
-            return {"ce": cross_entropy(self.heads(features), batch.labels)}
-        features = self._features(four_rotations(batch.images), batch.epoch, task.index)
+            return {"ce": cross_entropy(self.heads(self.features(batch)), batch.labels)}
+        features = self.features(batch, four_rotations(batch.images))
         logits = torch.cat([self.heads(features), self.rotated(features)], dim=1)
         return {"ce": cross_entropy(logits, rotated_labels(batch.labels, task.new))}
 
@@ -201,7 +196,7 @@ class EFC(Method):
             images = torch.cat([images, self.last.images(real)])  # one pass: batch-norm is frozen
         labels = prototype_labels(task.old, config.prototype_batch, prototypes, draws).to(self.device)
         sampled = self._sample(labels, batch.generator)
-        features = self._features(images, batch.epoch, task.index)
+        features = self.features(batch, images)
         old = frozen_features(self.teacher, batch.images)
         new, again, rehearsed = features[:size], features[size:], torch.cat([labels, self.last.labels[:real]])
         self.last.keep(batch)

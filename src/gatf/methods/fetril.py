@@ -15,7 +15,7 @@ from gatf.data.policies import AugMix
 from gatf.errors import UserError
 from gatf.geometry.svm import fit_svm
 from gatf.methods.base import Batch, Method, Phase, TaskData, TaskInfo
-from gatf.methods.parts.components import Growing, class_means, extract, task_batch, warmup_epochs
+from gatf.methods.parts.components import Growing, class_means, extract, task_batch
 from gatf.nets.heads import CosineHeads, wide_linear
 from gatf.nets.resnet import ResNet18
 from gatf.seeding import generator
@@ -201,10 +201,7 @@ class FeTrIL(Method):
 
         def loss(batch: Batch) -> dict[str, Tensor]:
             images, labels = task_batch(batch, task, rotates)
-            features = self.backbone(images)
-            if batch.epoch < warmup_epochs(stage):
-                features = features.detach()
-            return {"ce": cross_entropy(head(features), labels)}
+            return {"ce": cross_entropy(head(self.features(batch, images)), labels)}
 
         def set_mode() -> None:
             self.backbone.train()

@@ -24,7 +24,6 @@ from gatf.methods.parts.components import (
     of_all_processes,
     perturbation_terms,
     task_batch,
-    warmup_epochs,
     whole_rows,
 )
 from gatf.methods.parts.memory import CovarianceConfig, GaussianMemory, Rule
@@ -209,9 +208,7 @@ class GATF(Method):
         """
         config = self.config
         images, labels = task_batch(batch, task, self._rotates(task))
-        new = self.backbone(images)
-        if batch.epoch < warmup_epochs(self.optimisation.stage(task.index)):
-            new = new.detach()
+        new = self.features(batch, images)
         terms = {"ce": cross_entropy(self.head(new), labels)}
         if task.index > 0:
             old = frozen_features(self.teacher, images)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from gatf.data.augment import four_rotations, prototype_noise, rotation_labels_class_major
 from gatf.errors import UserError
 from gatf.methods.base import Batch, Method, Phase, TaskData, TaskInfo, shuffled
-from gatf.methods.parts.components import Growing, class_means, extract, frozen_features, warmup_epochs
+from gatf.methods.parts.components import Growing, class_means, extract, frozen_features
 from gatf.nets.heads import Heads
 from gatf.settings import MethodConfig, NotNegative, Positive
 
@@ -140,9 +140,7 @@ class PASS(Method):
         images, labels = batch.images, batch.labels
         if config.rotation:
             images, labels = four_rotations(images), rotation_labels_class_major(labels)
-        features = self.backbone(images)
-        if batch.epoch < warmup_epochs(self.optimisation.stage(task.index)):
-            features = features.detach()
+        features = self.features(batch, images)
         terms = {"ce": self._cross_entropy(features, labels)}
         if task.index == 0:
             return terms

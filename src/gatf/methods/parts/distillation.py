@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, log_softmax, mse_loss, softmax
 
 from gatf.methods.base import Batch, Method, Phase, TaskData, TaskInfo
-from gatf.methods.parts.components import frozen_features, warmup_epochs
+from gatf.methods.parts.components import frozen_features
 from gatf.nets.heads import CosineHeads, HeadInit, Heads
 
 KdGroups = Literal["all", "per_task"]
@@ -137,9 +137,7 @@ class LwfBase(BaseLearner):
         fix_bn = self.fix_bn and task.index > 0
 
         def loss(batch: Batch) -> dict[str, Tensor]:
-            features = method.backbone(batch.images)
-            if batch.epoch < warmup_epochs(stage):
-                features = features.detach()
+            features = method.features(batch)
             logits = self.heads(features)
             terms = {"ce": local_cross_entropy(logits, batch.labels, task.old)}
             if task.index > 0 and self.distill:
@@ -223,9 +221,7 @@ class FeatureDistillationBase(BaseLearner):
         fix_bn = self.fix_bn and task.index > 0
 
         def loss(batch: Batch) -> dict[str, Tensor]:
-            features = method.backbone(batch.images)
-            if batch.epoch < warmup_epochs(stage):
-                features = features.detach()
+            features = method.features(batch)
             terms = {"ce": cross_entropy(self.head(features), batch.labels - task.old)}
             if task.index > 0 and self.distill:
                 old = frozen_features(self.teacher, batch.images)

@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy, normalize
 
 from gatf.errors import UserError
 from gatf.methods.base import Batch, Method, Phase, TaskData, TaskInfo
-from gatf.methods.parts.components import frozen_features, warmup_epochs
+from gatf.methods.parts.components import frozen_features
 from gatf.methods.parts.distillation import BaseLearner, training_mode
 from gatf.methods.parts.springs import Springs, kept_buffers
 from gatf.methods.parts.triplets import ClassBalanced, LwfLoss, Triplets, batch_triplet_loss, embedding_change
@@ -81,7 +81,7 @@ class TripletBase(BaseLearner):
 
     def phases(self, method: Method, task: TaskInfo) -> list[Phase]:
         stage = method.optimisation.stage(task.index)
-        if warmup_epochs(stage) and isinstance(self.layer, nn.Identity):
+        if stage.warmup_epochs and isinstance(self.layer, nn.Identity):
             raise UserError(
                 "optimisation.*.warmup trains the embedding layer before the backbone, but method.embedding=null has "
                 "none: set optimisation.*.warmup=0"
@@ -90,10 +90,7 @@ class TripletBase(BaseLearner):
 
         def loss(batch: Batch) -> dict[str, Tensor]:
             """L_triplet + γ·L_reg, the second after task 0."""
-            features = method.backbone(batch.images)
-            if batch.epoch < warmup_epochs(stage):
-                features = features.detach()
-            embeddings = normalize(self.layer(features), dim=1)
+            embeddings = normalize(self.layer(method.features(batch)), dim=1)
             terms = {"triplet": self._triplet_loss(embeddings, batch)}
             if task.index > 0 and self.weight > 0:
                 terms |= self._regularisation(embeddings, batch, parameters)
@@ -131,7 +128,7 @@ class TripletBase(BaseLearner):
         """Task 0 begins as classification: a triplet loss hardly trains a network from nothing (SDC-IL issue 3)."""
 
         def loss(batch: Batch) -> dict[str, Tensor]:
-            return {"ce": cross_entropy(self.head(method.backbone(batch.images)), batch.labels - task.old)}
+            return {"ce": cross_entropy(self.head(method.features(batch)), batch.labels - task.old)}
 
         stage = softmax_stage(self.softmax_epochs, self.softmax_lr)
         return Phase("softmax", {"backbone": method.backbone, "head": self.head}, loss, stage)
