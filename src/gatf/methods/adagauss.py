@@ -8,7 +8,7 @@ from pydantic import PositiveInt
 from torch import Tensor, nn
 
 from gatf.geometry import gaussians
-from gatf.methods.base import Batch, Method, Phase, TaskData, TaskInfo
+from gatf.methods.base import Batch, ForTask, Method, Phase, TaskData, TaskInfo
 from gatf.methods.parts.components import (
     adapter_phase,
     adapter_stage,
@@ -76,7 +76,7 @@ def summed(phase: Phase, term: str, dim: int) -> Phase:
     return replace(phase, loss=loss)
 
 
-class AdaGauss(Method):
+class AdaGauss(Method[AdaGaussConfig]):
     """Every class is a Gaussian; after each task a second MLP, the adapter, carries the old ones into the new space."""
 
     name = "adagauss"
@@ -86,6 +86,11 @@ class AdaGauss(Method):
     paper = "Rypeść et al., Task-recency bias strikes back, NeurIPS 2024"
     keeps = "mean and covariance of each class in the bottleneck space"
     trains = "backbone and projector, then an adapter old → new"
+    head = ForTask[nn.Linear]()
+    teacher = ForTask[nn.Module]()
+    teacher_heads = ForTask[nn.Module]()
+    projector = ForTask[nn.Module]()
+    adapter = ForTask[nn.Module]()
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -96,14 +101,9 @@ class AdaGauss(Method):
             self.feature_dim, rule=self.config.readout, seed=self.seed, readout_shrink=self.config.readout_shrink,
             storage=self.config.storage,
         )  # fmt: skip
-        self.head: Any = None
         self.heads = Heads(self.feature_dim) if self.config.distillation == "logit" else None
         """Of the past tasks, where logits are distilled."""
         self.keeps_gaussians_only = self.heads is None
-        self.teacher: Any = None
-        self.teacher_heads: Any = None
-        self.projector: Any = None
-        self.adapter: Any = None
 
     def begin_task(self, task: TaskInfo) -> None:
         self.memory.rest()
@@ -211,7 +211,7 @@ class AdaGauss(Method):
         return self.memory.bytes_per_class() + (0 if self.heads is None else 4 * (self.feature_dim + 1))
 
     def _rotates(self, task: TaskInfo) -> bool:
-        return bool(self.config.rotation) and task.index == 0
+        return self.config.rotation and task.index == 0
 
     def _map(self, shape: str) -> nn.Module:
         if shape == "affine":

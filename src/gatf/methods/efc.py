@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy, softmax
 
 from gatf.data.augment import four_rotations
 from gatf.geometry import gaussians, moments, spd
-from gatf.methods.base import Batch, Method, Phase, TaskData, TaskInfo, shuffled
+from gatf.methods.base import Batch, ForTask, Method, Phase, TaskData, TaskInfo, shuffled
 from gatf.methods.parts.components import Growing, frozen_features
 from gatf.methods.parts.memory import GaussianMemory
 from gatf.nets.heads import Heads
@@ -112,7 +112,7 @@ class LastBatch(Growing):
         return self.pixels[:count].permute(0, 3, 1, 2)
 
 
-class EFC(Method):
+class EFC(Method[EFCConfig]):
     """Features may drift where the old classifier does not look; Gaussians of old classes rehearse all heads."""
 
     name = "efc"
@@ -123,6 +123,8 @@ class EFC(Method):
     )
     keeps = "mean and covariance of each class"
     trains = "backbone and all heads"
+    teacher = ForTask[nn.Module]()
+    last = ForTask[LastBatch]()
     defaults: ClassVar[dict[str, Any]] = {
         "backbone": {"bottleneck": None},
         "optimisation": {
@@ -137,9 +139,7 @@ class EFC(Method):
         self.heads = Heads(self.feature_dim, bias=False)
         self.memory = GaussianMemory(self.feature_dim, rule="bayes", seed=self.seed)
         self.register_buffer("efm", torch.zeros(self.feature_dim, self.feature_dim))
-        self.rotated: Any = None
-        self.teacher: Any = None
-        self.last: Any = None
+        self.rotated: nn.Linear | None = None
         self._lowers: Tensor | None = None
 
     def begin_task(self, task: TaskInfo) -> None:
@@ -220,7 +220,7 @@ class EFC(Method):
         config, task, size = self.config, data.info, self._loaded(data.info.index)
         passed: list[tuple[Tensor, ...]] = []  # new features, labels, and after task 0 old features of one epoch
         for batch in data.batches(config.stats_transform, batch_size=size, purpose="statistics", order=shuffled):
-            old = () if self.teacher is None else (self.teacher(batch.images),)
+            old = () if task.index == 0 else (self.teacher(batch.images),)
             passed.append((self.backbone(batch.images), batch.labels, *old))
         new, labels, *before = (torch.cat(part) for part in zip(*passed, strict=True))
         stored = self.memory.get()

@@ -120,7 +120,7 @@ def sample_squares(net: nn.Module, batch: Batch, mode: LabelMode, names: list[st
     return {name: tensor / len(labels) for name, tensor in total.items()}
 
 
-class EWC(Method):
+class EWC(Method[EWCConfig]):
     """Fine-tuning with every weight tied to its last value, as stiffly as it mattered."""
 
     name = "ewc"

@@ -151,7 +151,7 @@ def prepare(features: Tensor, config: FeCAMConfig) -> Tensor:
     return normalize(features, dim=-1, eps=NORM_GUARD) if config.unit_features else features
 
 
-class FeCAM(Method):
+class FeCAM(Method[FeCAMConfig]):
     """A backbone frozen after task 0 and a Mahalanobis distance of every class's own."""
 
     name = "fecam"

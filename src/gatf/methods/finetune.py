@@ -13,7 +13,7 @@ class FinetuneConfig(MethodConfig):
     name: Literal["finetune"] = "finetune"
 
 
-class Finetune(Method):
+class Finetune(Method[FinetuneConfig]):
     """Task-local cross-entropy; heads of earlier tasks stay as they were; prediction over all heads."""
 
     name = "finetune"

@@ -14,7 +14,7 @@ class JointConfig(MethodConfig):
     name: Literal["joint"] = "joint"
 
 
-class Joint(Method):
+class Joint(Method[JointConfig]):
     """The only method that keeps images; it is here to show what forgetting costs the others."""
 
     name = "joint"
