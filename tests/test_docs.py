@@ -3,6 +3,8 @@
 import importlib.util
 import re
 import shlex
+import subprocess
+import sys
 from itertools import pairwise
 from pathlib import Path
 
@@ -42,6 +44,21 @@ def test_python_in_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     quick = '"seed": 1, "optimisation.first.epochs": 1, "optimisation.next.epochs": 1,'
     for block in blocks:
         exec(compile(block.replace('"seed": 1,', quick), "README.md", "exec"), {})
+
+
+def test_the_example_of_a_method_keeps_the_contract(tmp_path: Path) -> None:
+    """From an empty folder, by the commands of the page, with nothing of the package touched."""
+    page = (ROOT / "docs" / "add-a-method.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+    (tmp_path / "mine.py").write_text(example, encoding="utf-8")
+    (command,) = re.findall(r"^\$ python (-m pytest .*)$", page, flags=re.MULTILINE)
+    words = [word.replace("gatf/", f"{ROOT}/") for word in shlex.split(command)]
+    done = subprocess.run(
+        [sys.executable, *words, "-p", "no:cacheprovider"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout
+    contract = (ROOT / "tests" / "conformance" / "test_contract.py").read_text(encoding="utf-8")
+    assert f"{contract.count('def test_')} passed" in done.stdout
 
 
 def test_sdc_is_documented_as_it_was_released_for_cifar100() -> None:

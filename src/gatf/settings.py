@@ -152,6 +152,11 @@ class StageConfig(Strict):
     drop_last: bool = True
     """Leave out an incomplete last batch."""
 
+    @property
+    def warmup_epochs(self) -> int:
+        """Epochs in which the backbone does not learn yet."""
+        return int(self.warmup * self.epochs + 1e-9)
+
 
 class OptimisationConfig(Strict):
     """The first task trains a network from nothing, the next ones move it."""

@@ -211,15 +211,30 @@ def run_and_die(config: RunConfig, folder: Path, *, task: int, epoch: int) -> in
     return process.exitcode
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--method", help="hold this method alone to the contract: one of ours, or package.module:Class")
+
+
+def chosen_methods(config: pytest.Config) -> list[str]:
+    one = config.getoption("--method", default=None)
+    return list(METHODS) if one is None else [one]
+
+
+@pytest.fixture(scope="session")
+def methods(pytestconfig: pytest.Config) -> list[str]:
+    """All that are held to the contract."""
+    return chosen_methods(pytestconfig)
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "method" in metafunc.fixturenames:
-        metafunc.parametrize("method", list(METHODS))
+        metafunc.parametrize("method", chosen_methods(metafunc.config))
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """All tests of a method one after the other, so that parallel workers, which take stretches, share few runs."""
     ours = [number for number, item in enumerate(items) if item.path.parent == Path(__file__).parent]
-    order = list(METHODS)
+    order = chosen_methods(config)
 
     def place(item: Any) -> int:
         return order.index(item.callspec.params["method"]) if hasattr(item, "callspec") else len(order)

@@ -16,7 +16,7 @@ from gatf.experiment import Experiment, resume, start
 from gatf.geometry.gaussians import Gaussians
 from gatf.io import container
 from gatf.io.events import Epoch, Event, Step
-from gatf.methods.parts.components import adapter_stage, anti_collapse, warmup_epochs
+from gatf.methods.parts.components import adapter_stage, anti_collapse
 from gatf.methods.parts.memory import GaussianMemory
 from gatf.settings import StageConfig
 from gatf.training.loop import Interrupted, Position, train_phase
@@ -107,7 +107,7 @@ class TestWarmUp:
 
     def test_backbone_rests_and_batch_norm_does_not(self, tiny_config: Tiny) -> None:
         config = tiny_config("adagauss", **{"optimisation.first.warmup": 0.4, "optimisation.first.epochs": 5})
-        assert warmup_epochs(config.optimisation.first) == 2
+        assert config.optimisation.first.warmup_epochs == 2
         before, after = self.train(config, epochs=2)
         weights = [name for name in before if "running" not in name and "num_batches" not in name]
         assert all(torch.equal(before[name], after[name]) for name in weights)
@@ -119,8 +119,8 @@ class TestWarmUp:
         assert not torch.equal(before["blocks.0.0.weight"], after["blocks.0.0.weight"])
 
     def test_published_lengths(self) -> None:
-        assert warmup_epochs(StageConfig()) == 2  # of 200
-        assert warmup_epochs(StageConfig(epochs=99)) == 0
+        assert StageConfig().warmup_epochs == 2  # of 200
+        assert StageConfig(epochs=99).warmup_epochs == 0
 
 
 def test_rates_of_later_tasks_and_of_the_adapter(tiny_config: Tiny) -> None:

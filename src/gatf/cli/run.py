@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 def run(
     dataset: Annotated[str | None, typer.Option(help="Data source; `gatf data` lists them. [default: digits]")] = None,
-    method: Annotated[str | None, typer.Option(help="Method; `gatf methods` lists them. [default: gatf]")] = None,
+    method: Annotated[
+        str | None, typer.Option(help="Method; `gatf methods` lists them; or your own, module:Class. [default: gatf]")
+    ] = None,
     tasks: Annotated[int | None, typer.Option(help="Number of tasks.")] = None,
     seed: Annotated[
         int | None, typer.Option(help="Seed of everything but the class order, unless class_order_seed is null.")
@@ -135,8 +137,8 @@ def _launch(folder: Path, devices: int, nodes: int, *, given_out: bool) -> int:
 
 
 def _new_folder(config: Any) -> Path:
-    stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
-    return Path("runs") / f"{config.data.name}-{config.method.name}-seed{config.seed}-{stamp}"
+    stamp, method = datetime.now().strftime("%Y%m%d-%H%M%S"), config.method.name.replace(":", ".")
+    return Path("runs") / f"{config.data.name}-{method}-seed{config.seed}-{stamp}"
 
 
 def _trackers(names: list[str], folder: Path, config: Any) -> list["Tracker"]:

@@ -9,7 +9,7 @@ import yaml
 from pydantic import Field, NonNegativeInt, PositiveInt, SerializeAsAny, ValidationError, field_validator
 
 from gatf.errors import UserError, near_misses
-from gatf.methods import METHODS, method_class
+from gatf.methods import METHODS, is_outside, method_class
 from gatf.settings import (
     BackboneConfig,
     DataConfig,
@@ -52,11 +52,9 @@ class RunConfig(Strict):
     def _choose_method(cls, value: Any) -> Any:
         if isinstance(value, MethodConfig):
             return value
-        if not isinstance(value, dict) or "name" not in value:
+        if not isinstance(value, dict) or not isinstance(value.get("name"), str):
             raise ValueError("needs a name: " + ", ".join(METHODS))
-        if value["name"] not in METHODS:
-            raise ValueError(f"no method is called '{value['name']}'{near_misses(value['name'], METHODS)}")
-        return METHODS[value["name"]].Config.model_validate(value)
+        return method_class(value["name"]).Config.model_validate(value)
 
     @property
     def order_seed(self) -> int:
@@ -177,11 +175,19 @@ def _check_not_mixed(written: Mapping[str, Any], preset: Any, settings: type[Met
 
 
 def validated(values: Mapping[str, Any]) -> RunConfig:
+    name = method_name(values)
+    known = method_class(name) if name is not None and (name in METHODS or is_outside(name)) else None
     try:
         return RunConfig.model_validate(dict(values))
     except ValidationError as error:
-        name = (values.get("method") or {}).get("name") if isinstance(values.get("method"), Mapping) else None
-        raise explain(error, RunConfig, method=METHODS[name].Config if name in METHODS else None) from None
+        raise explain(error, RunConfig, method=None if known is None else known.Config) from None
+
+
+def method_name(values: Mapping[str, Any]) -> str | None:
+    """The method that an unchecked config names, if it does."""
+    section = values.get("method")
+    name = section.get("name") if isinstance(section, Mapping) else None
+    return name if isinstance(name, str) else None
 
 
 def validated_data(values: Mapping[str, Any]) -> DataConfig:

@@ -41,7 +41,7 @@ class Batch:
     Where processes share a batch, `images` is this one's part and `whole` the number of images of all.
     """
 
-    __slots__ = ("epoch", "generator", "images", "labels", "step", "whole")
+    __slots__ = ("epoch", "generator", "images", "labels", "step", "warming_up", "whole")
 
     def __init__(
         self, images: Tensor, labels: Tensor, epoch: int, step: int, generator: torch.Generator,
@@ -53,6 +53,7 @@ class Batch:
         self.step = step
         self.generator = generator
         self.whole = len(images) if whole is None else whole
+        self.warming_up = False  # the loop says so while the backbone is not to learn yet
 
     @property
     def weight(self) -> float:

@@ -8,7 +8,7 @@ from typing import Any
 
 from gatf.config import RunConfig, load_config
 from gatf.errors import UserError
-from gatf.methods import method_class
+from gatf.methods import is_outside, method_class
 from gatf.settings import StageConfig
 
 TINY_SIDE, MEMORY_SIDE = 16, 64
@@ -28,7 +28,7 @@ def first_config(
     """The settings of a new model; `overrides` are dotted paths."""
     side = shape[1]
     tiny = side <= TINY_SIDE
-    _check_exemplar_free(method)
+    _check_method(method)
     if overrides.get("data.test_crop") is not None:
         raise UserError(
             "data.test_crop is for runs alone: a model sees whole images; leave it out or crop them yourself"
@@ -57,7 +57,7 @@ def next_config(config: RunConfig, *, images: int, overrides: Mapping[str, Any])
 
     What the model is made of cannot change any more: overrides of it must say what is.
     """
-    _check_exemplar_free(config.method.name)
+    _check_method(config.method.name)
     base = config.model_dump(mode="json")
     for path, value in overrides.items():
         fixed = path.split(".")[0] in ("backbone", "scenario") or path in FIXED
@@ -74,7 +74,9 @@ def next_config(config: RunConfig, *, images: int, overrides: Mapping[str, Any])
     return load_config(base, method=config.method.name, overrides=changes)
 
 
-def _check_exemplar_free(method: str) -> None:
+def _check_method(method: str) -> None:
+    if is_outside(method):
+        raise UserError(f"method '{method}' is not part of gatf: its model could not be loaded again; use gatf run")
     if not method_class(method).exemplar_free:
         raise UserError(f"method '{method}' needs all earlier images at every update; choose another one")
 

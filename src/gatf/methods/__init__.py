@@ -1,4 +1,4 @@
-"""Every method, by name."""
+"""Every method, by name; and a class of anyone's, by where it lies."""
 
 from gatf.errors import UserError, near_misses
 from gatf.methods.adagauss import AdaGauss
@@ -14,10 +14,11 @@ from gatf.methods.gatf import GATF
 from gatf.methods.joint import Joint
 from gatf.methods.ldc import LDC
 from gatf.methods.lwf import LwF
+from gatf.methods.outside import imported, is_outside
 from gatf.methods.pass_ import PASS
 from gatf.methods.sdc import SDC
 
-__all__ = ["METHODS", "Method", "method_class"]
+__all__ = ["METHODS", "Method", "is_outside", "method_class"]
 
 METHODS: dict[str, type[Method]] = {
     "gatf": GATF,
@@ -38,6 +39,10 @@ METHODS: dict[str, type[Method]] = {
 
 
 def method_class(name: str) -> type[Method]:
+    """One of ours, or the class at `package.module:Class`, which is imported."""
+    if is_outside(name):
+        return imported(name)
     if name not in METHODS:
-        raise UserError(f"no method is called '{name}'{near_misses(name, METHODS)}")
+        hint = "; a class of your own is written package.module:Class" if "." in name else near_misses(name, METHODS)
+        raise UserError(f"no method is called '{name}'{hint}")
     return METHODS[name]

@@ -8,7 +8,7 @@ from pydantic import PositiveInt
 from torch import Tensor, nn
 
 from gatf.geometry import gaussians
-from gatf.methods.base import Batch, Method, Phase, TaskData, TaskInfo
+from gatf.methods.base import Batch, ForTask, Method, Phase, TaskData, TaskInfo
 from gatf.methods.parts.components import (
     adapter_phase,
     adapter_stage,
@@ -17,7 +17,6 @@ from gatf.methods.parts.components import (
     frozen_features,
     has_covariance,
     task_batch,
-    warmup_epochs,
 )
 from gatf.methods.parts.distillation import softened_cross_entropy
 from gatf.methods.parts.memory import CovarianceConfig, GaussianMemory, Rule
@@ -77,7 +76,7 @@ def summed(phase: Phase, term: str, dim: int) -> Phase:
     return replace(phase, loss=loss)
 
 
-class AdaGauss(Method):
+class AdaGauss(Method[AdaGaussConfig]):
     """Every class is a Gaussian; after each task a second MLP, the adapter, carries the old ones into the new space."""
 
     name = "adagauss"
@@ -87,6 +86,11 @@ class AdaGauss(Method):
     paper = "Rypeść et al., Task-recency bias strikes back, NeurIPS 2024"
     keeps = "mean and covariance of each class in the bottleneck space"
     trains = "backbone and projector, then an adapter old → new"
+    head = ForTask[nn.Linear]()
+    teacher = ForTask[nn.Module]()
+    teacher_heads = ForTask[nn.Module]()
+    projector = ForTask[nn.Module]()
+    adapter = ForTask[nn.Module]()
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -97,14 +101,9 @@ class AdaGauss(Method):
             self.feature_dim, rule=self.config.readout, seed=self.seed, readout_shrink=self.config.readout_shrink,
             storage=self.config.storage,
         )  # fmt: skip
-        self.head: Any = None
         self.heads = Heads(self.feature_dim) if self.config.distillation == "logit" else None
         """Of the past tasks, where logits are distilled."""
         self.keeps_gaussians_only = self.heads is None
-        self.teacher: Any = None
-        self.teacher_heads: Any = None
-        self.projector: Any = None
-        self.adapter: Any = None
 
     def begin_task(self, task: TaskInfo) -> None:
         self.memory.rest()
@@ -147,9 +146,7 @@ class AdaGauss(Method):
     def _loss(self, batch: Batch, task: TaskInfo) -> dict[str, Tensor]:
         """L = L_CE + λ·L_PKD + α·L_AC."""
         images, labels = task_batch(batch, task, self._rotates(task))
-        features = self.backbone(images)
-        if batch.epoch < warmup_epochs(self.optimisation.stage(task.index)):
-            features = features.detach()
+        features = self.features(batch, images)
         terms = {"ce": nn.functional.cross_entropy(self.head(features), labels)}
         if task.index > 0 and self.config.distillation != "none":
             old = frozen_features(self.teacher, images)
@@ -214,7 +211,7 @@ class AdaGauss(Method):
         return self.memory.bytes_per_class() + (0 if self.heads is None else 4 * (self.feature_dim + 1))
 
     def _rotates(self, task: TaskInfo) -> bool:
-        return bool(self.config.rotation) and task.index == 0
+        return self.config.rotation and task.index == 0
 
     def _map(self, shape: str) -> nn.Module:
         if shape == "affine":

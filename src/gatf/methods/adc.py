@@ -179,7 +179,7 @@ def _packed(images: Tensor) -> Tensor:
     return images.clone(memory_format=torch.channels_last)
 
 
-class ADC(Method):
+class ADC(Method[ADCConfig]):
     """Nearest class mean; old prototypes move by the drift of images made to look like their class."""
 
     name = "adc"

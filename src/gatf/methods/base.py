@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Generic, Self, TypeVar, cast, overload
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,7 @@ from gatf.seeding import keyed_init
 from gatf.settings import MethodConfig, OptimisationConfig, StageConfig
 from gatf.training.phase import Phase
 
-__all__ = ["Batch", "Method", "Notice", "Phase", "TaskData", "TaskInfo", "shuffled"]
+__all__ = ["Batch", "ForTask", "Method", "Notice", "Phase", "TaskData", "TaskInfo", "shuffled"]
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,36 @@ class Notice:
     values: dict[str, float]
 
 
-class Method(nn.Module, ABC):
+ConfigT = TypeVar("ConfigT", bound=MethodConfig, covariant=True)
+ModuleT = TypeVar("ModuleT", bound=nn.Module)
+
+
+class ForTask(Generic[ModuleT]):
+    """A module that lives for one task: `head = ForTask[nn.Linear]()` in the class, `self.head = self.make(…)` in
+    `begin_task`, `self.head = None` in `end_task`. Reading it while there is none is an error that says so."""
+
+    def __set_name__(self, owner: type[nn.Module], name: str) -> None:
+        self._name = name
+
+    @overload
+    def __get__(self, owner: None, kind: type[nn.Module]) -> Self: ...
+
+    @overload
+    def __get__(self, owner: nn.Module, kind: type[nn.Module]) -> ModuleT: ...
+
+    def __get__(self, owner: nn.Module | None, kind: type[nn.Module]) -> Self | ModuleT:
+        if owner is None:
+            return self
+        module = owner._modules.get(self._name)  # where torch has put it, so that it is trained, moved and saved
+        if module is None:
+            raise RuntimeError(f"{kind.__name__} has no '{self._name}' now: it is made for a task and gone after it")
+        return cast(ModuleT, module)
+
+    def __set__(self, owner: nn.Module, value: ModuleT | None) -> None:
+        """Called for a None before the first module alone: the rest is torch's."""
+
+
+class Method(nn.Module, ABC, Generic[ConfigT]):
     """A class-incremental learner. Subclasses are final: what two methods share is a function or a component."""
 
     name: ClassVar[str]
@@ -49,9 +78,18 @@ class Method(nn.Module, ABC):
     """Between tasks there is nothing but the backbone and `stored()`: then `keep` and `feature_scores` work, and a
     class that comes back can be merged into what is stored of it."""
 
-    def __init__(self, config: MethodConfig, backbone: nn.Module, optimisation: OptimisationConfig, seed: int) -> None:
+    def __init_subclass__(cls) -> None:
+        """A method says who and what it is, or there is no such class."""
+        super().__init_subclass__()
+        missing = [name for name in ("name", "Config", "summary", "paper", "keeps", "trains") if not hasattr(cls, name)]
+        if missing:
+            raise TypeError(
+                f"method class {cls.__name__} lacks {', '.join(missing)}: docs/add-a-method.md has an example"
+            )
+
+    def __init__(self, config: ConfigT, backbone: nn.Module, optimisation: OptimisationConfig, seed: int) -> None:
         super().__init__()
-        self.config: Any = config
+        self.config = config
         self.backbone = backbone
         self.optimisation = optimisation
         self.seed = seed
@@ -115,15 +153,22 @@ class Method(nn.Module, ABC):
         """`scores` from features [B, S] on; only where `keeps_gaussians_only`."""
         raise NotImplementedError(f"{self.name} does not keep Gaussians alone")
 
+    def features(self, batch: Batch, images: Tensor | None = None) -> Tensor:
+        """What a loss learns from: the backbone's features of the batch's images, or of others made from them, [B, S].
+
+        While the stage warms up they are constants, so that the backbone does not learn yet; its batch-norm does."""
+        features: Tensor = self.backbone(batch.images if images is None else images)
+        return features.detach() if batch.warming_up else features
+
     def note(self, name: str, **values: float) -> None:
         self.notices.append(Notice(name, values))
 
-    def make(self, build: Callable[[], nn.Module], *purpose: str | int) -> Any:
+    def make(self, build: Callable[[], ModuleT], *purpose: str | int) -> ModuleT:
         """Construct a module where and as the backbone is, with weights keyed by (seed, purpose)."""
         with keyed_init(self.seed, "init", *purpose):
             return build().to(self.device, self.dtype)
 
-    def frozen_copy(self, module: nn.Module) -> Any:
+    def frozen_copy(self, module: nn.Module) -> nn.Module:
         """A teacher: a copy in eval mode whose parameters take no gradient, its batch-norm folded away."""
         return folded(module).requires_grad_(False)
 

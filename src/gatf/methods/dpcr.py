@@ -165,7 +165,7 @@ class Weights(Growing):
         self.register_buffer("weight", torch.zeros(dim, 0))
 
 
-class DPCR(Method):
+class DPCR(Method[DPCRConfig]):
     """LwF trains the backbone; Gram matrices and means of old classes follow it through two projections, and a ridge
     regression on them is the classifier."""
 
@@ -222,7 +222,7 @@ class DPCR(Method):
             new = self.backbone(batch.images).double()
             grams["new"] += new.T @ new
             targets += new.T @ one_hot(batch.labels, data.info.seen).double()
-            if self.base.teacher is not None:
+            if data.info.index > 0:
                 old = self.base.teacher(batch.images).double()
                 grams["old"] += old.T @ old
                 grams["cross"] += old.T @ new

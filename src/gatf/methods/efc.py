@@ -10,8 +10,8 @@ from torch.nn.functional import cross_entropy, softmax
 
 from gatf.data.augment import four_rotations
 from gatf.geometry import gaussians, moments, spd
-from gatf.methods.base import Batch, Method, Phase, TaskData, TaskInfo, shuffled
-from gatf.methods.parts.components import Growing, frozen_features, warmup_epochs
+from gatf.methods.base import Batch, ForTask, Method, Phase, TaskData, TaskInfo, shuffled
+from gatf.methods.parts.components import Growing, frozen_features
 from gatf.methods.parts.memory import GaussianMemory
 from gatf.nets.heads import Heads
 from gatf.seeding import generator
@@ -112,7 +112,7 @@ class LastBatch(Growing):
         return self.pixels[:count].permute(0, 3, 1, 2)
 
 
-class EFC(Method):
+class EFC(Method[EFCConfig]):
     """Features may drift where the old classifier does not look; Gaussians of old classes rehearse all heads."""
 
     name = "efc"
@@ -123,6 +123,8 @@ class EFC(Method):
     )
     keeps = "mean and covariance of each class"
     trains = "backbone and all heads"
+    teacher = ForTask[nn.Module]()
+    last = ForTask[LastBatch]()
     defaults: ClassVar[dict[str, Any]] = {
         "backbone": {"bottleneck": None},
         "optimisation": {
@@ -137,9 +139,7 @@ class EFC(Method):
         self.heads = Heads(self.feature_dim, bias=False)
         self.memory = GaussianMemory(self.feature_dim, rule="bayes", seed=self.seed)
         self.register_buffer("efm", torch.zeros(self.feature_dim, self.feature_dim))
-        self.rotated: Any = None
-        self.teacher: Any = None
-        self.last: Any = None
+        self.rotated: nn.Linear | None = None
         self._lowers: Tensor | None = None
 
     def begin_task(self, task: TaskInfo) -> None:
@@ -176,16 +176,11 @@ class EFC(Method):
         self.backbone.eval()
         self.heads.train()
 
-    def _features(self, images: Tensor, epoch: int, task: int) -> Tensor:
-        features = self.backbone(images)
-        return features.detach() if epoch < warmup_epochs(self.optimisation.stage(task)) else features
-
     def _first_loss(self, batch: Batch, task: TaskInfo) -> dict[str, Tensor]:
         """Cross-entropy over the classes and, through a layer thrown away later, their rotations."""
         if self.rotated is None:
-            features = self._features(batch.images, batch.epoch, task.index)
-            return {"ce": cross_entropy(self.heads(features), batch.labels)}
-        features = self._features(four_rotations(batch.images), batch.epoch, task.index)
+            return {"ce": cross_entropy(self.heads(self.features(batch)), batch.labels)}
+        features = self.features(batch, four_rotations(batch.images))
         logits = torch.cat([self.heads(features), self.rotated(features)], dim=1)
         return {"ce": cross_entropy(logits, rotated_labels(batch.labels, task.new))}
 
@@ -201,7 +196,7 @@ class EFC(Method):
             images = torch.cat([images, self.last.images(real)])  # one pass: batch-norm is frozen
         labels = prototype_labels(task.old, config.prototype_batch, prototypes, draws).to(self.device)
         sampled = self._sample(labels, batch.generator)
-        features = self._features(images, batch.epoch, task.index)
+        features = self.features(batch, images)
         old = frozen_features(self.teacher, batch.images)
         new, again, rehearsed = features[:size], features[size:], torch.cat([labels, self.last.labels[:real]])
         self.last.keep(batch)
@@ -225,7 +220,7 @@ class EFC(Method):
         config, task, size = self.config, data.info, self._loaded(data.info.index)
         passed: list[tuple[Tensor, ...]] = []  # new features, labels, and after task 0 old features of one epoch
         for batch in data.batches(config.stats_transform, batch_size=size, purpose="statistics", order=shuffled):
-            old = () if self.teacher is None else (self.teacher(batch.images),)
+            old = () if task.index == 0 else (self.teacher(batch.images),)
             passed.append((self.backbone(batch.images), batch.labels, *old))
         new, labels, *before = (torch.cat(part) for part in zip(*passed, strict=True))
         stored = self.memory.get()

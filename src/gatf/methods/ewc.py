@@ -13,7 +13,6 @@ from torch.nn.functional import cross_entropy
 
 from gatf.errors import UserError
 from gatf.methods.base import Batch, Method, Phase, TaskData, TaskInfo, shuffled
-from gatf.methods.parts.components import warmup_epochs
 from gatf.methods.parts.distillation import facil_stage, pycil_stage, training_mode
 from gatf.methods.parts.springs import Springs, kept_buffers
 from gatf.nets.heads import HeadInit, Heads
@@ -121,7 +120,7 @@ def sample_squares(net: nn.Module, batch: Batch, mode: LabelMode, names: list[st
     return {name: tensor / len(labels) for name, tensor in total.items()}
 
 
-class EWC(Method):
+class EWC(Method[EWCConfig]):
     """Fine-tuning with every weight tied to its last value, as stiffly as it mattered."""
 
     name = "ewc"
@@ -152,10 +151,7 @@ class EWC(Method):
 
         def loss(batch: Batch) -> dict[str, Tensor]:
             """CE over the new head + (λ/2)·Σ F (θ − θ*)²."""
-            features = self.backbone(batch.images)
-            if batch.epoch < warmup_epochs(stage):
-                features = features.detach()
-            terms = {"ce": cross_entropy(head(features), batch.labels - task.old)}
+            terms = {"ce": cross_entropy(head(self.features(batch)), batch.labels - task.old)}
             if penalised:
                 terms["penalty"] = config.penalty * self.springs.penalty(parameters)
             return terms

@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy, normalize
 from gatf.errors import UserError
 from gatf.geometry import gaussians, moments, readout, spd
 from gatf.methods.base import Batch, Method, Phase, TaskData, TaskInfo
-from gatf.methods.parts.components import Growing, class_means, extract, task_batch, warmup_epochs
+from gatf.methods.parts.components import Growing, class_means, extract, task_batch
 from gatf.nets.heads import CosineHeads
 from gatf.settings import MethodConfig, NotNegative
 
@@ -151,7 +151,7 @@ def prepare(features: Tensor, config: FeCAMConfig) -> Tensor:
     return normalize(features, dim=-1, eps=NORM_GUARD) if config.unit_features else features
 
 
-class FeCAM(Method):
+class FeCAM(Method[FeCAMConfig]):
     """A backbone frozen after task 0 and a Mahalanobis distance of every class's own."""
 
     name = "fecam"
@@ -188,10 +188,7 @@ class FeCAM(Method):
 
         def loss(batch: Batch) -> dict[str, Tensor]:
             images, labels = task_batch(batch, task, self.views == 4)
-            features = self.backbone(images)
-            if batch.epoch < warmup_epochs(stage):
-                features = features.detach()
-            return {"ce": cross_entropy(self.head(features), labels)}
+            return {"ce": cross_entropy(self.head(self.features(batch, images)), labels)}
 
         modules = {"backbone": self.backbone, "head": self.head}
         loaded = stage.batch_size // self.views

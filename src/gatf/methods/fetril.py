@@ -14,8 +14,8 @@ from gatf.data.augment import RandomFlip
 from gatf.data.policies import AugMix
 from gatf.errors import UserError
 from gatf.geometry.svm import fit_svm
-from gatf.methods.base import Batch, Method, Phase, TaskData, TaskInfo
-from gatf.methods.parts.components import Growing, class_means, extract, task_batch, warmup_epochs
+from gatf.methods.base import Batch, ForTask, Method, Phase, TaskData, TaskInfo
+from gatf.methods.parts.components import Growing, class_means, extract, task_batch
 from gatf.nets.heads import CosineHeads, wide_linear
 from gatf.nets.resnet import ResNet18
 from gatf.seeding import generator
@@ -146,7 +146,7 @@ class LinearMemory(Growing):
         self.register_buffer("bias", torch.zeros(0))
 
 
-class FeTrIL(Method):
+class FeTrIL(Method[FeTrILConfig]):
     """A backbone frozen after task 0; old classes are imitated by translated features of new ones."""
 
     name = "fetril"
@@ -155,6 +155,8 @@ class FeTrIL(Method):
     paper = "Petit et al., FeTrIL: Feature Translation for Exemplar-Free Class-Incremental Learning, WACV 2023"
     keeps = "the mean of each class"
     trains = "backbone at task 0; later only a linear classifier"
+    head = ForTask[nn.Linear]()
+    cosine_head = ForTask[CosineHeads]()
     defaults: ClassVar[dict[str, Any]] = {
         "backbone": {"bottleneck": None},
         "optimisation": {
@@ -172,8 +174,6 @@ class FeTrIL(Method):
                 "method.recipe=official leaves out ResNet-18's last ReLU at first: set backbone.name=resnet18"
             )
         self.memory = LinearMemory(self.feature_dim)
-        self.head: Any = None
-        self.cosine_head: Any = None
 
     def begin_task(self, task: TaskInfo) -> None:
         if task.index == 0:
@@ -197,14 +197,11 @@ class FeTrIL(Method):
         return [self._phase("train", self.head, self.optimisation.first, task)]
 
     def _phase(self, name: str, head: nn.Module, stage: StageConfig, task: TaskInfo, rectified: bool = True) -> Phase:
-        rotates = bool(self.config.task0_rotation)
+        rotates = self.config.task0_rotation
 
         def loss(batch: Batch) -> dict[str, Tensor]:
             images, labels = task_batch(batch, task, rotates)
-            features = self.backbone(images)
-            if batch.epoch < warmup_epochs(stage):
-                features = features.detach()
-            return {"ce": cross_entropy(head(features), labels)}
+            return {"ce": cross_entropy(head(self.features(batch, images)), labels)}
 
         def set_mode() -> None:
             self.backbone.train()

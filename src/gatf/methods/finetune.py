@@ -13,7 +13,7 @@ class FinetuneConfig(MethodConfig):
     name: Literal["finetune"] = "finetune"
 
 
-class Finetune(Method):
+class Finetune(Method[FinetuneConfig]):
     """Task-local cross-entropy; heads of earlier tasks stay as they were; prediction over all heads."""
 
     name = "finetune"
@@ -36,7 +36,7 @@ class Finetune(Method):
         head = self.heads.layers[-1]
 
         def loss(batch: Batch) -> dict[str, Tensor]:
-            logits = head(self.backbone(batch.images))
+            logits = head(self.features(batch))
             return {"ce": nn.functional.cross_entropy(logits, batch.labels - task.old)}
 
         modules = {"backbone": self.backbone, "head": head}

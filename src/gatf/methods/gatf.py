@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
 
 from gatf.geometry import anchor, gaussians, moments, spd
-from gatf.methods.base import Batch, Method, Phase, TaskData, TaskInfo
+from gatf.methods.base import Batch, ForTask, Method, Phase, TaskData, TaskInfo
 from gatf.methods.parts.components import (
     adapter_phase,
     adapter_stage,
@@ -24,7 +24,6 @@ from gatf.methods.parts.components import (
     of_all_processes,
     perturbation_terms,
     task_batch,
-    warmup_epochs,
     whole_rows,
 )
 from gatf.methods.parts.memory import CovarianceConfig, GaussianMemory, Rule
@@ -136,7 +135,7 @@ class RunningAnchor(nn.Module):
         super()._load_from_state_dict(*args)
 
 
-class GATF(Method):
+class GATF(Method[GATFConfig]):
     """The map A_t = anchor + residual is trained together with the backbone; a distiller maps back."""
 
     name = "gatf"
@@ -146,6 +145,10 @@ class GATF(Method):
     paper = "Xu & Krawczyk, Geometry-Anchored Transport Framework for EFCIL, ECCV 2026"
     keeps = "mean and covariance of each class in the bottleneck space"
     trains = "backbone, the map old → new (residual on an analytic anchor) and its inverse, all at once"
+    head = ForTask[nn.Linear]()
+    teacher = ForTask[nn.Module]()
+    residual = ForTask[nn.Module]()
+    distiller = ForTask[nn.Module]()
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -155,11 +158,7 @@ class GATF(Method):
         self.memory = GaussianMemory(
             self.feature_dim, rule=self.config.readout, seed=self.seed, storage=self.config.storage
         )
-        self.head: Any = None
-        self.teacher: Any = None
-        self.residual: Any = None
-        self.distiller: Any = None
-        self.anchor: Any = None
+        self.anchor: RunningAnchor | None = None
 
     def begin_task(self, task: TaskInfo) -> None:
         self.memory.rest()
@@ -209,9 +208,7 @@ class GATF(Method):
         """
         config = self.config
         images, labels = task_batch(batch, task, self._rotates(task))
-        new = self.backbone(images)
-        if batch.epoch < warmup_epochs(self.optimisation.stage(task.index)):
-            new = new.detach()
+        new = self.features(batch, images)
         terms = {"ce": cross_entropy(self.head(new), labels)}
         if task.index > 0:
             old = frozen_features(self.teacher, images)
@@ -274,8 +271,10 @@ class GATF(Method):
         config = self.config
         if config.final_refresh and self.anchor is not None:
             self.anchor.update(self._estimate(data, 0, "final anchor", self.residual), restart=True)
-        how = {"samples": self.samples, "matched": config.matched_noise, "task": data.info.index}
-        self.note("transport", **self.memory.transport(self.map, dtype=self.dtype, **how))
+        repairs = self.memory.transport(
+            self.map, samples=self.samples, matched=config.matched_noise, task=data.info.index, dtype=self.dtype
+        )
+        self.note("transport", **repairs)
 
     def scores(self, images: Tensor) -> Tensor:
         return self.feature_scores(self.backbone(images))
@@ -296,4 +295,4 @@ class GATF(Method):
         return self.memory.bytes_per_class()
 
     def _rotates(self, task: TaskInfo) -> bool:
-        return bool(self.config.rotation) and task.index == 0
+        return self.config.rotation and task.index == 0

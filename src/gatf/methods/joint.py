@@ -14,7 +14,7 @@ class JointConfig(MethodConfig):
     name: Literal["joint"] = "joint"
 
 
-class Joint(Method):
+class Joint(Method[JointConfig]):
     """The only method that keeps images; it is here to show what forgetting costs the others."""
 
     name = "joint"
@@ -40,7 +40,7 @@ class Joint(Method):
         stage = self.optimisation.first
 
         def loss(batch: Batch) -> dict[str, Tensor]:
-            return {"ce": nn.functional.cross_entropy(self.heads(self.backbone(batch.images)), batch.labels)}
+            return {"ce": nn.functional.cross_entropy(self.heads(self.features(batch)), batch.labels)}
 
         modules = {"backbone": self.backbone, "head": self.heads}
         return [Phase("train", modules, loss, stage, groups=self.train_groups(stage, self.heads))]

@@ -1,7 +1,6 @@
 """LDC (Gomez-Villa et al., "Exemplar-free Continual Representation Learning via Learnable Drift Compensation", ECCV
 2024)."""
 
-from collections.abc import Callable
 from functools import cache
 from math import ceil
 from typing import Any, ClassVar, Literal
@@ -110,7 +109,7 @@ class LearnedDrift(nn.Module):
     def __init__(self, config: LDCConfig, dim: int) -> None:
         super().__init__()
         self.config, self.dim = config, dim
-        self.projector: Any = None
+        self.projector: nn.Module | None = None
 
     def begin(self, method: Method, task: TaskInfo) -> None:
         if task.index > 0 and self.config.solver == "adam":
@@ -127,9 +126,7 @@ class LearnedDrift(nn.Module):
         old.eval()
         new.eval()
         alive = torch.stack([(old(batch.images) != 0).any(dim=0) for batch in data.batches("test")]).any(dim=0)
-        projector: Callable[[Tensor], Tensor] = self.projector
-        if self.config.solver == "ridge":
-            projector = self._solve(old, new, data)
+        projector = self._solve(old, new, data) if self.projector is None else self.projector
         moved = finite(projector(prototypes))
         return moved, {
             "dead_columns": 1 - float(alive.double().mean()),
@@ -147,7 +144,7 @@ class LearnedDrift(nn.Module):
         self.projector = None
 
 
-class LDC(Method):
+class LDC(Method[LDCConfig]):
     """Nearest class mean; old prototypes go through a linear map from the old to the new feature space."""
 
     name = "ldc"
@@ -174,7 +171,10 @@ class LDC(Method):
             self.compensator.begin(self, task)
 
     def phases(self, task: TaskInfo) -> list[Phase]:
-        return self.base.phases(self, task) + self.compensator.phases(self.base.teacher, self.base.network(self), task)
+        phases = self.base.phases(self, task)
+        if task.index > 0:
+            phases += self.compensator.phases(self.base.teacher, self.base.network(self), task)
+        return phases
 
     def end_task(self, data: TaskData) -> None:
         """Project while the old network is there, then learn the new classes' means."""

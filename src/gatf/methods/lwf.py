@@ -60,7 +60,7 @@ class LwFConfig(MethodConfig):
         return self
 
 
-class LwF(Method):
+class LwF(Method[LwFConfig]):
     """The logits of old classes are held where the network of the last task has them."""
 
     name = "lwf"

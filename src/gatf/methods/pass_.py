@@ -7,8 +7,8 @@ from torch import Tensor, nn
 
 from gatf.data.augment import four_rotations, prototype_noise, rotation_labels_class_major
 from gatf.errors import UserError
-from gatf.methods.base import Batch, Method, Phase, TaskData, TaskInfo, shuffled
-from gatf.methods.parts.components import Growing, class_means, extract, frozen_features, warmup_epochs
+from gatf.methods.base import Batch, ForTask, Method, Phase, TaskData, TaskInfo, shuffled
+from gatf.methods.parts.components import Growing, class_means, extract, frozen_features
 from gatf.nets.heads import Heads
 from gatf.settings import MethodConfig, NotNegative, Positive
 
@@ -88,7 +88,7 @@ class Prototypes(Growing):
         return prototype_noise(self.means[labels], self.squared_radius.sqrt(), draws), labels
 
 
-class PASS(Method):
+class PASS(Method[PASSConfig]):
     """Old classes live on as prototypes with isotropic noise; rotations as classes make features that transfer."""
 
     name = "pass"
@@ -97,6 +97,7 @@ class PASS(Method):
     paper = "Zhu et al., Prototype Augmentation and Self-Supervision for Incremental Learning, CVPR 2021"
     keeps = "a prototype of each class and four rows of the head"
     trains = "backbone and the whole head"
+    teacher = ForTask[nn.Module]()
     # ×0.1 after 45 and 90 of 101 epochs; the release steps at the start of an epoch, one earlier: [0.4357, 0.8812]
     defaults: ClassVar[dict[str, Any]] = {
         "backbone": {"bottleneck": None},
@@ -114,7 +115,6 @@ class PASS(Method):
         self.views = 4 if self.config.rotation else 1
         self.heads = Heads(self.feature_dim)  # `views` outputs a class
         self.prototypes = Prototypes(self.feature_dim)
-        self.teacher: Any = None
 
     def begin_task(self, task: TaskInfo) -> None:
         self.make(lambda: self.heads.grow(self.views * task.new), "head", task.index)
@@ -140,9 +140,7 @@ class PASS(Method):
         images, labels = batch.images, batch.labels
         if config.rotation:
             images, labels = four_rotations(images), rotation_labels_class_major(labels)
-        features = self.backbone(images)
-        if batch.epoch < warmup_epochs(self.optimisation.stage(task.index)):
-            features = features.detach()
+        features = self.features(batch, images)
         terms = {"ce": self._cross_entropy(features, labels)}
         if task.index == 0:
             return terms

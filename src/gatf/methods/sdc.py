@@ -95,7 +95,7 @@ class SemanticDrift:
         return (prototypes.double() + shift).float(), report
 
 
-class SDC(Method):
+class SDC(Method[SDCConfig]):
     """Nearest class mean; old prototypes move by the drift of current images around them."""
 
     name = "sdc"

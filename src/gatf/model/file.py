@@ -9,14 +9,14 @@ from pydantic import ConfigDict, ValidationError
 from torch import Tensor
 
 from gatf import __version__
-from gatf.config import RunConfig, validated
+from gatf.config import RunConfig, method_name, validated
 from gatf.data.inputs import SMALLEST_SIDE
 from gatf.data.pixels import CHANNELS
 from gatf.errors import UserError
 from gatf.io import container
 from gatf.io.container import Damaged
 from gatf.io.run_folder import RunFolder
-from gatf.methods import Method
+from gatf.methods import Method, is_outside
 from gatf.methods.parts.memory import GaussianMemory
 from gatf.model.record import UpdateRecord
 from gatf.model.state import Model
@@ -106,6 +106,7 @@ def describe(path: Path) -> tuple[Description, RunConfig, tuple[UpdateRecord, ..
 
 
 def _described(path: Path, model: dict[str, Any]) -> tuple[Description, RunConfig, tuple[UpdateRecord, ...]]:
+    _refuse_code(path, model.get("config"))
     try:
         told = Description.model_validate(model)
         history = tuple(UpdateRecord.model_validate(record) for record in told.history)
@@ -133,6 +134,16 @@ def _described(path: Path, model: dict[str, Any]) -> tuple[Description, RunConfi
     if config.backbone.pretrained is not None or ":" in config.backbone.name.removeprefix("timm:"):
         raise Damaged(path, "it asks for weights from elsewhere, which a model must not")
     return told, config, history
+
+
+def _refuse_code(path: Path, config: Any) -> None:
+    """Checking the settings of a method from outside the package would import it, and files never run code."""
+    name = method_name(config) if isinstance(config, dict) else None
+    if name is not None and is_outside(name):
+        raise UserError(
+            f"{path} was learnt by '{name[:80]}', a method from outside gatf, and cannot be loaded: no code is run "
+            "because a file names it"
+        )
 
 
 def _method(

@@ -69,6 +69,7 @@ def train_phase(
             order=order, drop_last=stage.drop_last, part=ranks.part_of_step, also=phase.augment,
         )  # fmt: skip
         for batch in batches:
+            batch.warming_up = position.epoch < stage.warmup_epochs
             terms = module(batch)
             if batch.weight != 1:
                 terms = {name: batch.weight * term for name, term in terms.items()}

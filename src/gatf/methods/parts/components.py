@@ -183,11 +183,6 @@ def adapter_stage(stage: StageConfig, lr: float, milestones: tuple[int, ...] = (
     return stage.model_copy(update={**changes, "schedule": "steps", "decay": 0.1, "drop_last": True})
 
 
-def warmup_epochs(stage: StageConfig) -> int:
-    """Epochs in which the backbone does not learn yet: the floor of a fraction."""
-    return int(stage.warmup * stage.epochs + 1e-9)
-
-
 def check_batches(config: OptimisationConfig, dim: int) -> None:
     """The anti-collapse loss factorises the batch's covariance, which needs more rows than dimensions."""
     for name, stage in (("first", config.first), ("next", config.next)):

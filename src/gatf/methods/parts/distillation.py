@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, log_softmax, mse_loss, softmax
 
-from gatf.methods.base import Batch, Method, Phase, TaskData, TaskInfo
-from gatf.methods.parts.components import frozen_features, warmup_epochs
+from gatf.methods.base import Batch, ForTask, Method, Phase, TaskData, TaskInfo
+from gatf.methods.parts.components import frozen_features
 from gatf.nets.heads import CosineHeads, HeadInit, Heads
 
 KdGroups = Literal["all", "per_task"]
@@ -82,8 +82,8 @@ def pycil_stage(epochs: int, milestones: Sequence[int], weight_decay: float) -> 
 class BaseLearner(nn.Module, ABC):
     """How a backbone is trained from task to task. The method owns the backbone and hands itself in."""
 
-    teacher: Any
-    """Feature network of the last task, frozen, [B, C, H, W] → [B, D]; None at task 0 and between tasks."""
+    teacher = ForTask[nn.Module]()
+    """Feature network of the last task, frozen, [B, C, H, W] → [B, D]; there is none at task 0."""
 
     @abstractmethod
     def begin(self, method: Method, task: TaskInfo) -> None:
@@ -106,6 +106,8 @@ class LwfBase(BaseLearner):
     """Task-local cross-entropy + λ·distillation of the old logits. By default as ADC, LDC and DPCR train LwF: a cosine
     head, all of whose rows are trained. With `cosine=False` the linear heads of FACIL, one layer a task."""
 
+    teacher_heads = ForTask[nn.Module]()
+
     def __init__(
         self, dim: int, *, distill: float = 10.0, temperature: float = 2.0, cosine: bool = True,
         train_old_heads: bool = True, kd_groups: KdGroups = "all", fix_bn: bool = False, head_epochs: int = 0,
@@ -119,8 +121,6 @@ class LwfBase(BaseLearner):
         self.distill, self.temperature, self.fix_bn = distill, temperature, fix_bn
         self.train_old_heads, self.kd_groups, self.head_epochs = train_old_heads, kd_groups, head_epochs
         self.heads: CosineHeads | Heads = CosineHeads(dim) if cosine else Heads(dim, init=head_init)
-        self.teacher: Any = None
-        self.teacher_heads: Any = None
 
     def begin(self, method: Method, task: TaskInfo) -> None:
         if task.index > 0:
@@ -137,9 +137,7 @@ class LwfBase(BaseLearner):
         fix_bn = self.fix_bn and task.index > 0
 
         def loss(batch: Batch) -> dict[str, Tensor]:
-            features = method.backbone(batch.images)
-            if batch.epoch < warmup_epochs(stage):
-                features = features.detach()
+            features = method.features(batch)
             logits = self.heads(features)
             terms = {"ce": local_cross_entropy(logits, batch.labels, task.old)}
             if task.index > 0 and self.distill:
@@ -185,7 +183,7 @@ class LwfBase(BaseLearner):
         """Notes how far the student's old logits went from the teacher's (KL, zero when they did not), and the cosine
         head's scale, which must grow well above 1 for the softened softmax to say anything."""
         values = {}
-        if self.teacher is not None:
+        if data.info.index > 0:
             values["kl"] = self._divergence(method.backbone, data)
         if isinstance(self.heads, CosineHeads):
             values["scale"] = float(self.heads.scale.detach())
@@ -207,11 +205,11 @@ class LwfBase(BaseLearner):
 class FeatureDistillationBase(BaseLearner):
     """Cross-entropy on a linear head of the new classes + λ·mean squared distance of features from the teacher's."""
 
+    head = ForTask[nn.Linear]()
+
     def __init__(self, dim: int, *, distill: float = 10.0, fix_bn: bool = False) -> None:
         super().__init__()
         self.dim, self.distill, self.fix_bn = dim, distill, fix_bn
-        self.head: Any = None
-        self.teacher: Any = None
 
     def begin(self, method: Method, task: TaskInfo) -> None:
         if task.index > 0:
@@ -223,9 +221,7 @@ class FeatureDistillationBase(BaseLearner):
         fix_bn = self.fix_bn and task.index > 0
 
         def loss(batch: Batch) -> dict[str, Tensor]:
-            features = method.backbone(batch.images)
-            if batch.epoch < warmup_epochs(stage):
-                features = features.detach()
+            features = method.features(batch)
             terms = {"ce": cross_entropy(self.head(features), batch.labels - task.old)}
             if task.index > 0 and self.distill:
                 old = frozen_features(self.teacher, batch.images)

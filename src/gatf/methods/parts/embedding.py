@@ -6,7 +6,7 @@ several images of several classes. What holds the network in later tasks is one 
 """
 
 from collections import OrderedDict
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy, normalize
 
 from gatf.errors import UserError
 from gatf.methods.base import Batch, Method, Phase, TaskData, TaskInfo
-from gatf.methods.parts.components import frozen_features, warmup_epochs
+from gatf.methods.parts.components import frozen_features
 from gatf.methods.parts.distillation import BaseLearner, training_mode
 from gatf.methods.parts.springs import Springs, kept_buffers
 from gatf.methods.parts.triplets import ClassBalanced, LwfLoss, Triplets, batch_triplet_loss, embedding_change
@@ -67,8 +67,7 @@ class TripletBase(BaseLearner):
         with keyed_init(seed, "init", "embedding"):
             self.layer = nn.Identity() if embedding is None else embedding_layer(dim, embedding, embedding_init)
         self.springs = Springs()
-        self.head: Any = None
-        self.teacher: Any = None
+        self.head: nn.Linear | None = None
 
     def network(self, method: Method) -> nn.Module:
         return nn.Sequential(OrderedDict(backbone=method.backbone, layer=self.layer, unit=UnitLength()))
@@ -81,7 +80,7 @@ class TripletBase(BaseLearner):
 
     def phases(self, method: Method, task: TaskInfo) -> list[Phase]:
         stage = method.optimisation.stage(task.index)
-        if warmup_epochs(stage) and isinstance(self.layer, nn.Identity):
+        if stage.warmup_epochs and isinstance(self.layer, nn.Identity):
             raise UserError(
                 "optimisation.*.warmup trains the embedding layer before the backbone, but method.embedding=null has "
                 "none: set optimisation.*.warmup=0"
@@ -90,10 +89,7 @@ class TripletBase(BaseLearner):
 
         def loss(batch: Batch) -> dict[str, Tensor]:
             """L_triplet + γ·L_reg, the second after task 0."""
-            features = method.backbone(batch.images)
-            if batch.epoch < warmup_epochs(stage):
-                features = features.detach()
-            embeddings = normalize(self.layer(features), dim=1)
+            embeddings = normalize(self.layer(method.features(batch)), dim=1)
             terms = {"triplet": self._triplet_loss(embeddings, batch)}
             if task.index > 0 and self.weight > 0:
                 terms |= self._regularisation(embeddings, batch, parameters)
@@ -108,7 +104,7 @@ class TripletBase(BaseLearner):
             order=self._order(stage.batch_size),
             set_mode=training_mode(method.backbone, self.layer, fix_bn=self.fix_bn and task.index > 0),
         )
-        return [training] if self.head is None else [self._softmax_phase(method, task), training]
+        return [training] if self.head is None else [self._softmax_phase(method, task, self.head), training]
 
     def _triplet_loss(self, embeddings: Tensor, batch: Batch) -> Tensor:
         return batch_triplet_loss(embeddings, batch, rule=self.triplets, margin=self.margin, per_class=self.per_class)
@@ -127,14 +123,14 @@ class TripletBase(BaseLearner):
     def _order(self, batch_size: int) -> ClassBalanced:
         return ClassBalanced(self.per_class, batch_size // self.per_class)
 
-    def _softmax_phase(self, method: Method, task: TaskInfo) -> Phase:
+    def _softmax_phase(self, method: Method, task: TaskInfo, head: nn.Linear) -> Phase:
         """Task 0 begins as classification: a triplet loss hardly trains a network from nothing (SDC-IL issue 3)."""
 
         def loss(batch: Batch) -> dict[str, Tensor]:
-            return {"ce": cross_entropy(self.head(method.backbone(batch.images)), batch.labels - task.old)}
+            return {"ce": cross_entropy(head(method.features(batch)), batch.labels - task.old)}
 
         stage = softmax_stage(self.softmax_epochs, self.softmax_lr)
-        return Phase("softmax", {"backbone": method.backbone, "head": self.head}, loss, stage)
+        return Phase("softmax", {"backbone": method.backbone, "head": head}, loss, stage)
 
     def end(self, method: Method, data: TaskData) -> None:
         """Tie every weight to where it is, as stiffly as it mattered to this task alone; drop teacher and head."""
