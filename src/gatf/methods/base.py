@@ -45,9 +45,6 @@ class Method(nn.Module, ABC):
     """Only `joint` says False, and is then handed the data of all tasks so far."""
     defaults: ClassVar[dict[str, Any]] = {}
     """Settings of other sections that belong to the method (its optimiser, no bottleneck), shaped like a config."""
-    keeps_gaussians_only: bool = False
-    """Between tasks there is nothing but the backbone and `stored()`: then `keep` and `feature_scores` work, and a
-    class that comes back can be merged into what is stored of it."""
 
     def __init__(self, config: MethodConfig, backbone: nn.Module, optimisation: OptimisationConfig, seed: int) -> None:
         super().__init__()
@@ -106,14 +103,6 @@ class Method(nn.Module, ABC):
         """Old features [B, S] in the new space, by the map as it stands after an epoch of a phase; None while there is
         no map. Asked for only within tasks after the first, in eval mode and without gradient."""
         return None
-
-    def keep(self, stored: Gaussians) -> None:
-        """Replace what is stored; only where `keeps_gaussians_only`."""
-        raise NotImplementedError(f"{self.name} does not keep Gaussians alone")
-
-    def feature_scores(self, features: Tensor) -> Tensor:
-        """`scores` from features [B, S] on; only where `keeps_gaussians_only`."""
-        raise NotImplementedError(f"{self.name} does not keep Gaussians alone")
 
     def note(self, name: str, **values: float) -> None:
         self.notices.append(Notice(name, values))

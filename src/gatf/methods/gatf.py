@@ -10,8 +10,8 @@ from pydantic import PositiveInt, model_validator
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
 
-from gatf.geometry import anchor, gaussians, moments, spd
-from gatf.methods.base import Batch, Method, Phase, TaskData, TaskInfo
+from gatf.geometry import anchor, moments, spd
+from gatf.methods.base import Batch, Phase, TaskData, TaskInfo
 from gatf.methods.parts.components import (
     adapter_phase,
     adapter_stage,
@@ -27,6 +27,7 @@ from gatf.methods.parts.components import (
     warmup_epochs,
     whole_rows,
 )
+from gatf.methods.parts.gaussian import GaussianMethod
 from gatf.methods.parts.memory import CovarianceConfig, GaussianMemory, Rule
 from gatf.nets.mlp import dead_residual, feature_mlp, zero_residual
 from gatf.settings import Fraction, NotNegative, Positive
@@ -136,12 +137,12 @@ class RunningAnchor(nn.Module):
         super()._load_from_state_dict(*args)
 
 
-class GATF(Method):
+class GATF(GaussianMethod):
     """The map A_t = anchor + residual is trained together with the backbone; a distiller maps back."""
 
     name = "gatf"
     Config = GATFConfig
-    keeps_gaussians_only = True
+    gaussians_only = True
     summary = "Gaussians carried by an analytic anchor plus residual, trained with the backbone (ECCV 2026)"
     paper = "Xu & Krawczyk, Geometry-Anchored Transport Framework for EFCIL, ECCV 2026"
     keeps = "mean and covariance of each class in the bottleneck space"
@@ -277,20 +278,8 @@ class GATF(Method):
         how = {"samples": self.samples, "matched": config.matched_noise, "task": data.info.index}
         self.note("transport", **self.memory.transport(self.map, dtype=self.dtype, **how))
 
-    def scores(self, images: Tensor) -> Tensor:
-        return self.feature_scores(self.backbone(images))
-
-    def feature_scores(self, features: Tensor) -> Tensor:
-        return self.memory.scores(features)
-
-    def stored(self) -> gaussians.Gaussians:
-        return self.memory.get()
-
     def carried(self, old: Tensor, phase: str) -> Tensor | None:
         return self.map(old) if self.config.top_aware or self.config.aga or phase == "adapter" else None
-
-    def keep(self, stored: gaussians.Gaussians) -> None:
-        self.memory.set(stored)
 
     def bytes_per_class(self) -> int:
         return self.memory.bytes_per_class()

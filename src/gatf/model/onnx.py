@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from gatf.data.base import ImageSet
 from gatf.errors import UserError
 from gatf.io.container import replace_file
-from gatf.methods.parts.memory import GaussianMemory
+from gatf.methods.parts.gaussian import keeps_gaussians_only
 from gatf.model.judge import softmax_with_temperature
 from gatf.model.state import Model
 
@@ -53,10 +53,7 @@ class Graph(nn.Module):
 
 def _readout(model: Model) -> nn.Module | None:
     """The readout of a method that keeps Gaussians alone; None: the method's own scores are traced."""
-    memory = getattr(model.method, "memory", None)
-    if not model.method.keeps_gaussians_only or not isinstance(memory, GaussianMemory):
-        return None
-    return memory.readout().graph()
+    return model.method.memory.readout().graph() if keeps_gaussians_only(model.method) else None
 
 
 def export_onnx(model: Model, target: Path) -> str:
