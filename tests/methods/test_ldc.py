@@ -15,7 +15,7 @@ from gatf.geometry.moments import PairedMoments
 from gatf.methods.adc import AdversarialDrift
 from gatf.methods.dpcr import GramMemory, shift_projection
 from gatf.methods.ldc import LDCConfig, LearnedDrift, build_projector, projector_phase, projector_stage, ridge_projector
-from gatf.methods.parts.distillation import local_cross_entropy, softened_cross_entropy
+from gatf.methods.lwf import local_cross_entropy, softened_cross_entropy
 
 Tiny = Callable[..., RunConfig]
 Learn = Callable[..., Experiment]

@@ -8,6 +8,7 @@ from pydantic import PositiveInt
 from torch import Tensor, nn
 
 from gatf.methods.base import Batch, Phase, TaskData, TaskInfo
+from gatf.methods.lwf import softened_cross_entropy
 from gatf.methods.parts.components import (
     adapter_phase,
     adapter_stage,
@@ -18,7 +19,6 @@ from gatf.methods.parts.components import (
     task_batch,
     warmup_epochs,
 )
-from gatf.methods.parts.distillation import softened_cross_entropy
 from gatf.methods.parts.gaussian import GaussianMethod
 from gatf.methods.parts.memory import CovarianceConfig, GaussianMemory, Rule
 from gatf.nets.heads import Heads

@@ -10,7 +10,9 @@ from torch import Tensor, nn
 
 from gatf.geometry.readout import nearest_mean_distances
 from gatf.methods.base import Batch, Method, Phase, TaskData, TaskInfo
-from gatf.methods.parts.compensation import LWF_OPTIMISATION, PrototypeConfig, Prototypes, Report, finite
+from gatf.methods.parts.compensation import PrototypeConfig, Report
+from gatf.methods.parts.prototypes import Prototypes, finite
+from gatf.methods.parts.stages import LWF_OPTIMISATION
 from gatf.settings import NotNegative
 
 PIXELS = 2**27

@@ -11,9 +11,9 @@ from torch.nn.functional import normalize, one_hot
 from gatf.geometry import gaussians, spd
 from gatf.geometry.moments import class_moments
 from gatf.methods.base import Method, Phase, TaskData, TaskInfo, shuffled
-from gatf.methods.parts.compensation import LWF_OPTIMISATION
 from gatf.methods.parts.components import Growing
 from gatf.methods.parts.distillation import LwfBase
+from gatf.methods.parts.stages import LWF_OPTIMISATION
 from gatf.settings import MethodConfig, NotNegative, Positive
 
 NORM_GUARD = 1e-12

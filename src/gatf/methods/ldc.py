@@ -14,8 +14,10 @@ from torch.nn.functional import mse_loss
 from gatf.geometry.anchor import Affine, solve_ridge
 from gatf.geometry.moments import PairedMoments
 from gatf.methods.base import Batch, Method, Phase, TaskData, TaskInfo
-from gatf.methods.parts.compensation import LWF_OPTIMISATION, PrototypeConfig, Prototypes, Report, finite
+from gatf.methods.parts.compensation import PrototypeConfig, Report
 from gatf.methods.parts.components import feature_pairs
+from gatf.methods.parts.prototypes import Prototypes, finite
+from gatf.methods.parts.stages import LWF_OPTIMISATION
 from gatf.nets.folding import folded
 from gatf.settings import Positive, StageConfig
 

@@ -12,8 +12,10 @@ from torch import Tensor, nn
 
 from gatf.geometry.readout import nearest_mean_distances
 from gatf.methods.base import Method, Phase, TaskData, TaskInfo
-from gatf.methods.parts.compensation import LWF_OPTIMISATION, PrototypeConfig, Prototypes, Report
+from gatf.methods.parts.compensation import PrototypeConfig, Report
 from gatf.methods.parts.embedding import UnitLength
+from gatf.methods.parts.prototypes import Prototypes
+from gatf.methods.parts.stages import LWF_OPTIMISATION
 from gatf.settings import NotNegative, Positive
 
 KERNEL_ELEMENTS = 4 * 2**20

@@ -7,19 +7,16 @@ the networks were trained, so each can be paired with every base learner of `dis
 
 from typing import Annotated, Any, Literal, Protocol
 
-import torch
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 from torch import Tensor, nn
 
-from gatf.geometry.readout import nearest_mean_distances
 from gatf.methods.base import Method, TaskData
-from gatf.methods.parts.components import Growing, class_means, extract
 from gatf.methods.parts.distillation import BaseLearner, FeatureDistillationBase, LwfBase
 from gatf.methods.parts.embedding import EmbeddingInit, Regulariser, TripletBase
+from gatf.methods.parts.prototypes import Metric
 from gatf.methods.parts.triplets import LwfLoss, Triplets, check_class_batches
 from gatf.settings import MethodConfig, NotNegative, Positive
 
-Metric = Literal["cosine", "euclidean"]
 Report = dict[str, float]
 TRIPLET_DEFAULTS: dict[str, Any] = {"metric": "euclidean", "floor": 0.0, "fix_bn": True}
 """Where the triplet base has other defaults: prototypes of unit vectors are means as they are, the kernel has no floor,
@@ -109,53 +106,9 @@ class PrototypeConfig(MethodConfig):
         )
 
 
-LWF_OPTIMISATION: dict[str, Any] = {
-    "first": {
-        "optimiser": "sgd", "lr": 0.1, "momentum": 0.9, "weight_decay": 5e-4, "schedule": "steps",
-        "milestones": [0.3, 0.6, 0.8], "decay": 0.1, "clip": None, "warmup": 0.0, "drop_last": False,
-    },
-    "next": {
-        "optimiser": "sgd", "lr": 0.05, "momentum": 0.9, "weight_decay": 2e-4, "schedule": "steps",
-        "milestones": [0.45, 0.9], "decay": 0.1, "clip": None, "warmup": 0.0, "drop_last": False,
-    },
-}  # fmt: skip
-"""How the ADC, LDC and DPCR releases train LwF on CIFAR-100 and ImageNet-100 (200 then 100 epochs, batch 128)."""
-
-
-class Prototypes(Growing):
-    """One raw mean a class, [C, D] float32, and the nearest-mean rule on it."""
-
-    means: Tensor
-
-    def __init__(self, dim: int, metric: Metric = "cosine") -> None:
-        super().__init__()
-        self.dim, self.metric = dim, metric
-        self.register_buffer("means", torch.zeros(0, dim))
-
-    def learn(self, net: nn.Module, data: TaskData) -> None:
-        """Append the means of the task's classes: training images under the test transform, `net` in eval mode."""
-        features, labels = extract(net, data)
-        means = class_means(features, labels - data.info.old, classes=data.info.new)
-        self.means = torch.cat([self.means, finite(means.float())])
-
-    def scores(self, features: Tensor) -> Tensor:
-        """Minus the squared distance to every prototype, [B, C]."""
-        return -nearest_mean_distances(features, self.means, normalise=self.metric == "cosine")
-
-    def bytes_per_class(self) -> int:
-        return self.means.element_size() * self.dim
-
-
 class Compensator(Protocol):
     """Moves prototypes [K, D] from the old feature space into the new one, and reports how it went."""
 
     def transport(
         self, prototypes: Tensor, old: nn.Module, new: nn.Module, data: TaskData
     ) -> tuple[Tensor, Report]: ...
-
-
-def finite(prototypes: Tensor) -> Tensor:
-    """The prototypes, or an error: a single one that is not finite would spoil the nearest-mean test of all."""
-    if not bool(prototypes.isfinite().all()):
-        raise RuntimeError("a class prototype is not finite: training diverged, or a class has no images")
-    return prototypes

@@ -14,8 +14,8 @@ from torch.nn.functional import cross_entropy, normalize
 
 from gatf.errors import UserError
 from gatf.methods.base import Batch, Method, Phase, TaskData, TaskInfo
-from gatf.methods.parts.components import frozen_features, warmup_epochs
-from gatf.methods.parts.distillation import BaseLearner, training_mode
+from gatf.methods.parts.components import frozen_features, training_mode, warmup_epochs
+from gatf.methods.parts.distillation import BaseLearner
 from gatf.methods.parts.springs import Springs, kept_buffers
 from gatf.methods.parts.triplets import ClassBalanced, LwfLoss, Triplets, batch_triplet_loss, embedding_change
 from gatf.seeding import keyed_init
