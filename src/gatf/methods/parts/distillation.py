@@ -6,7 +6,7 @@ lives until `end`, so that a method can look at the same image through both.
 """
 
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
@@ -15,11 +15,14 @@ from gatf.methods.base import Batch, Method, Phase, TaskData, TaskInfo
 from gatf.methods.lwf import distillation_report, local_cross_entropy, softened_cross_entropy
 from gatf.methods.parts.components import frozen_features, training_mode, warmup_epochs
 from gatf.nets.heads import CosineHeads, Heads
+from gatf.settings import NotNegative, Positive, Strict
 
 
 class BaseLearner(nn.Module, ABC):
     """How a backbone is trained from task to task. The method owns the backbone and hands itself in."""
 
+    feature_dim: int
+    """D, the dimension of the network's features."""
     teacher: Any
     """Feature network of the last task, frozen, [B, C, H, W] → [B, D]; None at task 0 and between tasks."""
 
@@ -40,16 +43,41 @@ class BaseLearner(nn.Module, ABC):
         """Report, and drop what lived for the task."""
 
 
+class BaseConfig(Strict, ABC):
+    """Settings of a base learner; `name` says which."""
+
+    name: str
+    unit_length: ClassVar[bool] = False
+    """Whether features are embeddings of length 1, in a space of their own and not the backbone's."""
+
+    @abstractmethod
+    def build(self, method: Method) -> BaseLearner:
+        """The learner of a method's backbone."""
+
+
+class LwfBaseConfig(BaseConfig):
+    name: Literal["lwf"] = "lwf"
+    distill: NotNegative = 10.0
+    """Weight λ of the distillation of old logits."""
+    temperature: Positive = 2.0
+    """T of the softened logits."""
+    cosine_head: bool = True
+    """One cosine head with a learned scale (off: linear heads with bias)."""
+    fix_bn: bool = False
+    """Keep batch-norm statistics after task 0."""
+
+    def build(self, method: Method) -> BaseLearner:
+        return LwfBase(method.feature_dim, self)
+
+
 class LwfBase(BaseLearner):
     """LwF as ADC, LDC and DPCR train it: task-local cross-entropy + λ·distillation of the old logits, on a cosine head
-    all of whose rows are trained. With `cosine=False` linear heads, one layer a task, all of them trained."""
+    all of whose rows are trained; or on linear heads, one layer a task, all of them trained."""
 
-    def __init__(
-        self, dim: int, *, distill: float = 10.0, temperature: float = 2.0, cosine: bool = True, fix_bn: bool = False
-    ) -> None:
+    def __init__(self, dim: int, config: LwfBaseConfig) -> None:
         super().__init__()
-        self.distill, self.temperature, self.fix_bn = distill, temperature, fix_bn
-        self.heads: CosineHeads | Heads = CosineHeads(dim) if cosine else Heads(dim)
+        self.feature_dim, self.config = dim, config
+        self.heads: CosineHeads | Heads = CosineHeads(dim) if config.cosine_head else Heads(dim)
         self.teacher: Any = None
         self.teacher_heads: Any = None
 
@@ -60,8 +88,8 @@ class LwfBase(BaseLearner):
         method.make(lambda: self.heads.grow(task.new), "head", task.index)
 
     def phases(self, method: Method, task: TaskInfo) -> list[Phase]:
-        stage = method.optimisation.stage(task.index)
-        fix_bn = self.fix_bn and task.index > 0
+        config, stage = self.config, method.optimisation.stage(task.index)
+        fix_bn = config.fix_bn and task.index > 0
 
         def loss(batch: Batch) -> dict[str, Tensor]:
             features = method.backbone(batch.images)
@@ -69,9 +97,10 @@ class LwfBase(BaseLearner):
                 features = features.detach()
             logits = self.heads(features)
             terms = {"ce": local_cross_entropy(logits, batch.labels, task.old)}
-            if task.index > 0 and self.distill:
+            if task.index > 0 and config.distill:
                 old = self.teacher_heads(frozen_features(self.teacher, batch.images))
-                terms["distill"] = self.distill * softened_cross_entropy(logits[:, : task.old], old, self.temperature)
+                distance = softened_cross_entropy(logits[:, : task.old], old, config.temperature)
+                terms["distill"] = config.distill * distance
             return terms
 
         return [
@@ -90,39 +119,50 @@ class LwfBase(BaseLearner):
 
     def end(self, method: Method, data: TaskData) -> None:
         values = distillation_report(
-            data, (method.backbone, self.heads), (self.teacher, self.teacher_heads), self.temperature
+            data, (method.backbone, self.heads), (self.teacher, self.teacher_heads), self.config.temperature
         )
         if values:
             method.note("distillation", **values)
         self.teacher = self.teacher_heads = None
 
 
-class FeatureDistillationBase(BaseLearner):
+class FeatureBaseConfig(BaseConfig):
+    name: Literal["feature"] = "feature"
+    distill: NotNegative = 10.0
+    """Weight λ of the distillation of features."""
+    fix_bn: bool = False
+    """Keep batch-norm statistics after task 0."""
+
+    def build(self, method: Method) -> BaseLearner:
+        return FeatureBase(method.feature_dim, self)
+
+
+class FeatureBase(BaseLearner):
     """Cross-entropy on a linear head of the new classes + λ·mean squared distance of features from the teacher's."""
 
-    def __init__(self, dim: int, *, distill: float = 10.0, fix_bn: bool = False) -> None:
+    def __init__(self, dim: int, config: FeatureBaseConfig) -> None:
         super().__init__()
-        self.dim, self.distill, self.fix_bn = dim, distill, fix_bn
+        self.feature_dim, self.config = dim, config
         self.head: Any = None
         self.teacher: Any = None
 
     def begin(self, method: Method, task: TaskInfo) -> None:
         if task.index > 0:
             self.teacher = method.frozen_copy(method.backbone)
-        self.head = method.make(lambda: nn.Linear(self.dim, task.new), "head", task.index)
+        self.head = method.make(lambda: nn.Linear(self.feature_dim, task.new), "head", task.index)
 
     def phases(self, method: Method, task: TaskInfo) -> list[Phase]:
         stage = method.optimisation.stage(task.index)
-        fix_bn = self.fix_bn and task.index > 0
+        fix_bn = self.config.fix_bn and task.index > 0
 
         def loss(batch: Batch) -> dict[str, Tensor]:
             features = method.backbone(batch.images)
             if batch.epoch < warmup_epochs(stage):
                 features = features.detach()
             terms = {"ce": cross_entropy(self.head(features), batch.labels - task.old)}
-            if task.index > 0 and self.distill:
+            if task.index > 0 and self.config.distill:
                 old = frozen_features(self.teacher, batch.images)
-                terms["distill"] = self.distill * mse_loss(features, old)
+                terms["distill"] = self.config.distill * mse_loss(features, old)
             return terms
 
         return [
