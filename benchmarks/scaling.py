@@ -210,7 +210,7 @@ def sizes_of(kind: str, dim: int) -> dict[str, Any]:
         memory = memory_of(kind, classes, dim)
         memory.scores(torch.zeros(1, dim))
         kept.append(sum(tensor.nbytes for tensor in memory.buffers()))
-        read.append(sum(each.nbytes for each in vars(memory._readout).values() if _counts(each)))
+        read.append(sum(each.nbytes for each in vars(memory.readout()).values() if _counts(each)))
     return {"kind": kind, "dim": dim, "kept": (kept[1] - kept[0]) // 20, "read": (read[1] - read[0]) // 20}
 
 

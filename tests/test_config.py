@@ -1,3 +1,4 @@
+import re
 from copy import deepcopy
 
 import pytest
@@ -5,7 +6,6 @@ import yaml
 
 from gatf.config import (
     RunConfig,
-    deep_merge,
     flat,
     load_config,
     nest,
@@ -17,6 +17,9 @@ from gatf.config import (
 from gatf.errors import UserError
 from gatf.methods import METHODS
 from gatf.methods.gatf import GATFConfig
+from gatf.methods.parts.distillation import LwfBaseConfig
+from gatf.methods.parts.embedding import TripletBaseConfig
+from gatf.settings import KINDS, deep_merge
 
 
 @pytest.mark.parametrize("recipe", recipe_names())
@@ -86,6 +89,8 @@ def test_recipes_repeat_no_default(recipe: str) -> None:
     for method, entry in content["per_method"].items():
         for path in flat(entry):
             keys = path.split(".")
+            if keys[-1] == "name" and keys[-2] in KINDS:  # says whose the others are: presets may differ
+                continue
             chosen = {"method.preset": keys[1]} if keys[0] == "presets" else {}
             less = deepcopy(content)
             section = less["per_method"][method]
@@ -112,7 +117,7 @@ def test_a_preset_arrives_whatever_the_recipe_says_unless_the_user_says_otherwis
     assert values["method.preset"] == preset
     assert {path: values[path] for path in changes} == changes
     for path, value in changes.items():
-        if type(value) in (int, float) and isinstance(usual[path], int | float):  # switches may exclude each other
+        if type(value) in (int, float) and isinstance(usual.get(path), int | float):  # switches may exclude each other
             said = load_config(recipe, method=method, overrides={"method.preset": preset, path: usual[path]})
             assert flat(said.model_dump(mode="json"))[path] == usual[path]
 
@@ -199,6 +204,66 @@ def test_nest_and_merge() -> None:
     merged = deep_merge({"a": {"b": 1, "c": 2}, "d": 3}, nest("a.b", 5))
     assert merged == {"a": {"b": 5, "c": 2}, "d": 3}
     assert flat(merged) == {"a.b": 5, "a.c": 2, "d": 3}
+
+
+@pytest.mark.parametrize(
+    ("below", "over", "merged"),
+    [
+        ("triplet", {"margin": 0.5}, {"name": "triplet", "margin": 0.5}),
+        ({"margin": 0.5}, "triplet", {"name": "triplet", "margin": 0.5}),
+        ({"name": "triplet", "margin": 0.5}, "triplet", {"name": "triplet", "margin": 0.5}),
+        ({"name": "triplet", "margin": 0.5}, "lwf", {"name": "lwf"}),
+        ({"name": "triplet", "margin": 0.5}, {"name": "lwf"}, {"name": "lwf"}),
+        ({"name": "triplet", "margin": 0.5}, {"margin": 1.0}, {"name": "triplet", "margin": 1.0}),
+    ],
+)
+def test_a_base_learner_of_another_name_starts_anew(below: object, over: object, merged: object) -> None:
+    assert deep_merge({"base": below}, {"base": over}) == {"base": merged}
+    assert deep_merge({"data": {"name": "glyphs", "root": "x"}}, {"data": {"name": "digits"}}) == {
+        "data": {"name": "digits", "root": "x"}
+    }
+
+
+class TestBaseLearner:
+    def load(self, **overrides: object) -> RunConfig:
+        return load_config("digits", method="sdc", overrides={k.replace("__", "."): v for k, v in overrides.items()})
+
+    def test_a_word_a_section_or_dotted_settings(self) -> None:
+        word, section = self.load(method__base="triplet"), self.load(method__base={"name": "triplet"})
+        assert word == section == self.load(method__base__name="triplet")
+        assert self.load(method__base="triplet", method__base__margin=0.5).method.base.margin == 0.5
+        assert self.load(method__base__distill=3.0).method.base == LwfBaseConfig(distill=3.0)
+        assert self.load(method__preset="paper", method__base__margin=0.5).method.base == TripletBaseConfig(
+            softmax_epochs=200, margin=0.5
+        )
+
+    @pytest.mark.parametrize("base", ["lwf", "feature", "triplet"])
+    def test_a_saved_config_is_enough_to_repeat_the_run(self, base: str) -> None:
+        """Also where the preset has another base."""
+        config = self.load(method__preset="paper", method__base=base)
+        assert config.method.base.name == base
+        saved = yaml.safe_load(config.to_yaml())
+        assert validated(saved) == config == load_config(saved)
+
+    @pytest.mark.parametrize(
+        ("overrides", "sentence"),
+        [
+            ({"method__base__margin": 0.5}, "unknown setting 'method.base.margin': triplet has it, but not lwf"),
+            (
+                {"method__base": "triplet", "method__base__distill": 1.0},
+                "unknown setting 'method.base.distill': lwf and feature have it, but not triplet",
+            ),
+            ({"method__margin": 0.5}, "unknown setting 'method.margin'; did you mean 'method.base.margin'?"),
+            ({"method__base__distil": 0.5}, "unknown setting 'method.base.distil'; did you mean 'distill'?"),
+            ({"method__base__distill": -1}, "setting 'method.base.distill': "),
+            ({"method__base": "tripplet"}, "no base learner is called 'tripplet'; did you mean 'triplet'?"),
+            ({"method__base": 3}, "setting 'method.base': "),
+            ({"method__base": "triplet", "method__normalise": True}, "normalise has no effect on base triplet"),
+        ],
+    )
+    def test_what_has_no_effect_is_refused(self, overrides: dict[str, object], sentence: str) -> None:
+        with pytest.raises(UserError, match=re.escape(sentence)):
+            self.load(**overrides)
 
 
 def test_recipe_errors(tmp_path) -> None:

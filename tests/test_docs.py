@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from gatf.config import load_config, parse_overrides
+from gatf.methods.parts.embedding import TripletBaseConfig
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -74,5 +75,5 @@ def test_sdc_is_documented_as_it_was_released_for_cifar100() -> None:
         assert (trained.schedule, trained.epochs, trained.batch_size) == ("constant", 51, 32)
         assert (trained.clip, trained.warmup) == (None, 0.0)
     assert (config.scenario.tasks, config.scenario.first_task_classes) == (11, 50)
-    assert (config.method.base, config.method.sigma, config.method.floor) == ("triplet", 0.2, 0.0)
+    assert (config.method.base, config.method.sigma) == (TripletBaseConfig(softmax_epochs=200), 0.2)
     assert config.data.augment == ("crop:4", "flip")

@@ -4,15 +4,36 @@
 """
 
 import types
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, ValidationError, model_validator
+from pydantic.fields import FieldInfo
 
 from gatf.errors import UserError, near_misses
 
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 Positive = Annotated[float, Field(gt=0.0)]
 NotNegative = Annotated[float, Field(ge=0.0)]
+
+
+KINDS = frozenset({"base"})
+"""Sections whose `name` decides which settings they have; a word in place of such a section is its name."""
+
+
+def deep_merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """`over` laid on `base`, mapping by mapping; a section of `KINDS` with another name starts anew."""
+    merged = dict(base)
+    for key, value in over.items():
+        below = merged.get(key)
+        if key in KINDS:
+            below, value = ({"name": each} if isinstance(each, str) else each for each in (below, value))
+        if isinstance(value, Mapping) and isinstance(below, Mapping):
+            another = key in KINDS and "name" in below and value.get("name", below["name"]) != below["name"]
+            value = value if another else deep_merge(below, value)
+        merged[key] = value
+    return merged
 
 
 class Strict(BaseModel):
@@ -180,7 +201,7 @@ class MethodConfig(Strict):
     def _fill_preset(cls, values: Any) -> Any:
         """A preset replaces defaults; what the user wrote stays."""
         if isinstance(values, dict) and "preset" in values and "preset" in cls.model_fields:
-            return {**cls.preset_layer(values["preset"]).get("method", {}), **values}
+            return deep_merge(cls.preset_layer(values["preset"]).get("method", {}), values)
         return values
 
     @classmethod
@@ -208,26 +229,61 @@ def explain(error: ValidationError, model: type[BaseModel], method: type[BaseMod
     sentences = []
     for item in error.errors():
         path = [str(part) for part in item["loc"]]
-        field = ".".join(path)
+        if method is not None and path[:1] == ["method"]:
+            place = _Place.of(method, path[1:])
+            place.path.insert(0, "method")
+        else:
+            place = _Place.of(model, path)
+        field = ".".join(place.path)
         if item["type"] == "extra_forbidden":
-            inside = method is not None and path[0] == "method"
-            known = _fields_at(method, path[1:-1]) if inside and method else _fields_at(model, path[:-1])
-            sentences.append(f"unknown setting '{field}'{near_misses(path[-1], known)}")
+            sentences.append(f"unknown setting '{field}'{place.hint()}")
         else:
             message = item["msg"].removeprefix("Value error, ")
             sentences.append(f"setting '{field}': {message} (got {item['input']!r})")
     return UserError("; ".join(sentences))
 
 
-def _fields_at(model: type[BaseModel], path: list[str]) -> list[str]:
-    """Names of the fields of the model that a dotted path leads to."""
-    for part in path:
-        if part not in model.model_fields:
-            break
-        for candidate in _alternatives(model.model_fields[part].annotation):
-            if isinstance(candidate, type) and issubclass(candidate, BaseModel):
-                model = candidate
-    return list(model.model_fields)
+def choices(field: FieldInfo) -> dict[str, type[BaseModel]]:
+    """The sections among which a field's `name` chooses, by name; none where it is no such field."""
+    models = get_args(field.annotation) if field.discriminator == "name" else ()
+    return {get_args(model.model_fields["name"].annotation)[0]: model for model in models}
+
+
+@dataclass
+class _Place:
+    """Where pydantic found fault: the path as a user would write it, and the model that its last part belongs to."""
+
+    path: list[str]
+    model: type[BaseModel]
+    others: dict[str, type[BaseModel]]
+    """The sections of which the model is one, by name, where a name chooses."""
+
+    @classmethod
+    def of(cls, model: type[BaseModel], location: list[str]) -> "_Place":
+        place, below, options = cls([], model, {}), model, dict[str, type[BaseModel]]()
+        for part in location:
+            if part in options:  # pydantic adds which section was chosen, a path does not
+                below = options[part]
+                continue
+            place = cls([*place.path, part], below, options)
+            field = below.model_fields.get(part)
+            options = {} if field is None else choices(field)
+            for candidate in () if field is None else _alternatives(field.annotation):
+                if isinstance(candidate, type) and issubclass(candidate, BaseModel):
+                    below = candidate
+        return place
+
+    def hint(self) -> str:
+        """What may have been meant by an unknown setting."""
+        name = self.path[-1]
+        owners = [other for other, model in self.others.items() if name in model.model_fields]
+        if owners:
+            own = next(other for other, model in self.others.items() if model is self.model)
+            return f": {' and '.join(owners)} {'has' if len(owners) == 1 else 'have'} it, but not {own}"
+        for section, field in self.model.model_fields.items():
+            if any(name in model.model_fields for model in choices(field).values()):
+                return f"; did you mean '{'.'.join([*self.path[:-1], section, name])}'?"
+        return near_misses(name, self.model.model_fields)
 
 
 def _alternatives(annotation: Any) -> tuple[Any, ...]:

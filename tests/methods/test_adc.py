@@ -12,7 +12,7 @@ from gatf.data.loader import TaskData
 from gatf.experiment import Experiment
 from gatf.methods import adc
 from gatf.methods.adc import AdversarialDrift
-from gatf.methods.parts.distillation import local_cross_entropy, softened_cross_entropy
+from gatf.methods.lwf import local_cross_entropy, softened_cross_entropy
 from gatf.methods.sdc import sdc_shift
 from gatf.nets.heads import CosineHeads
 

@@ -14,7 +14,7 @@ from gatf.data.loader import TaskInfo
 from gatf.experiment import Experiment, start
 from gatf.geometry import gaussians
 from gatf.methods.dpcr import DPCR, DPCRConfig, GramMemory, ridge_classifier, row_space, shift_projection
-from gatf.methods.parts.distillation import local_cross_entropy
+from gatf.methods.lwf import local_cross_entropy
 from gatf.nets.heads import CosineHeads
 
 Tiny = Callable[..., RunConfig]

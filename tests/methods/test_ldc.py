@@ -15,7 +15,8 @@ from gatf.geometry.moments import PairedMoments
 from gatf.methods.adc import AdversarialDrift
 from gatf.methods.dpcr import GramMemory, shift_projection
 from gatf.methods.ldc import LDCConfig, LearnedDrift, build_projector, projector_phase, projector_stage, ridge_projector
-from gatf.methods.parts.distillation import local_cross_entropy, softened_cross_entropy
+from gatf.methods.lwf import local_cross_entropy, softened_cross_entropy
+from gatf.methods.parts.distillation import LwfBaseConfig
 
 Tiny = Callable[..., RunConfig]
 Learn = Callable[..., Experiment]
@@ -151,11 +152,12 @@ def task_data(pixels: Tensor) -> TaskData:
 def test_the_loss_by_hand() -> None:
     """Old logits (2,0), teacher (1,1), τ = 2: 0.81326; new logits (1,0), first class: 0.31326; with λ = 10, 8.44588."""
     logits = torch.tensor([[2.0, 0.0, 1.0, 0.0]], dtype=torch.float64)
-    distilled = softened_cross_entropy(logits[:, :2], torch.ones(1, 2, dtype=torch.float64), LDCConfig().temperature)
+    base = LwfBaseConfig()
+    distilled = softened_cross_entropy(logits[:, :2], torch.ones(1, 2, dtype=torch.float64), base.temperature)
     learnt = local_cross_entropy(logits, torch.tensor([2]), 2)
     assert distilled.item() == pytest.approx(0.81326, abs=1e-5)
     assert learnt.item() == pytest.approx(0.31326, abs=1e-5)
-    assert (learnt + LDCConfig().distill * distilled).item() == pytest.approx(8.44588, abs=1e-5)
+    assert (learnt + base.distill * distilled).item() == pytest.approx(8.44588, abs=1e-5)
 
 
 class TestMethod:

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from gatf.config import RunConfig, load_config
 from gatf.experiment import Experiment
-from gatf.methods.lwf import LwF, LwFConfig
-from gatf.methods.parts.distillation import LwfBase, local_cross_entropy, softened_cross_entropy, softened_divergence
+from gatf.methods.lwf import LwF, LwFConfig, local_cross_entropy, softened_cross_entropy, softened_divergence
 from gatf.training.optim import rate_factor
 
 Tiny = Callable[..., RunConfig]
@@ -92,7 +91,7 @@ def test_without_distillation_it_is_finetuning_bit_for_bit(tiny_config: Tiny, le
     )
     ours, theirs = learn(config, tasks=3).method, learn(finetune, tasks=3).method
     assert same_state(ours.backbone, theirs.backbone)
-    assert same_state(ours.base.heads, theirs.heads)
+    assert same_state(ours.heads, theirs.heads)
 
 
 def at_task_1(learn: Learn, config: RunConfig) -> tuple[Experiment, LwF, Any, Any]:
@@ -110,7 +109,7 @@ def test_with_batch_norm_at_rest_the_first_step_feels_no_distillation(tiny_confi
     batch = next(data.batches("train", batch_size=48))
     term = phase.loss(batch)["distill"]
     with torch.no_grad():
-        old = method.base.teacher_heads(method.base.teacher(batch.images))
+        old = method.teacher_heads(method.teacher(batch.images))
     floor = softened_cross_entropy(old, old, 2.0)
     assert term.item() == pytest.approx(10 * floor.item(), rel=1e-6)
     gradients = torch.autograd.grad(term, list(method.backbone.parameters()))
@@ -129,8 +128,8 @@ def test_a_large_weight_keeps_the_old_probabilities(tiny_config: Tiny, learn: Le
         method.eval()
         images = torch.cat([batch.images for batch in data.batches("test")])
         with torch.no_grad():
-            student = method.base.heads(method.backbone(images))[:, : data.info.old].softmax(1)
-            teacher = method.base.teacher_heads(method.base.teacher(images)).softmax(1)
+            student = method.heads(method.backbone(images))[:, : data.info.old].softmax(1)
+            teacher = method.teacher_heads(method.teacher(images)).softmax(1)
         assert teacher.max() > 0.9
         return (student - teacher).abs().max().item()
 
@@ -144,18 +143,18 @@ def test_old_heads_and_the_teacher_stay_as_they_are(tiny_config: Tiny, learn: Le
     before = {name: tensor.clone() for name, tensor in method.state_dict().items()}
     train(experiment, phase, data)
     after = method.state_dict()
-    fixed = [name for name in before if "teacher" in name or name.startswith("base.heads.layers.0")]
+    fixed = [name for name in before if "teacher" in name or name.startswith("heads.layers.0")]
     assert len(fixed) == 10
     assert all(torch.equal(before[name], after[name]) for name in fixed)
-    assert not torch.equal(before["base.heads.layers.1.weight"], after["base.heads.layers.1.weight"])
-    assert method.base.heads.layers[0].weight.grad is None
+    assert not torch.equal(before["heads.layers.1.weight"], after["heads.layers.1.weight"])
+    assert method.heads.layers[0].weight.grad is None
 
 
 def test_all_heads_train_when_asked(tiny_config: Tiny, learn: Learn, train: Any) -> None:
     experiment, method, data, phase = at_task_1(learn, tiny_config("lwf", **{"method.preset": "pycil"}))
-    before = method.base.heads.layers[0].weight.detach().clone()
+    before = method.heads.layers[0].weight.detach().clone()
     train(experiment, phase, data)
-    assert not torch.equal(before, method.base.heads.layers[0].weight)
+    assert not torch.equal(before, method.heads.layers[0].weight)
 
 
 def test_pycil_brings_its_optimiser_schedule_and_epochs() -> None:
@@ -176,7 +175,7 @@ def test_pycil_brings_its_optimiser_schedule_and_epochs() -> None:
 def test_pycils_heads_start_without_bias(tiny_config: Tiny) -> None:
     experiment = Experiment(tiny_config("lwf", **{"method.preset": "pycil"}))
     experiment.method.begin_task(experiment.task_data(0).info)
-    assert not experiment.method.base.heads.layers[0].bias.any()
+    assert not experiment.method.heads.layers[0].bias.any()
 
 
 def test_the_head_warms_up_alone(tiny_config: Tiny, learn: Learn, train: Any) -> None:
@@ -187,7 +186,7 @@ def test_the_head_warms_up_alone(tiny_config: Tiny, learn: Learn, train: Any) ->
     before = {name: tensor.clone() for name, tensor in method.state_dict().items()}
     train(experiment, warm, data)
     changed = {name for name, tensor in method.state_dict().items() if not torch.equal(tensor, before[name])}
-    assert changed == {"base.heads.layers.1.weight", "base.heads.layers.1.bias"}
+    assert changed == {"heads.layers.1.weight", "heads.layers.1.bias"}
 
 
 def test_a_softmax_a_task_runs_and_the_teacher_goes_with_the_task(tiny_config: Tiny, learn: Learn) -> None:
@@ -207,6 +206,4 @@ def test_what_is_kept_per_class(tiny_config: Tiny, learn: Learn) -> None:
 def test_a_cosine_head_is_refused_what_it_cannot_do() -> None:
     with pytest.raises(ValueError, match="train_old_heads=true"):
         LwFConfig(head="cosine")
-    with pytest.raises(ValueError, match="cosine head"):
-        LwfBase(4, head_epochs=3)
     assert LwFConfig(preset="ncm").readout == "ncm"

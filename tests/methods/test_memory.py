@@ -34,7 +34,7 @@ Tiny = Callable[..., Any]
 @pytest.fixture(autouse=True)
 def _short_training_of_the_linear_rule(monkeypatch: pytest.MonkeyPatch) -> None:
     short = partial(readout.linear_from_samples, samples_per_epoch=640)
-    monkeypatch.setattr(readout, "linear_from_samples", short)
+    monkeypatch.setattr(memory_module, "linear_from_samples", short)
 
 
 def empty(kind: str, dim: int = 6, *, rank: int = 2, rule: str = "bayes", **more: Any) -> GaussianMemory:
@@ -282,6 +282,23 @@ def test_scores_are_those_of_the_matrices(kind: str, rule: str, shrink: float | 
         build = readout.bayes_readout if rule == "bayes" else readout.mahalanobis_readout
         expected = (build(memory.get()) if shrink is None else build(memory.get(), shrink)).distances(features)
     torch.testing.assert_close(memory.scores(features), -expected, rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("rule", ["bayes", "mahalanobis", "nmc", "linear"])
+def test_the_graph_of_a_readout_gives_its_scores(kind: str, rule: str) -> None:
+    memory = filled(kind, rule=rule)
+    features = torch.randn(30, 6, generator=torch.Generator().manual_seed(1))
+    torch.testing.assert_close(memory.readout().graph()(features), memory.scores(features), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("rule", ["bayes", "nmc", "linear"])
+def test_a_readout_does_not_outlive_a_move_to_another_device(rule: str) -> None:
+    memory = filled("full", rule=rule)
+    made = memory.readout()
+    assert memory.readout() is made
+    memory.to("cpu")
+    assert memory.readout() is not made
 
 
 @pytest.mark.parametrize("kind", ["full", "diag", "shared"])

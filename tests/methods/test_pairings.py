@@ -20,10 +20,15 @@ COMPENSATORS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 BASES: dict[str, dict[str, Any]] = {
     "lwf": {"method.base": "lwf"},
-    "lwf with linear heads": {"method.base": "lwf", "method.cosine_head": False},
+    "lwf with linear heads": {"method.base": "lwf", "method.base.cosine_head": False},
+    "lwf on unit vectors": {"method.base": "lwf", "method.normalise": True},
     "feature distillation": {"method.base": "feature"},
-    "triplet": {"method.base": "triplet", "method.embedding": 16},
-    "triplet without layer": {"method.base": "triplet", "method.embedding": None, "method.regulariser": "ewc"},
+    "triplet": {"method.base": "triplet", "method.base.embedding": 16},
+    "triplet without layer": {
+        "method.base": "triplet",
+        "method.base.embedding": None,
+        "method.base.regulariser": "ewc",
+    },
 }
 
 
@@ -49,4 +54,5 @@ def test_a_compensator_moves_the_prototypes_of_any_base(
     dim = on.prototypes.means.shape[1]
     assert dim == (16 if base == "triplet" else 32)
     assert on.bytes_per_class() == 4 * dim
-    assert (on.centres() is None) == base.startswith("triplet")  # prototypes are not in the backbone's space
+    elsewhere = base.startswith("triplet") or base == "lwf on unit vectors"
+    assert (on.centres() is None) == elsewhere  # prototypes are not in the backbone's space

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gatf.config import RunConfig
 from gatf.experiment import Experiment
-from gatf.methods.parts.compensation import Prototypes
+from gatf.methods.parts.prototypes import Prototypes
 from gatf.methods.sdc import sdc_shift
 
 Tiny = Callable[..., RunConfig]

@@ -15,6 +15,7 @@ from gatf.errors import UserError
 from gatf.experiment import Experiment, resume
 from gatf.io import container
 from gatf.io.events import Epoch, Event
+from gatf.methods.parts.embedding import TripletBaseConfig
 from gatf.methods.parts.triplets import ClassBalanced, embedding_change, triplet_loss
 from gatf.methods.sdc import SDC, SDCConfig
 from gatf.settings import OptimisationConfig, StageConfig
@@ -200,7 +201,7 @@ class Handed:
 
 def plane(**settings: Any) -> SDC:
     stage = StageConfig(batch_size=4, warmup=0.0)
-    config = SDCConfig(base="triplet", embedding=None, images_per_class=2, **settings)
+    config = SDCConfig(base={"name": "triplet", "embedding": None, "images_per_class": 2, **settings})
     return SDC(config, Plane(), OptimisationConfig(first=stage, next=stage), 0)
 
 
@@ -297,7 +298,7 @@ class TestLayer:
             ({"base": "triplet"}, 0.001),
             ({"preset": "paper"}, 0.001),
             ({"preset": "paper_pretrained"}, (2 / 512) ** 0.5),  # fan-out: the outputs count, not the two inputs
-            ({"preset": "paper", "embedding_init": "fan_out"}, (2 / 512) ** 0.5),
+            ({"preset": "paper", "base": {"embedding_init": "fan_out"}}, (2 / 512) ** 0.5),
         ],
     )
     def test_first_weights(self, settings: dict[str, Any], deviation: float) -> None:
@@ -318,7 +319,8 @@ class TestLayer:
         found = []
         for start in ("small", "fan_out"):
             stage = StageConfig(batch_size=4, warmup=0.0)
-            config = SDCConfig(base="triplet", embedding_init=start, images_per_class=2, regulariser="mas")
+            base = {"name": "triplet", "embedding_init": start, "images_per_class": 2, "regulariser": "mas"}
+            config = SDCConfig.model_validate({"base": base})
             method = SDC(config, Plane(), OptimisationConfig(first=stage, next=stage), 0)
             found.append(method.base.importance(method, Handed(([[3.0, 4.0]], [0])))["backbone.matrix"])
         assert (found[1] / found[0]).mean().item() == pytest.approx(62.5**2, rel=1e-4)
@@ -337,7 +339,7 @@ def triplet_config(tiny_config: Tiny) -> Tiny:
                 "batch_size": 32,
             }.items()
         }  # fmt: skip
-        return tiny_config(method, **{"method.base": "triplet", "method.embedding": 16} | stages | overrides)
+        return tiny_config(method, **{"method.base": "triplet", "method.base.embedding": 16} | stages | overrides)
 
     return build
 
@@ -358,13 +360,13 @@ class TestLearning:
         (note,) = [notice for notice in method.notices if notice.name == "sdc"]
         assert note.values["shift"] > 1e-4
 
-    @pytest.mark.parametrize("overrides", [{"method.regulariser": "mas"}, {"method.triplets": "official"}])
+    @pytest.mark.parametrize("overrides", [{"method.base.regulariser": "mas"}, {"method.base.triplets": "official"}])
     def test_other_settings_learn_too(self, triplet_config: Tiny, learn: Learn, overrides: dict[str, Any]) -> None:
         assert accuracy(learn(triplet_config(epochs=40, **overrides), tasks=2), 1) > 0.6
 
     def test_softmax_alone_makes_task_0_separable(self, triplet_config: Tiny, learn: Learn) -> None:
         """At a rate that learns nothing, like the published one, only the warm-up trains the network."""
-        idle = {"optimisation.first.lr": 1e-8, "method.softmax_epochs": 20}
+        idle = {"optimisation.first.lr": 1e-8, "method.base.softmax_epochs": 20}
         experiment = learn(triplet_config(epochs=1, **idle), tasks=1)
         assert accuracy(experiment, 0) > 0.9
         assert not any("head" in key for key in experiment.method.state_dict())
@@ -387,7 +389,7 @@ class TestLearning:
             assert torch.allclose(method.scores(batch.images), nearest.double(), atol=1e-5)
 
     def test_without_embedding_layer_the_features_are_embedded(self, triplet_config: Tiny, learn: Learn) -> None:
-        method = learn(triplet_config(**{"method.embedding": None}), tasks=2).method
+        method = learn(triplet_config(**{"method.base.embedding": None}), tasks=2).method
         assert method.prototypes.means.shape == (4, 32)
         assert method.bytes_per_class() == 4 * 32
         assert (method.prototypes.means.norm(dim=1)[2:] <= 1).all()
@@ -419,7 +421,7 @@ class TestLearning:
     @pytest.mark.parametrize("fixed", [True, False])
     def test_batch_norm_statistics(self, triplet_config: Tiny, learn: Learn, fixed: bool) -> None:
         """At rest in later tasks or not, and never moved by the pass that measures importance."""
-        settings = {"method.fix_bn": fixed, "method.regulariser": "ewc"}
+        settings = {"method.base.fix_bn": fixed, "method.base.regulariser": "ewc"}
         experiment = learn(triplet_config(**settings), tasks=1)
         method, data = experiment.method, experiment.task_data(1)
         before = {name: tensor.clone() for name, tensor in method.backbone.named_buffers()}
@@ -434,7 +436,9 @@ class TestLearning:
         self, triplet_config: Tiny, learn: Learn, regulariser: str
     ) -> None:
         """Also in later tasks, where the running ones are kept and used while training (the release)."""
-        experiment = learn(triplet_config(**{"method.fix_bn": True, "method.regulariser": regulariser}), tasks=1)
+        experiment = learn(
+            triplet_config(**{"method.base.fix_bn": True, "method.base.regulariser": regulariser}), tasks=1
+        )
         method, data = experiment.method, experiment.task_data(1)
         method.begin_task(data.info)
         before = method.base.importance(method, data)
@@ -446,7 +450,7 @@ class TestLearning:
         assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
 
     def test_a_lonely_class_and_classes_of_few_images(self, triplet_config: Tiny, learn: Learn) -> None:
-        few = {"data.max_per_class": 3, "scenario.task_sizes": [3, 1, 6], "method.regulariser": "ewc"}
+        few = {"data.max_per_class": 3, "scenario.task_sizes": [3, 1, 6], "method.base.regulariser": "ewc"}
         method = learn(triplet_config(**few), tasks=3).method
         assert method.scores(torch.rand(4, 1, 8, 8)).shape == (4, 10)
         assert all(parameter.isfinite().all() for parameter in method.parameters())
@@ -458,10 +462,10 @@ class Killed(Exception):
 
 RESUMED: dict[str, tuple[dict[str, Any], tuple[int, str, int]]] = {
     "teacher": ({}, (1, "train", 1)),
-    "importance": ({"method.regulariser": "ewc"}, (1, "train", 1)),
-    "lengths": ({"method.regulariser": "mas", "method.embedding": None}, (1, "train", 0)),
-    "softmax": ({"method.softmax_epochs": 2}, (0, "softmax", 0)),
-    "after softmax": ({"method.softmax_epochs": 1}, (0, "train", 0)),
+    "importance": ({"method.base.regulariser": "ewc"}, (1, "train", 1)),
+    "lengths": ({"method.base.regulariser": "mas", "method.base.embedding": None}, (1, "train", 0)),
+    "softmax": ({"method.base.softmax_epochs": 2}, (0, "softmax", 0)),
+    "after softmax": ({"method.base.softmax_epochs": 1}, (0, "train", 0)),
 }
 
 
@@ -495,7 +499,7 @@ def test_a_killed_run_resumes_to_the_same_bits(triplet_config: Tiny, tmp_path: P
 
 @pytest.mark.parametrize("regulariser", ["lwf", "ewc"])
 def test_loading_gives_identical_scores(triplet_config: Tiny, learn: Learn, regulariser: str) -> None:
-    config = triplet_config(**{"method.regulariser": regulariser})
+    config = triplet_config(**{"method.base.regulariser": regulariser})
     learnt, fresh = learn(config, tasks=2), Experiment(config)
     fresh.method.load_state_dict(learnt.method.state_dict())
     assert torch.equal(fresh.test_scores(1)[0], learnt.test_scores(1)[0])
@@ -515,23 +519,29 @@ def test_the_layer_depends_on_the_seed_alone(triplet_config: Tiny) -> None:
 
 
 class TestSettings:
-    def test_defaults_go_with_the_base(self) -> None:
-        lwf, triplet = SDCConfig(), SDCConfig(base="triplet")
-        assert (lwf.metric, lwf.floor, lwf.fix_bn) == ("cosine", 1e-5, False)
-        assert (triplet.metric, triplet.floor, triplet.fix_bn) == ("euclidean", 0.0, True)
-        assert (triplet.sigma, triplet.embedding, triplet.margin, triplet.images_per_class) == (0.3, 512, 0.0, 8)
-        mine = SDCConfig(base="triplet", floor=1e-3, metric="cosine")
-        assert (mine.metric, mine.floor, mine.fix_bn) == ("cosine", 1e-3, True)
+    def test_defaults_go_with_the_base(self, tiny_config: Tiny) -> None:
+        def chosen(**overrides: Any) -> tuple[str, float, bool]:
+            method = Experiment(
+                tiny_config("sdc", **{f"method.{name}": value for name, value in overrides.items()})
+            ).method
+            return method.prototypes.metric, method.compensator.floor, method.config.base.fix_bn
+
+        assert chosen() == ("cosine", 1e-5, False)
+        assert chosen(base="triplet") == ("euclidean", 0.0, True)
+        assert chosen(base="triplet", floor=1e-3, metric="cosine") == ("cosine", 1e-3, True)
+        assert chosen(floor=0.0, metric="euclidean") == ("euclidean", 0.0, False)
+        triplet = TripletBaseConfig()
+        assert (triplet.embedding, triplet.margin, triplet.images_per_class) == (512, 0.0, 8)
 
     def test_presets(self) -> None:
-        paper, pretrained = SDCConfig(preset="paper"), SDCConfig(preset="paper_pretrained", base="triplet")
-        assert (paper.base, paper.floor, paper.softmax_epochs, paper.fix_bn) == ("triplet", 0.0, 200, True)
-        assert (pretrained.triplets, pretrained.softmax_epochs, pretrained.fix_bn) == ("hard", 0, False)
-        assert SDCConfig(preset="paper", softmax_epochs=3).softmax_epochs == 3
+        paper, pretrained = SDCConfig(preset="paper").base, SDCConfig(preset="paper_pretrained", base="triplet").base
+        assert paper == TripletBaseConfig(softmax_epochs=200)
+        assert pretrained == TripletBaseConfig(embedding_init="fan_out", triplets="hard", fix_bn=False)
+        assert SDCConfig(preset="paper", base={"softmax_epochs": 3}).base == TripletBaseConfig(softmax_epochs=3)
 
     def test_a_recipe_can_be_run_as_in_the_paper_and_repeated(self) -> None:
         config = load_config("cifar100-t10", method="sdc", overrides={"method.preset": "paper", "method.sigma": 0.2})
-        assert (config.method.base, config.method.floor, config.method.sigma) == ("triplet", 0.0, 0.2)
+        assert (config.method.base.name, config.method.floor, config.method.sigma) == ("triplet", None, 0.2)
         assert validated(config.model_dump(mode="json")) == config
 
     @pytest.mark.parametrize("size", [8, 36])
@@ -543,4 +553,4 @@ class TestSettings:
         warm = {"optimisation.first.warmup": 0.5}
         assert learn(triplet_config(**warm), tasks=1).method.prototypes.means.isfinite().all()
         with pytest.raises(UserError, match="embedding=null"):
-            learn(triplet_config(**warm, **{"method.embedding": None}), tasks=1)
+            learn(triplet_config(**warm, **{"method.base.embedding": None}), tasks=1)

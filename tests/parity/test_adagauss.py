@@ -135,5 +135,5 @@ def test_classifier_and_scores(run: Run, case: dict[str, Tensor]) -> None:
     with torch.no_grad():
         scores = run.method.eval().scores(images)
     torch.testing.assert_close(-scores, case["expected/distances"], **STORED)
-    whiteners = run.method.memory._readout.whiteners
+    whiteners = run.method.memory.readout().whiteners
     torch.testing.assert_close(whiteners.mT @ whiteners, case["expected/inverse"], **STORED)

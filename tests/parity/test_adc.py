@@ -10,7 +10,7 @@ from torch.testing import assert_close
 from gatf.data.loader import TaskData
 from gatf.methods.adc import ADC, ADCConfig, AdversarialDrift
 from gatf.methods.base import Phase
-from gatf.methods.parts.compensation import LWF_OPTIMISATION
+from gatf.methods.parts.stages import LWF_OPTIMISATION
 from gatf.settings import OptimisationConfig
 
 Recorded = Callable[..., dict[str, Tensor]]

@@ -42,7 +42,7 @@ def part(prefix: str) -> dict[str, Tensor]:
 def put(method: LwF, stage: str, heads: list[str]) -> None:
     """Weights as recorded, and the running statistics with them."""
     method.backbone.load_state_dict(part(f"weights/{stage}/"), strict=False)
-    for layer, name in zip(method.base.heads.layers, heads, strict=True):
+    for layer, name in zip(method.heads.layers, heads, strict=True):
         layer.load_state_dict(part(f"heads/{name}/"))
 
 
@@ -82,7 +82,7 @@ def scores(method: LwF, heads: list[str]) -> Tensor:
 
 
 def facil(recorded: str) -> dict[str, Tensor]:
-    head = {f"base.heads.layers.1.{name}": tensor for name, tensor in part(f"{recorded}/gradient/head/").items()}
+    head = {f"heads.layers.1.{name}": tensor for name, tensor in part(f"{recorded}/gradient/head/").items()}
     return head | {f"backbone.{name}": tensor for name, tensor in part(f"{recorded}/gradient/backbone/").items()}
 
 
@@ -112,6 +112,6 @@ def test_pycils_distillation_gradients_and_scores() -> None:
     expected = {name: tensor for name, tensor in part("pycil/gradient/").items() if name.startswith("backbone")}
     for kind in ("weight", "bias"):
         rows = CASE[f"pycil/gradient/fc.{kind}"].split(OLD)
-        expected |= {f"base.heads.layers.{at}.{kind}": given for at, given in enumerate(rows)}
+        expected |= {f"heads.layers.{at}.{kind}": given for at, given in enumerate(rows)}
     same(gradients(method, terms), expected, EXACT)
     torch.testing.assert_close(scores(method, ["1/0", "1/1"]), CASE["pycil/scores"], **EXACT)

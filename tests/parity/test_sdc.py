@@ -12,7 +12,7 @@ from gatf.data.loader import TaskData
 from gatf.methods.base import Phase
 from gatf.methods.parts.triplets import triplet_loss
 from gatf.methods.sdc import SDC, SDCConfig, sdc_shift
-from gatf.settings import OptimisationConfig, StageConfig
+from gatf.settings import OptimisationConfig, StageConfig, deep_merge
 
 Recorded = Callable[..., dict[str, Tensor]]
 Net = Callable[[dict[str, Tensor]], nn.Module]
@@ -22,11 +22,11 @@ STAGE = StageConfig(
     optimiser="adam", epochs=4, batch_size=16, lr=1e-3, weight_decay=2e-4, schedule="constant", clip=None, warmup=0.0
 )
 RUNS: dict[str, dict[str, Any]] = {
-    "none": {"regulariser": "none"},
-    "lwf": {"regulariser": "lwf"},
-    "ewc": {"regulariser": "ewc"},
-    "mas": {"regulariser": "mas"},
-    "pretrained": {"regulariser": "mas", "preset": "paper_pretrained"},
+    "none": {"base": {"regulariser": "none"}},
+    "lwf": {"base": {"regulariser": "lwf"}},
+    "ewc": {"base": {"regulariser": "ewc"}},
+    "mas": {"base": {"regulariser": "mas"}},
+    "pretrained": {"base": {"regulariser": "mas"}, "preset": "paper_pretrained"},
 }
 
 
@@ -41,9 +41,10 @@ def test_three_tasks(
     """Trained weights, importances, compensated prototypes and distances of the four base learners, and of one that
     trains batch-norm in later tasks."""
     given, expected = recorded("sdc", "input/"), recorded("sdc", f"{run}/expected/")
-    settings = {"embedding": 5, "images_per_class": 4, "margin": 0.1, "triplets": "hard", "sigma": 0.2}
+    base = {"name": "triplet", "embedding": 5, "images_per_class": 4, "margin": 0.1, "triplets": "hard"}
+    settings = deep_merge({"base": base, "sigma": 0.2}, RUNS[run])
     method = SDC(
-        SDCConfig(**{"base": "triplet", **settings, **RUNS[run]}), exact_net(under(given, "backbone.")),
+        SDCConfig.model_validate(settings), exact_net(under(given, "backbone.")),
         OptimisationConfig(first=STAGE, next=STAGE), 0,
     )  # fmt: skip
     method.double().base.layer.load_state_dict(under(given, "layer."))

@@ -3,11 +3,12 @@
 from collections.abc import Iterator
 from typing import Any
 
+from pydantic import BaseModel
 from torch import nn
 
-from gatf.config import PER_METHOD, deep_merge, flat, read_recipe, recipe_names
+from gatf.config import PER_METHOD, flat, read_recipe, recipe_names
 from gatf.methods import method_class
-from gatf.settings import OptimisationConfig, StageConfig
+from gatf.settings import OptimisationConfig, StageConfig, choices, deep_merge
 
 
 class _Features(nn.Module):
@@ -46,14 +47,24 @@ def describe(name: str, *, pooled: int, bottleneck: int, classes: int) -> Iterat
         yield "defaults in other sections"
         yield from _by_section(method.defaults)
     yield "settings"
-    for field, info in method.Config.model_fields.items():
-        if field != "name":
-            description = " ".join((info.description or "").split())
-            yield f"  {field} = {info.get_default(call_default_factory=True)!r}: {description}"
+    yield from _settings(method.Config)
     for preset in method.Config.preset_names():
         changes = method.Config.preset_layer(preset)
         yield f"preset {preset}" if changes else f"preset {preset}: the defaults"
         yield from _by_section(changes)
+
+
+def _settings(model: type[BaseModel], prefix: str = "  ") -> Iterator[str]:
+    """A line for each setting; under one whose name chooses a section, the settings of each section."""
+    for field, info in model.model_fields.items():
+        if field == "name":
+            continue
+        value, sections = info.get_default(call_default_factory=True), choices(info)
+        shown = value.name if sections else repr(value)
+        yield f"{prefix}{field} = {shown}: {' '.join((info.description or '').split())}"
+        for name, section in sections.items():
+            yield f"{prefix}  {field}.name = {name}"
+            yield from _settings(section, f"{prefix}    {field}.")
 
 
 def _by_section(layer: dict[str, Any]) -> Iterator[str]:

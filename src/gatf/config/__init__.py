@@ -17,6 +17,7 @@ from gatf.settings import (
     OptimisationConfig,
     ScenarioConfig,
     Strict,
+    deep_merge,
     explain,
 )
 
@@ -167,7 +168,7 @@ def _check_not_mixed(written: Mapping[str, Any], preset: Any, settings: type[Met
     """A recipe that spells out one preset, as a saved config does, cannot be turned into another: which of its values
     came with the preset is no longer known."""
     spelt = settings.preset_layer(written.get("preset")).get("method", {})
-    if spelt and written["preset"] != preset and spelt.keys() <= written.keys():
+    if spelt and written["preset"] != preset and flat(spelt).keys() <= flat(written).keys():
         raise UserError(
             f"the recipe spells out preset '{written['preset']}' and cannot be run with preset '{preset}': start from "
             "the recipe that it was made from"
@@ -228,12 +229,3 @@ def flat(values: Mapping[str, Any]) -> dict[str, Any]:
         else:
             leaves[key] = value
     return leaves
-
-
-def deep_merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """`over` laid on `base`, mapping by mapping."""
-    merged = dict(base)
-    for key, value in over.items():
-        nested = isinstance(value, Mapping) and isinstance(merged.get(key), Mapping)
-        merged[key] = deep_merge(merged[key], value) if nested else value
-    return merged

@@ -22,6 +22,7 @@ from gatf.geometry.gaussians import Gaussians, pack, push_affine, push_forward, 
 from gatf.geometry.moments import Moments, PairedMoments, class_moments
 from gatf.geometry.readout import (
     QuadraticReadout,
+    Readout,
     bayes_readout,
     linear_from_samples,
     mahalanobis_readout,
@@ -47,6 +48,7 @@ __all__ = [
     "Moments",
     "PairedMoments",
     "QuadraticReadout",
+    "Readout",
     "anchor_objective",
     "bayes_readout",
     "certified",

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from gatf.geometry import readout, spd
 from gatf.geometry.readout import CHUNK_ELEMENTS, CHUNK_ROWS, Sampler, seen
@@ -121,6 +121,40 @@ class LowRankReadout:
                 out[rows, chunk] -= (along - self.offsets[chunk]).square().sum(-1)
         return out.clamp_min(0)
 
+    def scores(self, features: Tensor) -> Tensor:
+        return -self.distances(features)
+
+    def graph(self) -> nn.Module:
+        return LowRankGraph(self)
+
+
+class LowRankGraph(nn.Module):
+    """`LowRankReadout.scores` for all classes at once."""
+
+    origin: Tensor
+    weights: Tensor
+    slopes: Tensor
+    constants: Tensor
+    directions: Tensor
+    offsets: Tensor
+
+    def __init__(self, readout: LowRankReadout) -> None:
+        super().__init__()
+        self.classes, self.rank, dim = readout.directions.shape
+        self.normalise = readout.normalise
+        for name in ("origin", "weights", "slopes", "constants"):
+            self.register_buffer(name, getattr(readout, name))
+        self.register_buffer("directions", readout.directions.reshape(-1, dim))
+        self.register_buffer("offsets", readout.offsets.flatten())
+
+    def forward(self, features: Tensor) -> Tensor:
+        vectors = seen(features, self.normalise) - self.origin
+        distances = vectors.square() @ self.weights.T - vectors @ self.slopes.T + self.constants
+        if self.rank:
+            along = vectors @ self.directions.T - self.offsets
+            distances = distances - along.square().reshape(-1, self.classes, self.rank).sum(-1)
+        return -distances
+
 
 def low_rank_readout(means: Tensor, covs: LowRank, shrink: float, *, normalise: bool) -> LowRankReadout:
     """`readout.bayes_readout` of means [C, S] and these covariances, from their structure alone.
@@ -174,6 +208,30 @@ class SharedReadout:
         """[B, S] → [B, C]."""
         features = seen(features.to(self.origin), self.normalise) - self.origin
         return readout.nearest_mean_distances(features @ self.whitener.mT, self.centres)
+
+    def scores(self, features: Tensor) -> Tensor:
+        return -self.distances(features)
+
+    def graph(self) -> nn.Module:
+        return SharedGraph(self)
+
+
+class SharedGraph(nn.Module):
+    """`SharedReadout.scores`: whiten, then nearest mean."""
+
+    origin: Tensor
+    whitener: Tensor
+
+    def __init__(self, shared: SharedReadout) -> None:
+        super().__init__()
+        self.normalise = shared.normalise
+        self.register_buffer("origin", shared.origin)
+        self.register_buffer("whitener", shared.whitener)
+        self.nearest = readout.NearestMeanReadout(shared.centres).graph()
+
+    def forward(self, features: Tensor) -> Tensor:
+        scores: Tensor = self.nearest((seen(features, self.normalise) - self.origin) @ self.whitener.T)
+        return scores
 
 
 def shared_readout(means: Tensor, cov: Tensor, shrink: float, *, normalise: bool) -> SharedReadout:

@@ -1,13 +1,18 @@
-"""From Gaussians to predictions: the readouts shared by every Gaussian method (AdaGauss, FeCAM, GATF)."""
+"""From Gaussians to predictions: the readouts shared by every Gaussian method (AdaGauss, FeCAM, GATF).
+
+A readout is a `Readout`: it gives scores, and a graph of them for export. Who keeps one or writes it to a file needs to
+know no more of it; those of compact covariances are in `compact`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from gatf.geometry import spd
@@ -27,6 +32,16 @@ def seen(vectors: Tensor, normalise: bool) -> Tensor:
     """Vectors [..., S] in float64, over their norm where a rule compares directions."""
     vectors = vectors.to(torch.float64)
     return functional.normalize(vectors, dim=-1, eps=NORM_GUARD) if normalise else vectors
+
+
+class Readout(Protocol):
+    """What tells classes apart by their features."""
+
+    def scores(self, features: Tensor) -> Tensor:
+        """[B, S] → [B, C] in float64, higher is better."""
+
+    def graph(self) -> nn.Module:
+        """The same scores in float64 without chunks, as a module whose operations can be traced (ONNX)."""
 
 
 @dataclass(frozen=True)
@@ -100,6 +115,32 @@ class QuadraticReadout:
                 out[rows, chunk] = whitened.view(len(block), -1, dim).square_().sum(-1)
         return out
 
+    def scores(self, features: Tensor) -> Tensor:
+        return -self.distances(features)
+
+    def graph(self) -> nn.Module:
+        return QuadraticGraph(self)
+
+
+class QuadraticGraph(nn.Module):
+    """‖W_c u − W_c v_c‖² for all classes in one matrix product."""
+
+    weight: Tensor
+    offset: Tensor
+
+    def __init__(self, readout: QuadraticReadout) -> None:
+        super().__init__()
+        classes, dim = readout.centres.shape
+        self.classes, self.dim, self.normalise = classes, dim, readout.normalise
+        self.register_buffer("weight", readout.whiteners.reshape(classes * dim, dim))
+        whitened = (readout.whiteners @ readout.centres[:, :, None]).reshape(classes * dim)
+        self.register_buffer("offset", whitened)
+
+    def forward(self, features: Tensor) -> Tensor:
+        vectors = seen(features, self.normalise)
+        offsets = vectors @ self.weight.T - self.offset
+        return -offsets.square().reshape(-1, self.classes, self.dim).sum(-1)
+
 
 def bayes_readout(gaussians: Gaussians, shrink: float = BAYES_SHRINK, *, normalise: bool = True) -> QuadraticReadout:
     """The "bayes" rule of AdaGauss: M_c = sh(Σ_c, shrink), without log-determinant or prior.
@@ -130,6 +171,56 @@ def nearest_mean_distances(features: Tensor, means: Tensor, *, normalise: bool =
     features, means = features - origin, means - origin
     squares = features.square().sum(-1)[:, None] + means.square().sum(-1)  # [B, C]
     return (squares - 2 * features @ means.mT).clamp_min(0)
+
+
+@dataclass(frozen=True)
+class NearestMeanReadout:
+    """Minus the squared distance to every class mean."""
+
+    means: Tensor
+    """[C, S]."""
+
+    def scores(self, features: Tensor) -> Tensor:
+        return -nearest_mean_distances(features, self.means)
+
+    def graph(self) -> nn.Module:
+        """Linear up to −‖z‖², which all classes share."""
+        means = self.means.to(torch.float64)
+        return LinearGraph(2 * means, -means.square().sum(-1), minus_square=True)
+
+
+@dataclass(frozen=True)
+class LinearReadout:
+    """w_c·z + b_c on raw features."""
+
+    weight: Tensor
+    """[C, S], float64."""
+    bias: Tensor
+    """[C], float64."""
+
+    def scores(self, features: Tensor) -> Tensor:
+        return features.double() @ self.weight.T + self.bias
+
+    def graph(self) -> nn.Module:
+        return LinearGraph(self.weight, self.bias)
+
+
+class LinearGraph(nn.Module):
+    """w_c·z + b_c, less ‖z‖² where asked."""
+
+    weight: Tensor
+    bias: Tensor
+
+    def __init__(self, weight: Tensor, bias: Tensor, *, minus_square: bool = False) -> None:
+        super().__init__()
+        self.minus_square = minus_square
+        self.register_buffer("weight", weight)
+        self.register_buffer("bias", bias)
+
+    def forward(self, features: Tensor) -> Tensor:
+        vectors = features.double()
+        scores = vectors @ self.weight.T + self.bias
+        return scores - vectors.square().sum(-1, keepdim=True) if self.minus_square else scores
 
 
 def margins(distances: Tensor, labels: Tensor) -> Tensor:

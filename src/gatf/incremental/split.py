@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from gatf.errors import UserError
+from gatf.methods.parts.gaussian import keeps_gaussians_only
 from gatf.model.state import Label, Model
 from gatf.seeding import generator
 
@@ -39,7 +40,7 @@ def split_update(model: Model, answers: np.ndarray, share: float, seed: int) -> 
     labels: list[Label] = distinct.tolist()
     _check_kind(model.labels, labels)
     again = [label for label in labels if label in model.labels]
-    if again and not model.method.keeps_gaussians_only:
+    if again and not keeps_gaussians_only(model.method):
         raise UserError(
             f"method '{model.config.method.name}' cannot go on with classes it knows ({some(again)}); give new "
             "classes only, or use gatf or adagauss"

@@ -6,7 +6,7 @@ from torch import Tensor
 from gatf.data.base import ImageSet
 from gatf.geometry.gaussians import Gaussians, sample, white_noise
 from gatf.geometry.moments import Moments
-from gatf.methods import Method
+from gatf.methods.parts.gaussian import GaussianMethod
 from gatf.seeding import generator
 
 DRAWS_PER_CLASS = 200
@@ -36,11 +36,10 @@ def merge(carried: Gaussians, carried_images: Tensor, new: Gaussians, new_images
 
 
 @torch.no_grad()
-def expected_accuracy(method: Method, seed: int) -> Tensor:
+def expected_accuracy(method: GaussianMethod, seed: int) -> Tensor:
     """Percent of points drawn from each stored Gaussian that are answered with its class, [C]: what the accuracy on
     images would be if features were Gaussian and the transport without error."""
     stored = method.stored()
-    assert stored is not None
     draws = generator(seed, "expected accuracy")
     noise = white_noise(DRAWS_PER_CLASS, stored.means.shape[1], generator=draws, matched=False)
     points = sample(stored, noise.to(stored.means.device))  # [C, N, S]

@@ -23,6 +23,7 @@ from gatf.incremental.split import Split, some, split_update
 from gatf.incremental.statistics import expected_accuracy, merge, normalisation
 from gatf.io.events import Event, Listener, RunStart, TaskEvent
 from gatf.methods.parts.components import extract
+from gatf.methods.parts.gaussian import GaussianMethod, keeps_gaussians_only
 from gatf.model.judge import Judge, Metric, fit_temperature, transport_error
 from gatf.model.record import UpdateRecord
 from gatf.model.state import Model
@@ -108,9 +109,8 @@ class _Update:
     def train(self) -> None:
         """Train, carry what is stored of the old classes into the new feature space, and store the new ones."""
         end: Callable[[TaskData], None] | None = None
-        before = self.method.stored()
-        if self.old and self.method.keeps_gaussians_only and before is not None:
-            end = partial(self._end_with_stand_ins, before, self._class_gaussians())
+        if self.old and keeps_gaussians_only(self.method):
+            end = partial(self._end_with_stand_ins, self.method, self.method.stored(), self._class_gaussians())
         resumed = self._resume()
         self.run.listener(RunStart(tasks=1, method=self.config.method.name, resumed_at=None))
         stage = self.config.optimisation.stage(self.data.info.index)
@@ -129,24 +129,23 @@ class _Update:
         found = class_moments(features, labels - self.old, classes=self.split.classes)
         return Gaussians(found.mean, found.covariance())
 
-    def _end_with_stand_ins(self, before: Gaussians, stand_ins: Gaussians, data: TaskData) -> None:
+    def _end_with_stand_ins(
+        self, method: GaussianMethod, before: Gaussians, stand_ins: Gaussians, data: TaskData
+    ) -> None:
         """End the task and measure the transport's error.
 
         Nobody can say how well the old classes were carried, for their images are gone. So the new classes, as the old
         network saw them, travel with the old ones, and are compared with what the new network really sees.
         """
         old, classes = self.old, self.split.classes
-        self.method.keep(before.concat(stand_ins.to(before.means.device)))
-        self.method.end_task(data)
-        after = self.method.stored()
-        assert after is not None
+        method.keep(before.concat(stand_ins.to(before.means.device)))
+        method.end_task(data)
+        after = method.stored()
         carried, self.moved, new = after[:old], after[old : old + classes], after[old + classes :]
         spread = before.covs.diagonal(dim1=-2, dim2=-1).sum(-1).sqrt().clamp_min(1e-12)  # [old]
         self.drift = float(((carried.means - before.means).norm(dim=1) / spread).mean())
-        self.method.keep(self._merged(carried, new))
-        stored = self.method.stored()
-        assert stored is not None
-        self.errors[:old] = transport_error(self.moved, new, Metric.of(stored))
+        method.keep(self._merged(carried, new))
+        self.errors[:old] = transport_error(self.moved, new, Metric.of(method.stored()))
 
     def _merged(self, carried: Gaussians, new: Gaussians) -> Gaussians:
         """Old classes, each revisited one merged with what was seen of it now, then the added ones."""
@@ -227,7 +226,7 @@ class _Update:
             accuracy = 100 * float((predicted == truth).double().mean())
             if self.old:
                 taken = 100 * float(((predicted < self.old) & (truth >= self.old)).double().mean())
-        if self.old and self.method.keeps_gaussians_only:
+        if self.old and keeps_gaussians_only(self.method):
             by_class = expected_accuracy(self.method, self.config.seed)
             added = by_class[self.old :]
             optimism = 1.0
@@ -235,7 +234,6 @@ class _Update:
                 optimism = min(1.0, accuracy / max(float(added.mean()), 1e-9))
             expected = optimism * float(by_class[: self.old].mean())
         self._warn(accuracy, expected, taken)
-        transported = bool(self.old) and self.method.keeps_gaussians_only
         record = UpdateRecord(
             number=len(self.model.history),
             date=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -249,7 +247,7 @@ class _Update:
             expected_old=expected,
             taken_for_old=taken,
             drift=self.drift,
-            transport_error=float(self.errors.max()) if transported else None,
+            transport_error=None if self.moved is None else float(self.errors.max()),
             temperature=updated.temperature,
             bytes_per_class=self.method.bytes_per_class(),
             warnings=tuple(self.warnings),

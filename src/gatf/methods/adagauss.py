@@ -7,8 +7,8 @@ import torch
 from pydantic import PositiveInt
 from torch import Tensor, nn
 
-from gatf.geometry import gaussians
-from gatf.methods.base import Batch, ForTask, Method, Phase, TaskData, TaskInfo
+from gatf.methods.base import Batch, ForTask, Phase, TaskData, TaskInfo
+from gatf.methods.lwf import softened_cross_entropy
 from gatf.methods.parts.components import (
     adapter_phase,
     adapter_stage,
@@ -18,7 +18,7 @@ from gatf.methods.parts.components import (
     has_covariance,
     task_batch,
 )
-from gatf.methods.parts.distillation import softened_cross_entropy
+from gatf.methods.parts.gaussian import GaussianMethod
 from gatf.methods.parts.memory import CovarianceConfig, GaussianMemory, Rule
 from gatf.nets.heads import Heads
 from gatf.nets.mlp import feature_mlp
@@ -76,12 +76,11 @@ def summed(phase: Phase, term: str, dim: int) -> Phase:
     return replace(phase, loss=loss)
 
 
-class AdaGauss(Method[AdaGaussConfig]):
+class AdaGauss(GaussianMethod[AdaGaussConfig]):
     """Every class is a Gaussian; after each task a second MLP, the adapter, carries the old ones into the new space."""
 
     name = "adagauss"
     Config = AdaGaussConfig
-    keeps_gaussians_only = True
     summary = "class Gaussians carried by an adapter fitted after each task (NeurIPS 2024)"
     paper = "Rypeść et al., Task-recency bias strikes back, NeurIPS 2024"
     keeps = "mean and covariance of each class in the bottleneck space"
@@ -103,7 +102,10 @@ class AdaGauss(Method[AdaGaussConfig]):
         )  # fmt: skip
         self.heads = Heads(self.feature_dim) if self.config.distillation == "logit" else None
         """Of the past tasks, where logits are distilled."""
-        self.keeps_gaussians_only = self.heads is None
+
+    @property
+    def gaussians_only(self) -> bool:
+        return self.heads is None
 
     def begin_task(self, task: TaskInfo) -> None:
         self.memory.rest()
@@ -191,20 +193,8 @@ class AdaGauss(Method[AdaGaussConfig]):
         )
         self.note("transport", **repairs)
 
-    def scores(self, images: Tensor) -> Tensor:
-        return self.feature_scores(self.backbone(images))
-
-    def feature_scores(self, features: Tensor) -> Tensor:
-        return self.memory.scores(features)
-
-    def stored(self) -> gaussians.Gaussians:
-        return self.memory.get()
-
     def carried(self, old: Tensor, phase: str) -> Tensor | None:
         return self.adapter(old) if phase == "adapter" else None
-
-    def keep(self, stored: gaussians.Gaussians) -> None:
-        self.memory.set(stored)
 
     def bytes_per_class(self) -> int:
         """The Gaussian, and a row of a head where logits are distilled."""

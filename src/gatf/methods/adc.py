@@ -2,15 +2,16 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Literal
 
 import torch
 from pydantic import NonNegativeInt, PositiveInt
 from torch import Tensor, nn
 
 from gatf.geometry.readout import nearest_mean_distances
-from gatf.methods.base import Batch, Method, Phase, TaskData, TaskInfo
-from gatf.methods.parts.compensation import LWF_OPTIMISATION, PrototypeConfig, Prototypes, Report, finite
+from gatf.methods.base import Batch, TaskData
+from gatf.methods.parts.compensation import Compensator, DriftCompensated, DriftConfig, Report
+from gatf.methods.parts.prototypes import finite
 from gatf.settings import NotNegative
 
 PIXELS = 2**27
@@ -19,7 +20,7 @@ NETWORK_BATCH = 128
 """Candidate images sent through a network at once."""
 
 
-class ADCConfig(PrototypeConfig):
+class ADCConfig(DriftConfig):
     name: Literal["adc"] = "adc"
     candidates: PositiveInt = 100
     """m: images nearest to an old prototype that are perturbed towards it."""
@@ -38,7 +39,7 @@ class ADCConfig(PrototypeConfig):
 
 
 @dataclass(frozen=True)
-class AdversarialDrift:
+class AdversarialDrift(Compensator):
     """ADC: current images are perturbed until the old network takes them for the old class; their drift is the class's
     (Goswami et al., CVPR 2024, Algorithm 1)."""
 
@@ -179,23 +180,18 @@ def _packed(images: Tensor) -> Tensor:
     return images.clone(memory_format=torch.channels_last)
 
 
-class ADC(Method[ADCConfig]):
+class ADC(DriftCompensated[ADCConfig]):
     """Nearest class mean; old prototypes move by the drift of images made to look like their class."""
 
     name = "adc"
     Config = ADCConfig
     summary = "prototypes moved by the drift of adversarially resurrected classes (CVPR 2024)"
     paper = "Goswami et al., Resurrecting Old Classes with New Data, CVPR 2024"
-    keeps = "a prototype of each class"
     trains = "backbone and cosine head (LwF)"
-    defaults: ClassVar[dict[str, Any]] = {"backbone": {"bottleneck": None}, "optimisation": LWF_OPTIMISATION}
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
+    def build_compensator(self, dim: int) -> Compensator:
         config = self.config
-        self.base = config.build_base(self)
-        self.prototypes = Prototypes(config.dim(self.feature_dim), config.metric)
-        self.compensator = AdversarialDrift(
+        return AdversarialDrift(
             candidates=config.candidates,
             steps=config.steps,
             step_size=config.step_size,
@@ -204,29 +200,3 @@ class ADC(Method[ADCConfig]):
             success_filter=config.success_filter,
             inplace=config.inplace,
         )
-
-    def begin_task(self, task: TaskInfo) -> None:
-        self.base.begin(self, task)
-
-    def phases(self, task: TaskInfo) -> list[Phase]:
-        return self.base.phases(self, task)
-
-    def end_task(self, data: TaskData) -> None:
-        """Compensate while the old network is there, then learn the new classes' means."""
-        new = self.base.network(self)
-        if data.info.index > 0 and self.config.compensate:
-            self.prototypes.means, report = self.compensator.transport(
-                self.prototypes.means, self.base.teacher, new, data
-            )
-            self.note("adc", **report)
-        self.prototypes.learn(new, data)
-        self.base.end(self, data)
-
-    def scores(self, images: Tensor) -> Tensor:
-        return self.prototypes.scores(self.base.network(self)(images))
-
-    def centres(self) -> Tensor | None:
-        return self.prototypes.means if self.config.in_backbone_space else None
-
-    def bytes_per_class(self) -> int:
-        return self.prototypes.bytes_per_class()

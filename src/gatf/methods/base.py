@@ -74,13 +74,12 @@ class Method(nn.Module, ABC, Generic[ConfigT]):
     """Only `joint` says False, and is then handed the data of all tasks so far."""
     defaults: ClassVar[dict[str, Any]] = {}
     """Settings of other sections that belong to the method (its optimiser, no bottleneck), shaped like a config."""
-    keeps_gaussians_only: bool = False
-    """Between tasks there is nothing but the backbone and `stored()`: then `keep` and `feature_scores` work, and a
-    class that comes back can be merged into what is stored of it."""
 
     def __init_subclass__(cls) -> None:
-        """A method says who and what it is, or there is no such class."""
+        """A method says who and what it is, or there is no such class; what several share names ABC as a base."""
         super().__init_subclass__()
+        if ABC in cls.__bases__:
+            return
         missing = [name for name in ("name", "Config", "summary", "paper", "keeps", "trains") if not hasattr(cls, name)]
         if missing:
             raise TypeError(
@@ -144,14 +143,6 @@ class Method(nn.Module, ABC, Generic[ConfigT]):
         """Old features [B, S] in the new space, by the map as it stands after an epoch of a phase; None while there is
         no map. Asked for only within tasks after the first, in eval mode and without gradient."""
         return None
-
-    def keep(self, stored: Gaussians) -> None:
-        """Replace what is stored; only where `keeps_gaussians_only`."""
-        raise NotImplementedError(f"{self.name} does not keep Gaussians alone")
-
-    def feature_scores(self, features: Tensor) -> Tensor:
-        """`scores` from features [B, S] on; only where `keeps_gaussians_only`."""
-        raise NotImplementedError(f"{self.name} does not keep Gaussians alone")
 
     def features(self, batch: Batch, images: Tensor | None = None) -> Tensor:
         """What a loss learns from: the backbone's features of the batch's images, or of others made from them, [B, S].

@@ -11,9 +11,9 @@ from torch.nn.functional import normalize, one_hot
 from gatf.geometry import gaussians, spd
 from gatf.geometry.moments import class_moments
 from gatf.methods.base import Method, Phase, TaskData, TaskInfo, shuffled
-from gatf.methods.parts.compensation import LWF_OPTIMISATION
 from gatf.methods.parts.components import Growing
-from gatf.methods.parts.distillation import LwfBase
+from gatf.methods.parts.distillation import LwfBase, LwfBaseConfig
+from gatf.methods.parts.stages import LWF_OPTIMISATION
 from gatf.settings import MethodConfig, NotNegative, Positive
 
 NORM_GUARD = 1e-12
@@ -180,7 +180,7 @@ class DPCR(Method[DPCRConfig]):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         config = self.config
-        self.base = LwfBase(self.feature_dim, distill=config.distill, temperature=config.temperature)
+        self.base = LwfBase(self.feature_dim, LwfBaseConfig(distill=config.distill, temperature=config.temperature))
         self.memory = GramMemory(self.feature_dim)
         self.readout = Weights(self.feature_dim)
 

@@ -13,8 +13,9 @@ from torch.nn.functional import cross_entropy
 
 from gatf.errors import UserError
 from gatf.methods.base import Batch, Method, Phase, TaskData, TaskInfo, shuffled
-from gatf.methods.parts.distillation import facil_stage, pycil_stage, training_mode
+from gatf.methods.parts.components import training_mode
 from gatf.methods.parts.springs import Springs, kept_buffers
+from gatf.methods.parts.stages import facil_stage, pycil_stage
 from gatf.nets.heads import HeadInit, Heads
 from gatf.settings import Fraction, MethodConfig, NotNegative, Positive
 

@@ -10,8 +10,8 @@ from pydantic import PositiveInt, model_validator
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
 
-from gatf.geometry import anchor, gaussians, moments, spd
-from gatf.methods.base import Batch, ForTask, Method, Phase, TaskData, TaskInfo
+from gatf.geometry import anchor, moments, spd
+from gatf.methods.base import Batch, ForTask, Phase, TaskData, TaskInfo
 from gatf.methods.parts.components import (
     adapter_phase,
     adapter_stage,
@@ -26,6 +26,7 @@ from gatf.methods.parts.components import (
     task_batch,
     whole_rows,
 )
+from gatf.methods.parts.gaussian import GaussianMethod
 from gatf.methods.parts.memory import CovarianceConfig, GaussianMemory, Rule
 from gatf.nets.mlp import dead_residual, feature_mlp, zero_residual
 from gatf.settings import Fraction, NotNegative, Positive
@@ -135,12 +136,12 @@ class RunningAnchor(nn.Module):
         super()._load_from_state_dict(*args)
 
 
-class GATF(Method[GATFConfig]):
+class GATF(GaussianMethod[GATFConfig]):
     """The map A_t = anchor + residual is trained together with the backbone; a distiller maps back."""
 
     name = "gatf"
     Config = GATFConfig
-    keeps_gaussians_only = True
+    gaussians_only = True
     summary = "Gaussians carried by an analytic anchor plus residual, trained with the backbone (ECCV 2026)"
     paper = "Xu & Krawczyk, Geometry-Anchored Transport Framework for EFCIL, ECCV 2026"
     keeps = "mean and covariance of each class in the bottleneck space"
@@ -276,20 +277,8 @@ class GATF(Method[GATFConfig]):
         )
         self.note("transport", **repairs)
 
-    def scores(self, images: Tensor) -> Tensor:
-        return self.feature_scores(self.backbone(images))
-
-    def feature_scores(self, features: Tensor) -> Tensor:
-        return self.memory.scores(features)
-
-    def stored(self) -> gaussians.Gaussians:
-        return self.memory.get()
-
     def carried(self, old: Tensor, phase: str) -> Tensor | None:
         return self.map(old) if self.config.top_aware or self.config.aga or phase == "adapter" else None
-
-    def keep(self, stored: gaussians.Gaussians) -> None:
-        self.memory.set(stored)
 
     def bytes_per_class(self) -> int:
         return self.memory.bytes_per_class()

@@ -3,7 +3,7 @@
 
 from functools import cache
 from math import ceil
-from typing import Any, ClassVar, Literal
+from typing import Literal
 
 import torch
 from pydantic import PositiveInt, model_validator
@@ -13,8 +13,9 @@ from torch.nn.functional import mse_loss
 from gatf.geometry.anchor import Affine, solve_ridge
 from gatf.geometry.moments import PairedMoments
 from gatf.methods.base import Batch, Method, Phase, TaskData, TaskInfo
-from gatf.methods.parts.compensation import LWF_OPTIMISATION, PrototypeConfig, Prototypes, Report, finite
+from gatf.methods.parts.compensation import Compensator, DriftCompensated, DriftConfig, Report
 from gatf.methods.parts.components import feature_pairs
+from gatf.methods.parts.prototypes import finite
 from gatf.nets.folding import folded
 from gatf.settings import Positive, StageConfig
 
@@ -23,7 +24,7 @@ RELEASE_BATCH = 128
 Shape = Literal["linear", "affine", "linear_relu", "mlp"]
 
 
-class LDCConfig(PrototypeConfig):
+class LDCConfig(DriftConfig):
     name: Literal["ldc"] = "ldc"
     projector: Shape = "linear"
     """Map old → new features: a matrix, with bias, followed by ReLU, or two layers."""
@@ -103,7 +104,7 @@ def ridge_projector(pairs: PairedMoments, ridge: float, *, bias: bool) -> Affine
     return Affine(weight, new - weight @ old if bias else torch.zeros_like(new))
 
 
-class LearnedDrift(nn.Module):
+class LearnedDrift(nn.Module, Compensator):
     """LDC: one map of feature space, fitted on current images, carries every old prototype."""
 
     def __init__(self, config: LDCConfig, dim: int) -> None:
@@ -112,7 +113,7 @@ class LearnedDrift(nn.Module):
         self.projector: nn.Module | None = None
 
     def begin(self, method: Method, task: TaskInfo) -> None:
-        if task.index > 0 and self.config.solver == "adam":
+        if self.config.solver == "adam":
             self.projector = method.make(lambda: build_projector(self.config.projector, self.dim), "ldc", task.index)
 
     def phases(self, old: nn.Module, new: nn.Module, task: TaskInfo) -> list[Phase]:
@@ -144,7 +145,7 @@ class LearnedDrift(nn.Module):
         self.projector = None
 
 
-class LDC(Method[LDCConfig]):
+class LDC(DriftCompensated[LDCConfig]):
     """Nearest class mean; old prototypes go through a linear map from the old to the new feature space."""
 
     name = "ldc"
@@ -154,45 +155,7 @@ class LDC(Method[LDCConfig]):
         "Gomez-Villa et al., Exemplar-free Continual Representation Learning via "
         "Learnable Drift Compensation, ECCV 2024"
     )
-    keeps = "a prototype of each class"
     trains = "backbone and cosine head (LwF), then a linear projector old → new"
-    defaults: ClassVar[dict[str, Any]] = {"backbone": {"bottleneck": None}, "optimisation": LWF_OPTIMISATION}
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self.base = self.config.build_base(self)
-        dim = self.config.dim(self.feature_dim)
-        self.prototypes = Prototypes(dim, self.config.metric)
-        self.compensator = LearnedDrift(self.config, dim)
-
-    def begin_task(self, task: TaskInfo) -> None:
-        self.base.begin(self, task)
-        if self.config.compensate:
-            self.compensator.begin(self, task)
-
-    def phases(self, task: TaskInfo) -> list[Phase]:
-        phases = self.base.phases(self, task)
-        if task.index > 0:
-            phases += self.compensator.phases(self.base.teacher, self.base.network(self), task)
-        return phases
-
-    def end_task(self, data: TaskData) -> None:
-        """Project while the old network is there, then learn the new classes' means."""
-        new = self.base.network(self)
-        if data.info.index > 0 and self.config.compensate:
-            self.prototypes.means, report = self.compensator.transport(
-                self.prototypes.means, self.base.teacher, new, data
-            )
-            self.note("ldc", **report)
-        self.prototypes.learn(new, data)
-        self.compensator.end()
-        self.base.end(self, data)
-
-    def scores(self, images: Tensor) -> Tensor:
-        return self.prototypes.scores(self.base.network(self)(images))
-
-    def centres(self) -> Tensor | None:
-        return self.prototypes.means if self.config.in_backbone_space else None
-
-    def bytes_per_class(self) -> int:
-        return self.prototypes.bytes_per_class()
+    def build_compensator(self, dim: int) -> Compensator:
+        return LearnedDrift(self.config, dim)

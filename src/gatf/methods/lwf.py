@@ -1,14 +1,18 @@
 """LwF (Li & Hoiem, "Learning without Forgetting", ECCV 2016), in the class-incremental form of FACIL and PyCIL."""
 
+from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
+import torch
 from pydantic import NonNegativeInt, model_validator
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, log_softmax, softmax
 
-from gatf.methods.base import Method, Phase, TaskData, TaskInfo
-from gatf.methods.parts.compensation import Prototypes
-from gatf.methods.parts.distillation import KdGroups, LwfBase, facil_stage, pycil_stage
-from gatf.nets.heads import HeadInit
+from gatf.methods.base import Batch, ForTask, Method, Phase, TaskData, TaskInfo
+from gatf.methods.parts.components import frozen_features, training_mode
+from gatf.methods.parts.prototypes import Prototypes
+from gatf.methods.parts.stages import facil_stage, pycil_stage
+from gatf.nets.heads import CosineHeads, HeadInit, Heads
 from gatf.settings import MethodConfig, NotNegative, Positive
 
 
@@ -28,7 +32,7 @@ class LwFConfig(MethodConfig):
     ("kaiming", PyCIL)."""
     train_old_heads: bool = False
     """Train the heads of old tasks too, through the distillation."""
-    kd_groups: KdGroups = "all"
+    kd_groups: Literal["all", "per_task"] = "all"
     """One softmax over all old classes, or one per task, as in the paper."""
     warmup_epochs: NonNegativeInt = 0
     """Epochs in which a later task's head learns alone, before everything does."""
@@ -60,6 +64,57 @@ class LwFConfig(MethodConfig):
         return self
 
 
+def softened_cross_entropy(
+    student: Tensor, teacher: Tensor, temperature: float, *, groups: Sequence[int] | None = None
+) -> Tensor:
+    """LwF's distillation (Li & Hoiem, ECCV 2016): −(1/B)·Σ_n Σ_c softmax(teacher/T)·log softmax(student/T).
+
+    Logits [B, C] of the old classes; a sum over classes, a mean over samples, no factor T². One softmax over all old
+    classes, or one for each of the column `groups` (the paper's, by task), whose cross-entropies add up.
+    """
+    if groups is not None:
+        pairs = zip(student.split(list(groups), dim=1), teacher.split(list(groups), dim=1), strict=True)
+        return torch.stack([softened_cross_entropy(new, old, temperature) for new, old in pairs]).sum()
+    targets = softmax(teacher / temperature, dim=1)
+    return -(targets * log_softmax(student / temperature, dim=1)).sum(dim=1).mean()
+
+
+def softened_divergence(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
+    """KL(teacher ‖ student) of the softened distributions: the distillation less its floor, the teacher's entropy."""
+    return softened_cross_entropy(student, teacher, temperature) - softened_cross_entropy(teacher, teacher, temperature)
+
+
+def local_cross_entropy(logits: Tensor, labels: Tensor, old: int) -> Tensor:
+    """Cross-entropy whose softmax covers the new classes only: logits [B, C], labels [B] in old..C−1."""
+    return cross_entropy(logits[:, old:], labels - old)
+
+
+Network = tuple[nn.Module, nn.Module]
+"""A backbone and its heads."""
+
+
+@torch.no_grad()
+def distillation_report(
+    data: TaskData, student: Network, teacher: Network | None, temperature: float
+) -> dict[str, float]:
+    """How far the student's old logits went from the teacher's over the task's images (KL, zero when they did not),
+    unless there is no teacher yet; and a cosine head's scale, which must grow well above 1 for the softened softmax to
+    say anything."""
+    backbone, heads = student
+    report = {}
+    if teacher is not None:
+        backbone.eval()
+        total = torch.zeros((), device=next(backbone.parameters()).device)
+        old_backbone, old_heads = teacher
+        for batch in data.batches("test"):
+            new, old = heads(backbone(batch.images))[:, : data.info.old], old_heads(old_backbone(batch.images))
+            total += len(new) * softened_divergence(new, old, temperature)
+        report["kl"] = float(total) / len(data)
+    if isinstance(heads, CosineHeads):
+        report["scale"] = float(heads.scale.detach())
+    return report
+
+
 class LwF(Method[LwFConfig]):
     """The logits of old classes are held where the network of the last task has them."""
 
@@ -73,37 +128,87 @@ class LwF(Method[LwFConfig]):
         "backbone": {"bottleneck": None},
         "optimisation": {"first": facil_stage(0.1), "next": facil_stage(0.1)},
     }
+    teacher = ForTask[nn.Module]()
+    teacher_heads = ForTask[nn.Module]()
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        config = self.config
-        self.base = LwfBase(
-            self.feature_dim,
-            distill=config.distill,
-            temperature=config.temperature,
-            cosine=config.head == "cosine",
-            train_old_heads=config.train_old_heads,
-            kd_groups=config.kd_groups,
-            fix_bn=config.fix_bn,
-            head_epochs=config.warmup_epochs,
-            head_init=config.head_init,
+        dim, config = self.feature_dim, self.config
+        self.heads: CosineHeads | Heads = (
+            CosineHeads(dim) if config.head == "cosine" else Heads(dim, init=config.head_init)
         )
-        self.prototypes = Prototypes(self.feature_dim) if config.readout == "ncm" else None
+        self.prototypes = Prototypes(dim) if config.readout == "ncm" else None
 
     def begin_task(self, task: TaskInfo) -> None:
-        self.base.begin(self, task)
+        if task.index > 0:
+            self.teacher, self.teacher_heads = self.frozen_copy(self.backbone), self.frozen_copy(self.heads)
+        self.make(lambda: self.heads.grow(task.new), "head", task.index)
 
     def phases(self, task: TaskInfo) -> list[Phase]:
-        return self.base.phases(self, task)
+        stage = self.optimisation.stage(task.index)
+        trained: nn.Module = self.heads
+        if isinstance(self.heads, Heads) and not self.config.train_old_heads:
+            self.heads.layers.requires_grad_(False)
+            trained = self.heads.layers[-1].requires_grad_(True)
+        training = Phase(
+            "train",
+            {"backbone": self.backbone, "head": trained},
+            lambda batch: self._loss(batch, task),
+            stage,
+            groups=self.train_groups(stage, trained),
+            set_mode=training_mode(self.backbone, trained, fix_bn=self.config.fix_bn and task.index > 0),
+        )
+        warms_up = self.config.warmup_epochs > 0 and task.index > 0
+        return [self._head_phase(task), training] if warms_up else [training]
+
+    def _loss(self, batch: Batch, task: TaskInfo) -> dict[str, Tensor]:
+        """L = L_new + λ·L_old: cross-entropy of the new classes among themselves, the old logits as the teacher's."""
+        logits = self.heads(self.features(batch))
+        terms = {"ce": local_cross_entropy(logits, batch.labels, task.old)}
+        if task.index > 0 and self.config.distill:
+            old = self.teacher_heads(frozen_features(self.teacher, batch.images))
+            distance = softened_cross_entropy(
+                logits[:, : task.old], old, self.config.temperature, groups=self._groups()
+            )
+            terms["distill"] = self.config.distill * distance
+        return terms
+
+    def _groups(self) -> list[int] | None:
+        """Classes of each old task, where each has a softmax of its own."""
+        if isinstance(self.heads, Heads) and self.config.kd_groups == "per_task":
+            return [int(layer.out_features) for layer in self.heads.layers[:-1]]  # type: ignore[arg-type]
+        return None
+
+    def _head_phase(self, task: TaskInfo) -> Phase:
+        """The paper's warm-up: the new head alone, the backbone at rest."""
+        assert isinstance(self.heads, Heads)
+        head = self.heads.layers[-1]
+
+        def loss(batch: Batch) -> dict[str, Tensor]:
+            with torch.no_grad():
+                features = self.backbone(batch.images)
+            return {"ce": cross_entropy(head(features), batch.labels - task.old)}
+
+        def set_mode() -> None:
+            self.backbone.eval()
+            head.train()
+
+        changes = {"epochs": self.config.warmup_epochs, "schedule": "constant"}
+        stage = self.optimisation.stage(task.index).model_copy(update=changes)
+        return Phase("head", {"head": head}, loss, stage, set_mode=set_mode)
 
     def end_task(self, data: TaskData) -> None:
         if self.prototypes is not None:
             self.prototypes.learn(self.backbone, data)
-        self.base.end(self, data)
+        teacher = (self.teacher, self.teacher_heads) if data.info.index > 0 else None
+        report = distillation_report(data, (self.backbone, self.heads), teacher, self.config.temperature)
+        if report:
+            self.note("distillation", **report)
+        self.teacher = self.teacher_heads = None
 
     def scores(self, images: Tensor) -> Tensor:
         features = self.backbone(images)
-        return self.base.heads(features) if self.prototypes is None else self.prototypes.scores(features)
+        return self.heads(features) if self.prototypes is None else self.prototypes.scores(features)
 
     def bytes_per_class(self) -> int:
         """The row of the head, with its bias where it has one, and the prototype where there is one."""

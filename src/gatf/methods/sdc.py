@@ -5,33 +5,32 @@ embedding networks.
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from gatf.geometry.readout import nearest_mean_distances
-from gatf.methods.base import Method, Phase, TaskData, TaskInfo
-from gatf.methods.parts.compensation import LWF_OPTIMISATION, PrototypeConfig, Prototypes, Report
-from gatf.methods.parts.embedding import UnitLength
+from gatf.methods.base import TaskData
+from gatf.methods.parts.compensation import Compensator, DriftCompensated, DriftConfig, Report
 from gatf.settings import NotNegative, Positive
 
 KERNEL_ELEMENTS = 4 * 2**20
 """Weights [prototypes, samples] computed at once (32 MB)."""
+FLOOR = 1e-5
+"""ε of the kernel on features that are no embeddings."""
 
 
-class SDCConfig(PrototypeConfig):
+class SDCConfig(DriftConfig):
     name: Literal["sdc"] = "sdc"
     preset: Literal["comparison", "paper", "paper_pretrained"] = "comparison"
     """As in later comparisons, on LwF; or as in the paper, on a triplet loss: for networks trained from nothing
     (CIFAR-100, ImageNet-Subset), or from ImageNet's weights (CUB; Flowers and Cars differ in rate and epochs)."""
     sigma: Positive = 0.3
     """Width σ of the kernel around a prototype, in units of the features (the paper: 0.2 for CIFAR-100, 0.3 else)."""
-    floor: NotNegative = 1e-5
+    floor: NotNegative | None = None
     """ε, added to every kernel weight: far from all samples a prototype follows their mean drift (0: the nearest's).
-    Triplet: 0, as in the paper."""
-    normalise: bool = False
-    """Divide features by their length before prototypes, kernel and drift are computed (embeddings always are)."""
+    Default: 1e-5, and 0 on base triplet, as in the paper."""
 
     @classmethod
     def presets(cls) -> dict[str, dict[str, Any]]:
@@ -42,10 +41,11 @@ class SDCConfig(PrototypeConfig):
             }  # fmt: skip
             return {"optimisation": {"first": stage, "next": stage}}
 
-        pretrained = {"base": "triplet", "embedding_init": "fan_out", "triplets": "hard", "fix_bn": False}
+        scratch = {"name": "triplet", "softmax_epochs": 200}
+        pretrained = {"name": "triplet", "embedding_init": "fan_out", "triplets": "hard", "fix_bn": False}
         return {
-            "paper": {"method": {"base": "triplet", "softmax_epochs": 200}, **trained(1e-6)},
-            "paper_pretrained": {"method": pretrained, **trained(1e-5)},
+            "paper": {"method": {"base": scratch}, **trained(1e-6)},
+            "paper_pretrained": {"method": {"base": pretrained}, **trained(1e-5)},
         }
 
 
@@ -72,7 +72,7 @@ def sdc_shift(old: Tensor, new: Tensor, prototypes: Tensor, *, sigma: float, flo
 
 
 @dataclass(frozen=True)
-class SemanticDrift:
+class SemanticDrift(Compensator):
     """SDC: the drift of current images, interpolated at the prototypes."""
 
     sigma: float
@@ -95,47 +95,16 @@ class SemanticDrift:
         return (prototypes.double() + shift).float(), report
 
 
-class SDC(Method[SDCConfig]):
+class SDC(DriftCompensated[SDCConfig]):
     """Nearest class mean; old prototypes move by the drift of current images around them."""
 
     name = "sdc"
     Config = SDCConfig
     summary = "prototypes moved by the drift of nearby current images (CVPR 2020)"
     paper = "Yu et al., Semantic Drift Compensation for Class-Incremental Learning, CVPR 2020"
-    keeps = "a prototype of each class"
     trains = "backbone and cosine head (LwF)"
-    defaults: ClassVar[dict[str, Any]] = {"backbone": {"bottleneck": None}, "optimisation": LWF_OPTIMISATION}
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self.base = self.config.build_base(self)
-        self.prototypes = Prototypes(self.config.dim(self.feature_dim), self.config.metric)
-        self.compensator = SemanticDrift(self.config.sigma, self.config.floor)
-
-    def begin_task(self, task: TaskInfo) -> None:
-        self.base.begin(self, task)
-
-    def phases(self, task: TaskInfo) -> list[Phase]:
-        return self.base.phases(self, task)
-
-    def end_task(self, data: TaskData) -> None:
-        """Compensate while the old network is there, then learn the new classes' means."""
-        if data.info.index > 0 and self.config.compensate:
-            old, new = self._features(self.base.teacher), self._features(self.base.network(self))
-            self.prototypes.means, report = self.compensator.transport(self.prototypes.means, old, new, data)
-            self.note("sdc", **report)
-        self.prototypes.learn(self._features(self.base.network(self)), data)
-        self.base.end(self, data)
-
-    def scores(self, images: Tensor) -> Tensor:
-        return self.prototypes.scores(self._features(self.base.network(self))(images))
-
-    def _features(self, net: nn.Module) -> nn.Module:
-        return nn.Sequential(net, UnitLength()) if self.config.normalise else net
-
-    def centres(self) -> Tensor | None:
-        own_space = self.config.in_backbone_space and not self.config.normalise
-        return self.prototypes.means if own_space else None
-
-    def bytes_per_class(self) -> int:
-        return self.prototypes.bytes_per_class()
+    def build_compensator(self, dim: int) -> Compensator:
+        config = self.config
+        usual = 0.0 if config.base.unit_length else FLOOR
+        return SemanticDrift(config.sigma, usual if config.floor is None else config.floor)

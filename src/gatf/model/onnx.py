@@ -17,99 +17,13 @@ from torch import Tensor, nn
 
 from gatf.data.base import ImageSet
 from gatf.errors import UserError
-from gatf.geometry.compact import LowRankReadout, SharedReadout
-from gatf.geometry.readout import QuadraticReadout, seen
 from gatf.io.container import replace_file
-from gatf.methods.parts.memory import GaussianMemory
+from gatf.methods.parts.gaussian import keeps_gaussians_only
 from gatf.model.judge import softmax_with_temperature
 from gatf.model.state import Model
 
 TOLERANCE = 1e-3
 """Largest difference of scores between PyTorch and onnxruntime."""
-
-
-class QuadraticScores(nn.Module):
-    """`QuadraticReadout` without its chunks: ‖W_c u − W_c v_c‖² for all classes in one matrix product, in float64."""
-
-    weight: Tensor
-    offset: Tensor
-
-    def __init__(self, readout: QuadraticReadout) -> None:
-        super().__init__()
-        classes, dim = readout.centres.shape
-        self.classes, self.dim, self.normalise = classes, dim, readout.normalise
-        self.register_buffer("weight", readout.whiteners.reshape(classes * dim, dim))
-        whitened = (readout.whiteners @ readout.centres[:, :, None]).reshape(classes * dim)
-        self.register_buffer("offset", whitened)
-
-    def forward(self, features: Tensor) -> Tensor:
-        vectors = seen(features, self.normalise)
-        offsets = vectors @ self.weight.T - self.offset
-        return -offsets.square().reshape(-1, self.classes, self.dim).sum(-1)
-
-
-class LowRankScores(nn.Module):
-    """`LowRankReadout` without its chunks, in float64."""
-
-    origin: Tensor
-    weights: Tensor
-    slopes: Tensor
-    constants: Tensor
-    directions: Tensor
-    offsets: Tensor
-
-    def __init__(self, readout: LowRankReadout) -> None:
-        super().__init__()
-        self.classes, self.rank, dim = readout.directions.shape
-        self.normalise = readout.normalise
-        for name in ("origin", "weights", "slopes", "constants"):
-            self.register_buffer(name, getattr(readout, name))
-        self.register_buffer("directions", readout.directions.reshape(-1, dim))
-        self.register_buffer("offsets", readout.offsets.flatten())
-
-    def forward(self, features: Tensor) -> Tensor:
-        vectors = seen(features, self.normalise) - self.origin
-        distances = vectors.square() @ self.weights.T - vectors @ self.slopes.T + self.constants
-        if self.rank:
-            along = vectors @ self.directions.T - self.offsets
-            distances = distances - along.square().reshape(-1, self.classes, self.rank).sum(-1)
-        return -distances
-
-
-class SharedScores(nn.Module):
-    """`SharedReadout` in float64: whiten, then nearest mean."""
-
-    origin: Tensor
-    whitener: Tensor
-
-    def __init__(self, readout: SharedReadout) -> None:
-        super().__init__()
-        self.normalise = readout.normalise
-        self.register_buffer("origin", readout.origin)
-        self.register_buffer("whitener", readout.whitener)
-        self.nearest = LinearScores(2 * readout.centres, -readout.centres.square().sum(-1), minus_square=True)
-
-    def forward(self, features: Tensor) -> Tensor:
-        scores: Tensor = self.nearest((seen(features, self.normalise) - self.origin) @ self.whitener.T)
-        return scores
-
-
-class LinearScores(nn.Module):
-    """w·z + b in float64; nearest mean is of this form up to ‖z‖², which all classes share."""
-
-    weight: Tensor
-    bias: Tensor
-
-    def __init__(self, weight: Tensor, bias: Tensor, *, minus_square: bool = False) -> None:
-        super().__init__()
-        self.minus_square = minus_square
-        self.register_buffer("weight", weight.double())
-        self.register_buffer("bias", bias.double())
-
-    def forward(self, features: Tensor) -> Tensor:
-        vectors = features.double()
-        scores = vectors @ self.weight.T + self.bias
-        return scores - vectors.square().sum(-1, keepdim=True) if self.minus_square else scores
 
 
 class Graph(nn.Module):
@@ -139,20 +53,7 @@ class Graph(nn.Module):
 
 def _readout(model: Model) -> nn.Module | None:
     """The readout of a method that keeps Gaussians alone; None: the method's own scores are traced."""
-    memory = getattr(model.method, "memory", None)
-    if not model.method.keeps_gaussians_only or not isinstance(memory, GaussianMemory):
-        return None
-    if memory.rule == "nmc":
-        means = memory.means.double()
-        return LinearScores(2 * means, -means.square().sum(-1), minus_square=True)
-    memory.scores(torch.zeros(1, memory.dim, device=memory.means.device))  # builds the readout
-    if memory.rule == "linear":
-        return LinearScores(*memory._readout)
-    if isinstance(memory._readout, LowRankReadout):
-        return LowRankScores(memory._readout)
-    if isinstance(memory._readout, SharedReadout):
-        return SharedScores(memory._readout)
-    return QuadraticScores(memory._readout)
+    return model.method.memory.readout().graph() if keeps_gaussians_only(model.method) else None
 
 
 def export_onnx(model: Model, target: Path) -> str:

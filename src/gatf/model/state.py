@@ -11,6 +11,7 @@ from gatf.data.base import ImageSet
 from gatf.data.loader import views
 from gatf.errors import UserError
 from gatf.methods import Method
+from gatf.methods.parts.gaussian import keeps_gaussians_only
 from gatf.model.judge import Judge
 from gatf.model.record import UpdateRecord
 from gatf.session import Preprocessing
@@ -49,13 +50,12 @@ class Model:
 
     @cached_property
     def judge(self) -> Judge:
-        stored = self.method.stored() if self.method.keeps_gaussians_only else None
-        if stored is None:  # or what the transport's error is was not measured: nothing could be certified
+        if not keeps_gaussians_only(self.method):  # nor was the transport's error measured: nothing could be certified
             raise UserError(
                 f"method '{self.config.method.name}' keeps no Gaussians alone, which certificates and the rejection of "
                 "unknown images need; use gatf or adagauss"
             )
-        return Judge(stored.to("cpu"), self.errors)
+        return Judge(self.method.stored().to("cpu"), self.errors)
 
     @cached_property
     def _backbone(self) -> nn.Module:
@@ -66,14 +66,13 @@ class Model:
     def look(self, images: ImageSet) -> Looks:
         """Scores and features of images in the model's shape."""
         method = self.method.eval()
-        known = method.keeps_gaussians_only
         scores, features = [], []
         everything = torch.arange(len(images))
         for inputs in views(images, everything, self.preprocessing.pipeline(self.config), method.device):
-            if not known:
+            if keeps_gaussians_only(method):
+                seen = self._backbone.to(method.device)(inputs)
+                features.append(seen.cpu())
+                scores.append(method.feature_scores(seen).double().cpu())
+            else:
                 scores.append(method.scores(inputs).double().cpu())
-                continue
-            seen = self._backbone.to(method.device)(inputs)
-            features.append(seen.cpu())
-            scores.append(method.feature_scores(seen).double().cpu())
-        return Looks(torch.cat(scores), torch.cat(features) if known else None)
+        return Looks(torch.cat(scores), torch.cat(features) if features else None)

@@ -1,161 +1,148 @@
-"""Class prototypes, the nearest-mean rule, and what the methods that move prototypes (SDC, ADC, LDC) have in common.
+"""Drift-compensated nearest-mean classification: what SDC, ADC and LDC have in common.
 
-A compensator sees the images of the current task through the old and the new feature network and moves prototypes of
-the old space into the new one: `transport(prototypes, old, new, data) -> (prototypes, report)`. It knows nothing of how
-the networks were trained, so each can be paired with every base learner of `distillation` and `embedding`.
+A base learner trains the backbone; a compensator sees the images of the current task through the old and the new
+feature network and moves prototypes of the old space into the new one. Neither knows of the other, so that any
+compensator can be paired with every base learner of `distillation` and `embedding`.
 """
 
-from typing import Annotated, Any, Literal, Protocol
+from abc import ABC, abstractmethod
+from typing import Annotated, Any, ClassVar, Self, TypeVar
 
-import torch
-from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
+from pydantic import Field, field_validator, model_validator
 from torch import Tensor, nn
 
-from gatf.geometry.readout import nearest_mean_distances
-from gatf.methods.base import Method, TaskData
-from gatf.methods.parts.components import Growing, class_means, extract
-from gatf.methods.parts.distillation import BaseLearner, FeatureDistillationBase, LwfBase
-from gatf.methods.parts.embedding import EmbeddingInit, Regulariser, TripletBase
-from gatf.methods.parts.triplets import LwfLoss, Triplets, check_class_batches
-from gatf.settings import MethodConfig, NotNegative, Positive
+from gatf.errors import near_misses
+from gatf.methods.base import Method, Phase, TaskData, TaskInfo
+from gatf.methods.parts.distillation import FeatureBaseConfig, LwfBaseConfig
+from gatf.methods.parts.embedding import TripletBaseConfig, UnitLength
+from gatf.methods.parts.prototypes import Metric, Prototypes
+from gatf.methods.parts.stages import LWF_OPTIMISATION
+from gatf.settings import MethodConfig
 
-Metric = Literal["cosine", "euclidean"]
+BASES = ("lwf", "feature", "triplet")
+Base = Annotated[LwfBaseConfig | FeatureBaseConfig | TripletBaseConfig, Field(discriminator="name")]
 Report = dict[str, float]
-TRIPLET_DEFAULTS: dict[str, Any] = {"metric": "euclidean", "floor": 0.0, "fix_bn": True}
-"""Where the triplet base has other defaults: prototypes of unit vectors are means as they are, the kernel has no floor,
-and batch statistics of a few classes would bias batch-norm."""
 
 
-class PrototypeConfig(MethodConfig):
-    """What the drift-compensated nearest-mean methods have in common: how the backbone is trained, how classes are told
-    apart."""
+class DriftConfig(MethodConfig):
+    """What is known of every drift-compensated method: how the backbone is trained, how classes are told apart."""
 
-    base: Literal["lwf", "feature", "triplet"] = "lwf"
-    """How the backbone is trained: distilling old logits (LwF), distilling features, or as an embedding with a triplet
-    loss (SDC's paper, whose optimiser and rates `sdc`'s preset `paper` brings)."""
-    distill: NotNegative = 10.0
-    """Weight λ of the distillation of logits or features."""
-    temperature: Positive = 2.0
-    """T of LwF's softened logits."""
-    cosine_head: bool = True
-    """LwF: one cosine head with a learned scale (off: linear heads with bias)."""
-    fix_bn: bool = False
-    """Keep batch-norm statistics after task 0. Triplet: on, as published for CIFAR-100 and ImageNet-Subset (off for
-    CUB, Flowers, Cars)."""
-    metric: Metric = "cosine"
-    """Nearest mean between unit vectors, or between the vectors themselves. Triplet: euclidean, where only the
-    embeddings have length 1."""
+    base: Base = LwfBaseConfig()
+    """How the backbone is trained: distilling old logits (lwf), distilling features (feature), or as an embedding with
+    a triplet loss (triplet: SDC's paper, whose optimiser and rates `sdc`'s preset `paper` brings). A name, or a section
+    of the name and settings of its own."""
+    normalise: bool = False
+    """Divide features by their length before prototypes and drift are computed (embeddings always are)."""
+    metric: Metric | None = None
+    """Nearest mean between unit vectors (cosine), or between the vectors themselves (euclidean). Default: cosine, and
+    euclidean on base triplet, where only the embeddings have length 1."""
     compensate: bool = True
     """Move old prototypes after each task (off: they stay where they were learnt)."""
-    embedding: PositiveInt | None = 512
-    """Triplet: dimension of the linear layer after the backbone's features, where prototypes live; null for none."""
-    embedding_init: EmbeddingInit = "small"
-    """Triplet: the layer's first weights, normal with deviation 0.001 (published for CIFAR-100, networks trained from
-    nothing) or √(2/embedding) ("fan_out", for ResNet-18: pretrained, and on ImageNet-Subset); no bias to begin with."""
-    margin: NotNegative = 0.0
-    """Triplet: by how much another class must be farther than the own one (1 in AdaGauss's SDC)."""
-    images_per_class: Annotated[int, Field(ge=2)] = 8
-    """Triplet: images of a class in a batch, and in an epoch."""
-    triplets: Triplets = "random"
-    """Triplet: each pair of a class with a random negative; the release's choice by place in the batch ("official",
-    CIFAR-100 and ImageNet-Subset); or the farthest positive and nearest negative ("hard", the release elsewhere)."""
-    regulariser: Regulariser = "lwf"
-    """Triplet: what holds the network after task 0: nothing (E-FT), old embeddings (E-LwF), or each weight's importance
-    to the last task (E-EWC, E-MAS)."""
-    regulariser_weight: NotNegative | None = None
-    """Triplet: weight γ of the regulariser. Default: 1 for lwf, 1e7 for ewc, 1e6 for mas."""
-    lwf_loss: LwfLoss = "squared"
-    """Triplet: E-LwF as half the squared distance summed over the batch (the release, to which γ = 1 belongs), or as
-    the mean distance (the paper)."""
-    softmax_epochs: NonNegativeInt = 0
-    """Triplet: epochs of softmax classification before task 0's triplet loss (200 for CIFAR-100 and ImageNet-Subset,
-    without which the published rate of 1e-6 learns nothing)."""
-    softmax_lr: Positive = 0.1
-    """Triplet: learning rate of those epochs (SGD, batch 128, ×0.1 after 30, 60 and 80 %)."""
 
-    @model_validator(mode="before")
+    @field_validator("base", mode="before")
     @classmethod
-    def _fill_by_base(cls, values: Any) -> Any:
-        """The triplet base, also a preset's, replaces defaults; what the user wrote stays."""
-        if not isinstance(values, dict):
-            return values
-        chosen = {**cls.preset_layer(values.get("preset")).get("method", {}), **values}
-        own = TRIPLET_DEFAULTS if chosen.get("base") == "triplet" else {}
-        return {**{name: value for name, value in own.items() if name in cls.model_fields}, **chosen}
+    def _base_by_name(cls, value: Any) -> Any:
+        """A word is the name of a base learner with its defaults; a section without name is of the usual one."""
+        section = {"name": value} if isinstance(value, str) else value
+        if not isinstance(section, dict):
+            return section
+        section = {"name": "lwf", **section}
+        if section["name"] not in BASES:
+            raise ValueError(f"no base learner is called '{section['name']}'{near_misses(section['name'], BASES)}")
+        return section
 
-    @property
-    def in_backbone_space(self) -> bool:
-        """Whether features and prototypes are the backbone's own."""
-        return self.base != "triplet"
-
-    def dim(self, backbone: int) -> int:
-        """Dimension of features and prototypes on a backbone of this one."""
-        return backbone if self.in_backbone_space or self.embedding is None else self.embedding
-
-    def build_base(self, method: Method) -> BaseLearner:
-        dim = method.feature_dim
-        if self.base == "triplet":
-            check_class_batches(method.optimisation, self.images_per_class)
-            return TripletBase(
-                dim, seed=method.seed, embedding=self.embedding, embedding_init=self.embedding_init,
-                margin=self.margin, per_class=self.images_per_class, triplets=self.triplets,
-                regulariser=self.regulariser, weight=self.regulariser_weight, lwf_loss=self.lwf_loss,
-                softmax_epochs=self.softmax_epochs, softmax_lr=self.softmax_lr, fix_bn=self.fix_bn,
-            )  # fmt: skip
-        if self.base == "feature":
-            return FeatureDistillationBase(dim, distill=self.distill, fix_bn=self.fix_bn)
-        return LwfBase(
-            dim, distill=self.distill, temperature=self.temperature, cosine=self.cosine_head, fix_bn=self.fix_bn
-        )
+    @model_validator(mode="after")
+    def _embeddings_have_length_1(self) -> Self:
+        if self.normalise and self.base.unit_length:
+            raise ValueError(f"normalise has no effect on base {self.base.name}, whose features have length 1")
+        return self
 
 
-LWF_OPTIMISATION: dict[str, Any] = {
-    "first": {
-        "optimiser": "sgd", "lr": 0.1, "momentum": 0.9, "weight_decay": 5e-4, "schedule": "steps",
-        "milestones": [0.3, 0.6, 0.8], "decay": 0.1, "clip": None, "warmup": 0.0, "drop_last": False,
-    },
-    "next": {
-        "optimiser": "sgd", "lr": 0.05, "momentum": 0.9, "weight_decay": 2e-4, "schedule": "steps",
-        "milestones": [0.45, 0.9], "decay": 0.1, "clip": None, "warmup": 0.0, "drop_last": False,
-    },
-}  # fmt: skip
-"""How the ADC, LDC and DPCR releases train LwF on CIFAR-100 and ImageNet-100 (200 then 100 epochs, batch 128)."""
+DriftConfigT = TypeVar("DriftConfigT", bound=DriftConfig, covariant=True)
 
 
-class Prototypes(Growing):
-    """One raw mean a class, [C, D] float32, and the nearest-mean rule on it."""
+class Compensator(ABC):
+    """Moves prototypes [K, D] from the old feature space into the new one. What it has to train for that is made in
+    `begin`, trained in `phases` and dropped in `end`; most have nothing to train."""
 
-    means: Tensor
+    def begin(self, method: Method, task: TaskInfo) -> None:
+        """Make what is trained in a task after the first."""
+        return
 
-    def __init__(self, dim: int, metric: Metric = "cosine") -> None:
-        super().__init__()
-        self.dim, self.metric = dim, metric
-        self.register_buffer("means", torch.zeros(0, dim))
+    def phases(self, old: nn.Module, new: nn.Module, task: TaskInfo) -> list[Phase]:
+        """What is trained once the base learner is done."""
+        return []
 
-    def learn(self, net: nn.Module, data: TaskData) -> None:
-        """Append the means of the task's classes: training images under the test transform, `net` in eval mode."""
-        features, labels = extract(net, data)
-        means = class_means(features, labels - data.info.old, classes=data.info.new)
-        self.means = torch.cat([self.means, finite(means.float())])
+    @abstractmethod
+    def transport(self, prototypes: Tensor, old: nn.Module, new: nn.Module, data: TaskData) -> tuple[Tensor, Report]:
+        """The prototypes in the new space, and a report of how it went."""
 
-    def scores(self, features: Tensor) -> Tensor:
-        """Minus the squared distance to every prototype, [B, C]."""
-        return -nearest_mean_distances(features, self.means, normalise=self.metric == "cosine")
+    def end(self) -> None:
+        """Drop what lived for the task."""
+        return
+
+
+class DriftCompensated(Method[DriftConfigT], ABC):
+    """Nearest class mean on the features of a base learner; a compensator moves old prototypes into the new space."""
+
+    keeps = "a prototype of each class"
+    defaults: ClassVar[dict[str, Any]] = {"backbone": {"bottleneck": None}, "optimisation": LWF_OPTIMISATION}
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        base = self.config.base
+        self.base = base.build(self)
+        usual: Metric = "euclidean" if base.unit_length else "cosine"
+        self.prototypes = Prototypes(self.base.feature_dim, self.config.metric or usual)
+        self.compensator = self.build_compensator(self.base.feature_dim)
+
+    @abstractmethod
+    def build_compensator(self, dim: int) -> Compensator:
+        """What moves prototypes of so many dimensions."""
+
+    def begin_task(self, task: TaskInfo) -> None:
+        self.base.begin(self, task)
+        if self._compensates(task):
+            self.compensator.begin(self, task)
+
+    def phases(self, task: TaskInfo) -> list[Phase]:
+        phases = self.base.phases(self, task)
+        if self._compensates(task):
+            phases += self.compensator.phases(self._old_network(), self._network(), task)
+        return phases
+
+    def end_task(self, data: TaskData) -> None:
+        """Compensate while the old network is there, then learn the new classes' means."""
+        new = self._network()
+        if self._compensates(data.info):
+            self.prototypes.means, report = self.compensator.transport(
+                self.prototypes.means, self._old_network(), new, data
+            )
+            self.note(self.name, **report)
+        self.prototypes.learn(new, data)
+        self.compensator.end()
+        self.base.end(self, data)
+
+    def scores(self, images: Tensor) -> Tensor:
+        return self.prototypes.scores(self._network()(images))
+
+    def _network(self) -> nn.Module:
+        """From images to the features that prototypes are made of."""
+        return self._seen_by(self.base.network(self))
+
+    def _old_network(self) -> nn.Module:
+        """The same of the last task; there is none at task 0."""
+        return self._seen_by(self.base.teacher)
+
+    def _seen_by(self, network: nn.Module) -> nn.Module:
+        return nn.Sequential(network, UnitLength()) if self.config.normalise else network
+
+    def _compensates(self, task: TaskInfo) -> bool:
+        return self.config.compensate and task.index > 0
+
+    def centres(self) -> Tensor | None:
+        own_space = not (self.config.base.unit_length or self.config.normalise)
+        return self.prototypes.means if own_space else None
 
     def bytes_per_class(self) -> int:
-        return self.means.element_size() * self.dim
-
-
-class Compensator(Protocol):
-    """Moves prototypes [K, D] from the old feature space into the new one, and reports how it went."""
-
-    def transport(
-        self, prototypes: Tensor, old: nn.Module, new: nn.Module, data: TaskData
-    ) -> tuple[Tensor, Report]: ...
-
-
-def finite(prototypes: Tensor) -> Tensor:
-    """The prototypes, or an error: a single one that is not finite would spoil the nearest-mean test of all."""
-    if not bool(prototypes.isfinite().all()):
-        raise RuntimeError("a class prototype is not finite: training diverged, or a class has no images")
-    return prototypes
+        return self.prototypes.bytes_per_class()

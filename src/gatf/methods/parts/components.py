@@ -51,6 +51,25 @@ def has_covariance(features: Tensor, batch: Batch) -> bool:
     return whole_rows(features, batch) > features.shape[1]
 
 
+def freeze_batch_norm(net: nn.Module) -> None:
+    """Put the batch-norm layers into eval mode: their statistics stay, their weights still train."""
+    for module in net.modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            module.eval()
+
+
+def training_mode(*modules: nn.Module, fix_bn: bool) -> Callable[[], None]:
+    """What a phase calls to put its networks into train mode, batch-norm left in eval mode if asked."""
+
+    def enter() -> None:
+        for module in modules:
+            module.train()
+            if fix_bn:
+                freeze_batch_norm(module)
+
+    return enter
+
+
 def frozen_features(net: nn.Module, images: Tensor) -> Tensor:
     """What a frozen network makes of images, as a constant of the loss."""
     with torch.inference_mode():

@@ -6,20 +6,28 @@ several images of several classes. What holds the network in later tasks is one 
 """
 
 from collections import OrderedDict
-from typing import Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
+from pydantic import Field, NonNegativeInt, PositiveInt
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize
 
 from gatf.errors import UserError
 from gatf.methods.base import Batch, Method, Phase, TaskData, TaskInfo
-from gatf.methods.parts.components import frozen_features
-from gatf.methods.parts.distillation import BaseLearner, training_mode
+from gatf.methods.parts.components import frozen_features, training_mode
+from gatf.methods.parts.distillation import BaseConfig, BaseLearner
 from gatf.methods.parts.springs import Springs, kept_buffers
-from gatf.methods.parts.triplets import ClassBalanced, LwfLoss, Triplets, batch_triplet_loss, embedding_change
+from gatf.methods.parts.triplets import (
+    ClassBalanced,
+    LwfLoss,
+    Triplets,
+    batch_triplet_loss,
+    check_class_batches,
+    embedding_change,
+)
 from gatf.seeding import keyed_init
-from gatf.settings import StageConfig
+from gatf.settings import NotNegative, Positive, StageConfig
 
 EmbeddingInit = Literal["small", "fan_out"]
 Regulariser = Literal["none", "lwf", "ewc", "mas"]
@@ -50,22 +58,54 @@ def embedding_layer(inputs: int, outputs: int, init: EmbeddingInit) -> nn.Linear
     return layer
 
 
+class TripletBaseConfig(BaseConfig):
+    name: Literal["triplet"] = "triplet"
+    unit_length: ClassVar[bool] = True
+    embedding: PositiveInt | None = 512
+    """Dimension of the linear layer after the backbone's features, where prototypes live; null for none."""
+    embedding_init: EmbeddingInit = "small"
+    """The layer's first weights, normal with deviation 0.001 (published for CIFAR-100, networks trained from nothing)
+    or √(2/embedding) ("fan_out", for ResNet-18: pretrained, and on ImageNet-Subset); no bias to begin with."""
+    margin: NotNegative = 0.0
+    """By how much another class must be farther than the own one (1 in AdaGauss's SDC)."""
+    images_per_class: Annotated[int, Field(ge=2)] = 8
+    """Images of a class in a batch, and in an epoch."""
+    triplets: Triplets = "random"
+    """Each pair of a class with a random negative; the release's choice by place in the batch ("official", CIFAR-100
+    and ImageNet-Subset); or the farthest positive and nearest negative ("hard", the release elsewhere)."""
+    regulariser: Regulariser = "lwf"
+    """What holds the network after task 0: nothing (E-FT), old embeddings (E-LwF), or each weight's importance to the
+    last task (E-EWC, E-MAS)."""
+    regulariser_weight: NotNegative | None = None
+    """Weight γ of the regulariser. Default: 1 for lwf, 1e7 for ewc, 1e6 for mas."""
+    lwf_loss: LwfLoss = "squared"
+    """E-LwF as half the squared distance summed over the batch (the release, to which γ = 1 belongs), or as the mean
+    distance (the paper)."""
+    softmax_epochs: NonNegativeInt = 0
+    """Epochs of softmax classification before task 0's triplet loss (200 for CIFAR-100 and ImageNet-Subset, without
+    which the published rate of 1e-6 learns nothing)."""
+    softmax_lr: Positive = 0.1
+    """Learning rate of those epochs (SGD, batch 128, ×0.1 after 30, 60 and 80 %)."""
+    fix_bn: bool = True
+    """Keep batch-norm statistics after task 0, which batches of a few classes would bias (published for CIFAR-100 and
+    ImageNet-Subset; off for CUB, Flowers, Cars)."""
+
+    def build(self, method: Method) -> BaseLearner:
+        check_class_batches(method.optimisation, self.images_per_class)
+        return TripletBase(method.feature_dim, self, seed=method.seed)
+
+
 class TripletBase(BaseLearner):
     """An embedding layer on the backbone, triplet loss + γ·regulariser, class-balanced batches."""
 
-    def __init__(
-        self, dim: int, *, seed: int, embedding: int | None = 512, embedding_init: EmbeddingInit = "small",
-        margin: float = 0.0, per_class: int = 8, triplets: Triplets = "random", regulariser: Regulariser = "lwf",
-        weight: float | None = None, lwf_loss: LwfLoss = "squared", softmax_epochs: int = 0, softmax_lr: float = 0.1,
-        fix_bn: bool = True,
-    ) -> None:  # fmt: skip
+    def __init__(self, dim: int, config: TripletBaseConfig, *, seed: int) -> None:
         super().__init__()
-        self.dim, self.margin, self.per_class, self.triplets = dim, margin, per_class, triplets
-        self.regulariser, self.lwf_loss, self.fix_bn = regulariser, lwf_loss, fix_bn
-        self.weight = WEIGHTS[regulariser] if weight is None else weight
-        self.softmax_epochs, self.softmax_lr = softmax_epochs, softmax_lr
+        outputs = config.embedding
+        self.config, self.backbone_dim, self.feature_dim = config, dim, dim if outputs is None else outputs
+        given = config.regulariser_weight
+        self.weight = WEIGHTS[config.regulariser] if given is None else given
         with keyed_init(seed, "init", "embedding"):
-            self.layer = nn.Identity() if embedding is None else embedding_layer(dim, embedding, embedding_init)
+            self.layer = nn.Identity() if outputs is None else embedding_layer(dim, outputs, config.embedding_init)
         self.springs = Springs()
         self.head: nn.Linear | None = None
 
@@ -75,15 +115,15 @@ class TripletBase(BaseLearner):
     def begin(self, method: Method, task: TaskInfo) -> None:
         if task.index > 0:
             self.teacher = method.frozen_copy(self.network(method))
-        elif self.softmax_epochs:
-            self.head = method.make(lambda: nn.Linear(self.dim, task.new), "softmax head")
+        elif self.config.softmax_epochs:
+            self.head = method.make(lambda: nn.Linear(self.backbone_dim, task.new), "softmax head")
 
     def phases(self, method: Method, task: TaskInfo) -> list[Phase]:
         stage = method.optimisation.stage(task.index)
         if stage.warmup_epochs and isinstance(self.layer, nn.Identity):
             raise UserError(
-                "optimisation.*.warmup trains the embedding layer before the backbone, but method.embedding=null has "
-                "none: set optimisation.*.warmup=0"
+                "optimisation.*.warmup trains the embedding layer before the backbone, but method.base.embedding=null "
+                "has none: set optimisation.*.warmup=0"
             )
         parameters = dict(self.network(method).named_parameters())
 
@@ -102,26 +142,30 @@ class TripletBase(BaseLearner):
             stage,
             groups=method.train_groups(stage, self.layer),
             order=self._order(stage.batch_size),
-            set_mode=training_mode(method.backbone, self.layer, fix_bn=self.fix_bn and task.index > 0),
+            set_mode=training_mode(method.backbone, self.layer, fix_bn=self.config.fix_bn and task.index > 0),
         )
         return [training] if self.head is None else [self._softmax_phase(method, task, self.head), training]
 
     def _triplet_loss(self, embeddings: Tensor, batch: Batch) -> Tensor:
-        return batch_triplet_loss(embeddings, batch, rule=self.triplets, margin=self.margin, per_class=self.per_class)
+        config = self.config
+        return batch_triplet_loss(
+            embeddings, batch, rule=config.triplets, margin=config.margin, per_class=config.images_per_class
+        )
 
     def _regularisation(
         self, embeddings: Tensor, batch: Batch, parameters: dict[str, nn.Parameter]
     ) -> dict[str, Tensor]:
-        if self.regulariser == "lwf":
+        if self.config.regulariser == "lwf":
             old = frozen_features(self.teacher, batch.images)
-            change = embedding_change(embeddings, old, self.lwf_loss, whole=batch.whole)
+            change = embedding_change(embeddings, old, self.config.lwf_loss, whole=batch.whole)
             return {"distill": self.weight * change}
-        if self.regulariser == "none":
+        if self.config.regulariser == "none":
             return {}
         return {"penalty": self.weight * self.springs.penalty(parameters)}
 
     def _order(self, batch_size: int) -> ClassBalanced:
-        return ClassBalanced(self.per_class, batch_size // self.per_class)
+        per_class = self.config.images_per_class
+        return ClassBalanced(per_class, batch_size // per_class)
 
     def _softmax_phase(self, method: Method, task: TaskInfo, head: nn.Linear) -> Phase:
         """Task 0 begins as classification: a triplet loss hardly trains a network from nothing (SDC-IL issue 3)."""
@@ -129,12 +173,12 @@ class TripletBase(BaseLearner):
         def loss(batch: Batch) -> dict[str, Tensor]:
             return {"ce": cross_entropy(head(method.features(batch)), batch.labels - task.old)}
 
-        stage = softmax_stage(self.softmax_epochs, self.softmax_lr)
+        stage = softmax_stage(self.config.softmax_epochs, self.config.softmax_lr)
         return Phase("softmax", {"backbone": method.backbone, "head": head}, loss, stage)
 
     def end(self, method: Method, data: TaskData) -> None:
         """Tie every weight to where it is, as stiffly as it mattered to this task alone; drop teacher and head."""
-        if self.regulariser in ("ewc", "mas"):
+        if self.config.regulariser in ("ewc", "mas"):
             importance = self.importance(method, data)
             for name, weight in self.network(method).named_parameters():
                 self.springs.set(name, importance[name][None], weight.detach().clone()[None])
@@ -154,7 +198,7 @@ class TripletBase(BaseLearner):
             for batch in data.batches("train", batch_size=size, purpose="importance", order=order):
                 raw = self.layer(method.backbone(batch.images))
                 loss = raw.norm(dim=1).sum()
-                if self.regulariser == "ewc":
+                if self.config.regulariser == "ewc":
                     loss = self._triplet_loss(normalize(raw, dim=1), batch)
                 wanted = list(parameters.values())
                 gradients = torch.autograd.grad(loss, wanted, allow_unused=True, materialize_grads=True)

@@ -1,7 +1,7 @@
 """The memory of class Gaussians: what GATF and AdaGauss keep of every class, and how they read and move it."""
 
 from collections.abc import Callable, Iterator
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import torch
 from pydantic import PositiveInt
@@ -9,7 +9,15 @@ from torch import Tensor, nn
 
 from gatf import ranks
 from gatf.errors import UserError
-from gatf.geometry import gaussians, moments, readout, spd
+from gatf.geometry import gaussians, moments, spd
+from gatf.geometry.readout import (
+    BAYES_SHRINK,
+    MAHALANOBIS_SHRINK,
+    LinearReadout,
+    NearestMeanReadout,
+    Readout,
+    linear_from_samples,
+)
 from gatf.methods.base import TaskData
 from gatf.methods.parts.components import Growing, of_all_processes, own_features
 from gatf.methods.parts.storage import DiagonalStorage, FullStorage, Kept, LowRankStorage, SharedStorage, Storage
@@ -73,7 +81,7 @@ class GaussianMemory(Growing):
         self.storage = storage(dim)
         for name, shape in self.shapes(0).items():
             self.register_buffer(name, torch.zeros(shape))
-        self._readout: Any = None
+        self._readout: Readout | None = None
 
     def __len__(self) -> int:
         return len(self.means)
@@ -154,32 +162,37 @@ class GaussianMemory(Growing):
 
     def scores(self, features: Tensor) -> Tensor:
         """[B, classes]: minus the distance of the chosen rule, or the logits of `linear`."""
-        if self.rule == "nmc":
-            return -readout.nearest_mean_distances(features, self.means)
+        return self.readout().scores(features)
+
+    def readout(self) -> Readout:
+        """What tells the classes apart, made when it is first asked for."""
         if self._readout is None:
             self._readout = self._build()
-        if self.rule == "linear":
-            weight, bias = self._readout
-            return features.double() @ weight.T + bias
-        return -self._readout.distances(features)
+        return self._readout
 
     def rest(self) -> None:
         """Drop what `scores` prepared, several times the size of what is kept, until it is asked for again."""
         self._readout = None
 
-    def _build(self) -> Any:
+    def _build(self) -> Readout:
+        if self.rule == "nmc":
+            return NearestMeanReadout(self.means)
         means, kept = self.means.double(), self._kept()
         if self.rule == "linear":
             draws = torch.Generator(self.means.device).manual_seed(key(self.seed, "linear readout", len(self)))
-            return readout.linear_from_samples(self.storage.sampler(means, kept), generator=draws)
+            return LinearReadout(*linear_from_samples(self.storage.sampler(means, kept), generator=draws))
         bayes = self.rule == "bayes"
-        usual = readout.BAYES_SHRINK if bayes else readout.MAHALANOBIS_SHRINK
+        usual = BAYES_SHRINK if bayes else MAHALANOBIS_SHRINK
         shrink = usual if self.readout_shrink is None else self.readout_shrink
         return self.storage.readout(means, kept, shrink, normalise=bayes)
 
     def bytes_per_class(self) -> int:
         """What one more class takes; a covariance that all share is not counted."""
         return self.means.element_size() * (self.dim + self.storage.numbers_per_class())
+
+    def _apply(self, *args: Any, **kwargs: Any) -> Self:
+        self._readout = None  # it does not move with the buffers
+        return super()._apply(*args, **kwargs)
 
     def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *args: Any) -> None:
         self._readout = None

@@ -2,24 +2,16 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from gatf.errors import UserError
 from gatf.geometry import compact, gaussians
-from gatf.geometry.readout import Sampler, bayes_readout
+from gatf.geometry.readout import Readout, Sampler, bayes_readout
 
 Kept = dict[str, Tensor]
 """Tensors by the name of their buffer."""
-
-
-class Readout(Protocol):
-    """What tells classes apart."""
-
-    def distances(self, features: Tensor) -> Tensor:
-        """[B, S] → [B, C]."""
 
 
 class Storage(ABC):

@@ -43,8 +43,8 @@ def check_class_batches(optimisation: OptimisationConfig, per_class: int) -> Non
         if stage.batch_size % per_class or stage.batch_size < 2 * per_class:
             raise UserError(
                 f"optimisation.{name}.batch_size is {stage.batch_size}, but base triplet makes batches of {per_class} "
-                f"images (method.images_per_class) of each of at least two classes: use a multiple of {per_class}, at "
-                f"least {2 * per_class} (32 in the paper)"
+                f"images (method.base.images_per_class) of each of at least two classes: use a multiple of "
+                f"{per_class}, at least {2 * per_class} (32 in the paper)"
             )
 
 
