@@ -90,6 +90,8 @@ Python. Recipes and a run's `config.yaml` hold the same names as nested sections
 `[a, b]` for a list. The [quickstart](quickstart.md#settings) says what wins when several places set the same thing.
 """
 WORDS: dict[Any, str] = {str: "text", bool: "`true` or `false`", type(None): "`null`"}
+UNTOLD = ("method.name", "method.base.name")
+"""Paths that the text before a table explains."""
 BOUNDS = {"gt": ">", "ge": "≥", "lt": "<", "le": "≤"}
 
 
@@ -114,6 +116,7 @@ def settings_page() -> str:
     for name, method in METHODS.items():
         parts += [f"### `{name}`", f"{method.summary[0].upper()}{method.summary[1:]}."]
         parts.append(settings_table(method.Config, "method.") or "It has no settings of its own.")
+        parts += choices(method.Config)
         if method.defaults:
             parts += ["Its own defaults in other sections:", as_yaml(method.defaults)]
         for preset, changes in method.Config.presets().items():
@@ -136,7 +139,7 @@ def settings_table(model: type[BaseModel], prefix: str = "", values: dict[str, A
     lines = ["| setting | type | default | what |", "|---|---|---|---|"]
     for name, field in model.model_fields.items():
         path = prefix + name
-        if is_section(field.annotation) or path == "method.name" or (values is not None and name not in values):
+        if is_section(field.annotation) or path in UNTOLD or (values is not None and name not in values):
             continue
         if not field.description:
             raise SystemExit(f"{path} of {model.__name__} has no description: write one under the field")
@@ -146,6 +149,17 @@ def settings_table(model: type[BaseModel], prefix: str = "", values: dict[str, A
             f"| `{path}` | {kind(field.annotation, field.metadata)} | {shown} | {in_cell(field.description)} |"
         )
     return "\n".join(lines) if len(lines) > 2 else ""
+
+
+def choices(config: type[BaseModel]) -> list[str]:
+    """The settings of each section that a field may hold, where it may hold one of several (`method.base`)."""
+    parts = []
+    for name, field in config.model_fields.items():
+        for model in get_args(field.annotation):
+            if is_section(model):
+                chosen = model.model_fields["name"].default
+                parts += [f"With `method.{name}.name={chosen}`:", settings_table(model, f"method.{name}.")]
+    return parts
 
 
 def is_section(annotation: Any) -> bool:
@@ -158,6 +172,8 @@ def default(field: FieldInfo) -> Any:
 
 def as_text(value: Any) -> str:
     """As one would write it after `--set`."""
+    if isinstance(value, BaseModel):
+        return str(value.model_dump()["name"])
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
@@ -172,6 +188,10 @@ def kind(annotation: Any, metadata: Iterable[Any] = ()) -> str:
     if origin is Annotated:
         return kind(inner[0], [each for one in inner[1:] for each in getattr(one, "metadata", [one])])
     if origin in (Union, types.UnionType):
+        if all(map(is_section, inner)):
+            return (
+                "mapping with " + kind(Literal[tuple(one.model_fields["name"].default for one in inner)]) + " as `name`"
+            )
         return " or ".join(kind(one) for one in inner)
     if origin is Literal:
         *others, last = (f"`{one}`" for one in inner)

@@ -23,7 +23,8 @@ from torch import Tensor
 from gatf.errors import UserError
 from gatf.io.files import write_bytes
 
-FORMAT = 1
+FORMAT = 2
+"""Newest format. In format 1, models of some methods had other names for settings and tensors."""
 DTYPES: dict[str, torch.dtype] = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
     "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "U8": torch.uint8, "BOOL": torch.bool,
@@ -85,6 +86,7 @@ class Header:
     places: dict[str, Place]
     data_start: int
     digest: str
+    format: int = FORMAT
 
 
 # --- writing ----------------------------------------------------------------------------------------------------------
@@ -204,7 +206,9 @@ def read_header(path: Path, file: BinaryIO, kind: Kind = MODEL) -> Header:
     model = metadata.get("model")
     if not isinstance(model, str):
         raise Damaged(path, "its description is missing")
-    return Header(_json(path, model, "description"), places, LENGTH_BYTES + length, digest)
+    return Header(
+        _json(path, model, "description"), places, LENGTH_BYTES + length, digest, int(str(metadata["format"]))
+    )
 
 
 def _items(header: bytes) -> int:

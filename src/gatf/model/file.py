@@ -20,6 +20,7 @@ from gatf.methods import Method, is_outside
 from gatf.methods.parts.gaussian import keeps_gaussians_only
 from gatf.model.record import UpdateRecord
 from gatf.model.state import Model
+from gatf.model.upgrade import upgraded_config, upgraded_state
 from gatf.session import Preprocessing, build_method
 from gatf.settings import Strict
 
@@ -79,7 +80,7 @@ def load(path: Path, device: str = "cpu") -> Model:
     `UserError`."""
     path = model_path(path)
     tensors, header = container.read(path)
-    told, config, history = _described(path, header.model)
+    told, config, history = _described(path, header)
     shape = (told.shape[0], told.shape[1], told.shape[2])
     for name, dtype in (("counts", torch.int64), ("errors", torch.float64), ("distances", torch.float32)):
         if name not in tensors or tensors[name].dtype != dtype or tensors[name].ndim != 1:
@@ -91,6 +92,8 @@ def load(path: Path, device: str = "cpu") -> Model:
     state = {name.removeprefix(METHOD): value for name, value in tensors.items() if name.startswith(METHOD)}
     if len(state) + 3 != len(tensors):
         raise Damaged(path, "it holds tensors that belong to nothing")
+    if header.format == 1:
+        state = upgraded_state(config.method.name, state)
     method = _method(path, config, shape, state, classes=len(told.labels))
     return Model(
         config, Preprocessing(shape, tuple(told.mean), tuple(told.std)), method.to(device).eval(), tuple(told.labels),
@@ -102,15 +105,16 @@ def describe(path: Path) -> tuple[Description, RunConfig, tuple[UpdateRecord, ..
     """What a file says of its model, checked, without building it."""
     path = model_path(path)
     header = container.inspect(path)
-    return (*_described(path, header.model), header)
+    return (*_described(path, header), header)
 
 
-def _described(path: Path, model: dict[str, Any]) -> tuple[Description, RunConfig, tuple[UpdateRecord, ...]]:
+def _described(path: Path, header: container.Header) -> tuple[Description, RunConfig, tuple[UpdateRecord, ...]]:
+    model = header.model
     _refuse_code(path, model.get("config"))
     try:
         told = Description.model_validate(model)
         history = tuple(UpdateRecord.model_validate(record) for record in told.history)
-        config = validated(told.config)
+        config = validated(upgraded_config(told.config) if header.format == 1 else told.config)
     except ValidationError as error:
         where = ".".join(str(part) for part in error.errors()[0]["loc"])
         raise Damaged(path, f"its description does not fit this version of gatf (at '{where[:80]}')") from None
