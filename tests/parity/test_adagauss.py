@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from gatf.data.loader import TaskData
 from gatf.geometry import gaussians
-from gatf.methods import adagauss, components
+from gatf.methods import adagauss
 from gatf.methods.adagauss import AdaGauss, AdaGaussConfig
+from gatf.methods.parts import components
 from gatf.settings import OptimisationConfig, StageConfig
 
 SIZES = [2, 2, 2]
@@ -35,9 +36,8 @@ class Run:
         self.gradients: list[dict[str, Tensor]] = []
         for task, data in enumerate(tasks):
             method.begin_task(data.info)
-            for part in ("head", "projector", "adapter"):
-                if getattr(method, part) is not None:
-                    load(getattr(method, part), case, f"task{task}/input/{part}.")
+            for part in ("head",) if task == 0 else ("head", "projector", "adapter"):
+                load(getattr(method, part), case, f"task{task}/input/{part}.")
             terms: dict[str, list[float]] = {}
             gradients: dict[str, Tensor] = {}
             for phase in method.phases(data.info):

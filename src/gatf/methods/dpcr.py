@@ -205,7 +205,8 @@ class DPCR(Method[DPCRConfig]):
         # Q: sums of the new classes' features, n_c·μ_c of the old ones
         targets[:, : task.old] = (self.memory.counts[:, None].double() * self.memory.means.double()).T
         gram = self.memory.total() + grams["new"]
-        self.readout.weight = ridge_classifier(gram, targets, config.ridge, normalise=config.cn).float()
+        weight = ridge_classifier(gram, targets, config.ridge, normalise=config.cn)
+        self.readout.weight = weight.float().contiguous()  # as a file has it: layout decides last bits
         self.memory.learn(self.backbone, data, "train" if config.stats_transform == "train" else "test")
         self.base.end(self, data)
 
