@@ -36,9 +36,8 @@ class Run:
         self.gradients: list[dict[str, Tensor]] = []
         for task, data in enumerate(tasks):
             method.begin_task(data.info)
-            for part in ("head", "projector", "adapter"):
-                if getattr(method, part) is not None:
-                    load(getattr(method, part), case, f"task{task}/input/{part}.")
+            for part in ("head",) if task == 0 else ("head", "projector", "adapter"):
+                load(getattr(method, part), case, f"task{task}/input/{part}.")
             terms: dict[str, list[float]] = {}
             gradients: dict[str, Tensor] = {}
             for phase in method.phases(data.info):
