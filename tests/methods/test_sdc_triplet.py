@@ -256,6 +256,7 @@ class TestRegularisers:
     def test_penalty_by_hand(self, regulariser: str, weight: float | None) -> None:
         """γ/2·F·0.1², F set by hand to 1.62."""
         method = plane(regulariser=regulariser, regulariser_weight=weight)
+        method.begin_task(TaskInfo(1, 2, 2, 4))
         method.base.springs.set("backbone.matrix", torch.full((1, 2, 2), 1.62), torch.eye(2)[None].clone())
         with torch.no_grad():
             method.backbone.matrix[0, 1] += 0.1
@@ -280,6 +281,7 @@ class TestRegularisers:
 
     def test_nothing_is_added_at_task_0_nor_without_regulariser(self) -> None:
         method = plane(regulariser="none")
+        method.begin_task(TaskInfo(1, 2, 2, 4))
         assert set(self._terms(method)) == {"triplet"}
         (phase,) = plane(regulariser="lwf").phases(TaskInfo(0, 0, 2, 4))
         assert set(phase.loss(next(Handed((CROSS, [0, 0, 1, 1])).batches()))) == {"triplet"}
