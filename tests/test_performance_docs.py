@@ -218,7 +218,7 @@ def test_seconds_on_a_device(load: Load) -> None:
 
 
 def test_one_image_reaches_its_limit(load: Load) -> None:
-    """Diagonals of S = 64: 8·(2·64 + 1) bytes a class and image, at 1 GB/s and 1 ms once."""
+    """Diagonals of S = 64: 8·(2·64 + 1) bytes per class and image, at 1 GB/s and 1 ms once."""
     outlook = load("outlook")
     fitted = {"scoring one image, diag": {"once": 1e-3, "bytes": 1e-9}}
     assert outlook._image_limit(fitted, "diag", 64) == pytest.approx((0.1 - 1e-3) / (8 * 129e-9))

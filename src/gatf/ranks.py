@@ -1,6 +1,7 @@
-"""The processes that share a run: which one this is, and what they tell each other.
+"""The processes that share a run: which one this is, and how they exchange values.
 
-In a process alone every function gives back what it was given. Collectives must be called by all processes alike.
+In a run of one process, every function returns its argument. In a run of several, all of them must call an exchange
+(`total`, `gather_rows`, …) at the same point.
 """
 
 import os
@@ -13,12 +14,12 @@ from torch import Tensor
 
 
 def launched() -> int:
-    """Processes that were started for this run, as the launcher says."""
+    """How many processes the launcher started for this run."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def world() -> int:
-    """Processes that take part."""
+    """How many processes take part now."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
@@ -32,17 +33,18 @@ def is_first() -> bool:
 
 
 def part(count: int) -> slice:
-    """This process's part of `count` rows: contiguous, and each row is in the part of one process only."""
+    """This process's share of `count` rows. Shares are contiguous, and each row is in exactly one of them."""
     return slice(count * rank() // world(), count * (rank() + 1) // world())
 
 
 def part_of_step(count: int) -> slice:
-    """`part` of a batch that is trained on, which nobody can do with no images: fewer than processes go to all."""
+    """`part` of a training batch. A batch with fewer images than processes goes to all of them whole, because a process
+    cannot train on no images."""
     return slice(0, count) if count < world() else part(count)
 
 
 class _Total(torch.autograd.Function):
-    """Each process's gradient is the sum of what all of them ask for, because each got the same sum."""
+    """A sum over processes. All of them used its result, so its gradient is the sum of all their gradients."""
 
     @staticmethod
     def forward(ctx: Any, value: Tensor) -> Tensor:

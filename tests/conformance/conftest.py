@@ -138,7 +138,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def finished(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Finished]:
-    """`finished(method)`: its undisturbed run, made once a process."""
+    """`finished(method)`: its undisturbed run, made once per process."""
     runs: dict[str, Finished] = {}
 
     def get(method: str) -> Finished:
@@ -151,7 +151,7 @@ def finished(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable
 
 @pytest.fixture(scope="session")
 def brief(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Finished]:
-    """`brief(method, seed=1)`: two tasks of three epochs, made once a process; `again` makes the same run anew."""
+    """`brief(method, seed=1)`: two tasks of three epochs, made once per process; `again` makes the same run anew."""
     runs: dict[tuple[str, int, bool], Finished] = {}
 
     def get(method: str, *, seed: int = 0, again: bool = False) -> Finished:

@@ -72,7 +72,7 @@ def test_rotation_makes_four_times_the_outputs_at_task_0_only(tiny_config: Tiny)
     method.begin_task(experiment.task_info(0))
     assert method.head.out_features == 4 * 2
     (phase,) = method.phases(experiment.task_info(0))
-    assert phase.loaded == 48 // 4  # the network sees 48 images a step
+    assert phase.loaded == 48 // 4  # the network sees 48 images per step
     method.begin_task(experiment.task_info(1))
     assert method.head.out_features == 2
     assert method.phases(experiment.task_info(1))[0].loaded == 48

@@ -264,7 +264,7 @@ def test_bytes_per_class(tiny_config: Tiny) -> None:
 
 
 def test_finishes_with_fewer_images_than_dimensions(tiny_config: Tiny, tmp_path: Path) -> None:
-    """Eight images a class, 16 a task, in 32 dimensions."""
+    """Eight images per class, 16 a task, in 32 dimensions."""
     summary = start(tiny_config("dpcr", **{"data.max_per_class": 8}), tmp_path / "run")
     assert summary.accuracy_seen[0] > 60
     assert all(accuracy >= 0 for accuracy in summary.accuracy_seen)

@@ -330,7 +330,7 @@ class TestLayer:
 
 @pytest.fixture(scope="session")
 def triplet_config(tiny_config: Tiny) -> Tiny:
-    """Two classes a task, 16 images a step, one step an epoch."""
+    """Two classes a task, 16 images per step, one step an epoch."""
 
     def build(method: str = "sdc", *, epochs: int = 3, **overrides: Any) -> RunConfig:
         stages = {

@@ -1,6 +1,6 @@
 """What lies in a data set's files, before any image is decoded."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -37,9 +37,10 @@ class Listing:
     warnings: tuple[str, ...] = ()
 
 
-def some(items: list[str], most: int = 3) -> str:
+def some(items: Iterable[object], most: int = 3) -> str:
     """`"a, b, c and 5 more"`."""
-    return ", ".join(items[:most]) + (f" and {len(items) - most} more" if len(items) > most else "")
+    listed = [str(item) for item in items]
+    return ", ".join(listed[:most]) + (f" and {len(listed) - most} more" if len(listed) > most else "")
 
 
 def compact_labels(labels: Sequence[Tensor], name: str) -> tuple[list[Tensor], tuple[int, ...], tuple[str, ...]]:
@@ -75,14 +76,25 @@ def drop_unknown(part: Part, name: str) -> tuple[Part, tuple[str, ...]]:
     )
 
 
+def share_of_each_class(labels: Tensor, share: float, draws: Sequence[torch.Generator], *, fewest: int = 2) -> Tensor:
+    """Which images are set aside, bool [N]: this share of each class, drawn by its generator, at least one image and
+    not all. Of a class with fewer than `fewest` images, none. Labels [N] are 0 to len(draws) − 1."""
+    aside = torch.zeros(len(labels), dtype=torch.bool)
+    for number, generator_of_class in enumerate(draws):
+        members = torch.nonzero(labels == number).squeeze(1)
+        if len(members) < fewest:
+            continue
+        count = min(max(round(share * len(members)), 1), len(members) - 1)
+        aside[members[torch.randperm(len(members), generator=generator_of_class)[:count]]] = True
+    return aside
+
+
 def split_part(part: Part, class_names: Sequence[str], fraction: float) -> tuple[Part, Part]:
     """Training and test images where there is only one part: a share of each class, drawn by the class's name, at least
     one image on each side."""
-    testing = torch.zeros(len(part), dtype=torch.bool)
-    for number, name in enumerate(class_names):
-        members = torch.nonzero(part.labels == number).squeeze(1)
-        if len(members) < 2:
-            raise UserError(f"class '{name}' has {len(members)} image, too few to split into training and test images")
-        count = min(max(round(fraction * len(members)), 1), len(members) - 1)
-        testing[members[torch.randperm(len(members), generator=generator(0, "test part", name))[:count]]] = True
+    for name, count in zip(class_names, torch.bincount(part.labels, minlength=len(class_names)).tolist(), strict=True):
+        if count < 2:
+            raise UserError(f"class '{name}' has {count} image, too few to split into training and test images")
+    draws = [generator(0, "test part", name) for name in class_names]
+    testing = share_of_each_class(part.labels, fraction, draws)
     return part.take(torch.nonzero(~testing).squeeze(1)), part.take(torch.nonzero(testing).squeeze(1))

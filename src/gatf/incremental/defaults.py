@@ -1,25 +1,26 @@
-"""Settings from the data: what a person who only has images would otherwise have to choose.
+"""Settings chosen from the data, for people who have images and no opinion on epochs or widths.
 
-Whatever is given by hand wins. The choices follow the shipped recipes (`digits`, `cifar100-cpu`).
+What the user sets wins. The choices follow the shipped recipes `digits` and `cifar100-cpu`.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
 from gatf.config import RunConfig, load_config
+from gatf.data.pictures import SMALL
 from gatf.errors import UserError
 from gatf.methods import is_outside, method_class
 from gatf.settings import StageConfig
 
-TINY_SIDE, MEMORY_SIDE = 16, 64
-"""Up to the first, the small network; up to the second, a 3×3 stem."""
+TINY_SIDE = 16
+"""Images up to this side get the small network; above it, those up to `SMALL` get a ResNet with a 3×3 stem."""
 ANCHORS_PER_UPDATE = 30
 """How often GATF estimates its anchor during an update."""
 FIXED = (
     "method.name", "method.preset", "method.readout", "method.covariance", "method.covariance_rank",
     "method.distillation",
 )  # fmt: skip
-"""What a model is made of, beside backbone and scenario."""
+"""Settings that decide what a model consists of, beside the sections backbone and scenario."""
 
 
 def first_config(
@@ -38,7 +39,7 @@ def first_config(
         "backbone": {
             "name": "small" if tiny else "resnet18",
             "width": 32 if tiny else width(images),
-            "stem": "3x3" if side <= MEMORY_SIDE else "7x7",
+            "stem": "3x3" if side <= SMALL else "7x7",
             "bottleneck": 32 if tiny else 64,
         },
         "seed": seed,
@@ -55,7 +56,7 @@ def next_config(config: RunConfig, *, images: int, overrides: Mapping[str, Any])
     """The settings of a later update: as before, with epochs and batch chosen for its number of images, unless the
     preset has its own.
 
-    What the model is made of cannot change any more: overrides of it must say what is.
+    What the model is made of is fixed by now; an override of such a setting must repeat its value.
     """
     _check_method(config.method.name)
     base = config.model_dump(mode="json")
@@ -118,7 +119,7 @@ def augmentation(side: int) -> list[str]:
     """Steps for training images; small ones are shifted by a pixel, large ones cut and mirrored like photos."""
     if side <= TINY_SIDE:
         return ["crop:1"]
-    return ["crop:4", "flip"] if side <= MEMORY_SIDE else [f"resized_crop:{side}", "flip"]
+    return ["crop:4", "flip"] if side <= SMALL else [f"resized_crop:{side}", "flip"]
 
 
 def describe(config: RunConfig, *, shape: tuple[int, int, int], images: int, first: bool) -> str:

@@ -1,13 +1,12 @@
 """The classes of an update, and which of its images are trained on."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from gatf.data.listing import share_of_each_class, some
 from gatf.errors import UserError
 from gatf.methods.parts.gaussian import keeps_gaussians_only
 from gatf.model.state import Label, Model
@@ -51,12 +50,9 @@ def split_update(model: Model, answers: np.ndarray, share: float, seed: int) -> 
     rank[order] = torch.arange(len(labels))
     numbers = rank[torch.from_numpy(places.reshape(-1))]
     back = torch.zeros(len(numbers), dtype=torch.bool)
-    for number in range(len(labels)):
-        members = torch.nonzero(numbers == number).squeeze(1)
-        count = min(max(round(share * len(members)), 1), len(members) - 1)
-        count = count if share > 0 and len(members) >= FEWEST_TO_SPLIT else 0
-        draws = generator(seed, "held out", len(model.history), number)
-        back[members[torch.randperm(len(members), generator=draws)[:count]]] = True
+    if share > 0:
+        draws = [generator(seed, "held out", len(model.history), number) for number in range(len(labels))]
+        back = share_of_each_class(numbers, share, draws, fewest=FEWEST_TO_SPLIT)
     return Split(
         revisited=tuple(known[labels[place]] for place in order if labels[place] in known),
         added=tuple(labels[place] for place in order if labels[place] not in known),
@@ -73,9 +69,3 @@ def _check_kind(known: tuple[Label, ...], labels: list[Label]) -> None:
         raise UserError(
             f"the labels known so far are {kind} (such as {known[0]!r}), but the new ones are like {labels[0]!r}"
         )
-
-
-def some(items: Iterable[Any], most: int = 3) -> str:
-    """`"a, b, c and 5 more"`."""
-    listed = [str(item) for item in items]
-    return ", ".join(listed[:most]) + (f" and {len(listed) - most} more" if len(listed) > most else "")

@@ -15,11 +15,12 @@ from torch import Tensor
 from gatf.config import RunConfig
 from gatf.data.base import ImageSet
 from gatf.data.inputs import Given, Shape, check_shape, image_set
+from gatf.data.listing import some
 from gatf.data.loader import TaskData, TaskInfo, split_pipeline
 from gatf.errors import UserError
 from gatf.geometry.gaussians import Gaussians
 from gatf.geometry.moments import class_moments
-from gatf.incremental.split import Split, some, split_update
+from gatf.incremental.split import Split, split_update
 from gatf.incremental.statistics import expected_accuracy, merge, normalisation
 from gatf.io.events import Event, Listener, RunStart, TaskEvent
 from gatf.methods.parts.components import extract

@@ -31,11 +31,12 @@ class FeTrILConfig(MethodConfig):
     similarity: Literal["cosine", "euclidean"] = "cosine"
     """How an old class finds the new class that imitates it: by angle (PyCIL) or distance (release) of raw means."""
     rank: PositiveInt = 1
-    """Imitate with the so-manieth most similar new class; the last one where there are fewer."""
+    """Imitate an old class with its most similar new class (1), the second most similar (2), and so on; with the least
+    similar one where there are fewer."""
     penalty: Positive = 1.0
     """C of the SVM: weight of the squared hinge against ½‖w‖² + ½b²."""
     tolerance: Positive = 1e-4
-    """The SVM is solved when every class's gradient is so small against its first."""
+    """The SVM is solved when the gradient of every class has fallen to this fraction of its first value."""
     fc_epochs: PositiveInt = 50
     """Epochs of the linear layer, rate annealed to zero by a cosine."""
     fc_lr: Positive = 0.05
@@ -72,7 +73,8 @@ def official_stages(config: FeTrILConfig) -> tuple[StageConfig, StageConfig]:
 
 @dataclass(frozen=True)
 class Imitations:
-    """Real features of new classes, and the same translated to the means of old ones; made when asked for."""
+    """Real features of new classes, and copies of them translated to the means of old classes. A translated feature is
+    computed when it is asked for."""
 
     features: Tensor
     """Of the new classes' images, [N, D]."""
@@ -86,7 +88,7 @@ class Imitations:
     @classmethod
     def of(cls, features: Tensor, labels: Tensor, means: Tensor, sources: Tensor) -> "Imitations":
         """X̂_p = X_s(p) − μ_s(p) + μ_p for every old class p: labels [N] are scenario classes, means [C, D] of all
-        classes, sources [old] the new class that imitates each old one. As many rows a class as its source has."""
+        classes, sources [old] the new class that imitates each old one. A class has as many rows as its source."""
         classes, old = len(means), len(sources)
         every = torch.cat([sources, torch.arange(old, classes, device=sources.device)])  # [C]
         counts = torch.bincount(labels, minlength=classes)

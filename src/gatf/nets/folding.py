@@ -1,5 +1,5 @@
-"""Frozen networks with less to compute: batch-norm goes into the convolution before it, and what follows a convolution
-(adding a shortcut, ReLU) is done in the same pass over memory."""
+"""Frozen networks that compute less. A batch-norm layer is merged into the convolution before it; the sum with a
+shortcut and the ReLU that follow a convolution are computed in the same pass over memory."""
 
 import operator
 from collections import Counter
@@ -17,7 +17,7 @@ RELUS = (torch.relu, torch.relu_, relu)
 
 
 class FusedConv2d(nn.Conv2d):
-    """relu(convolution + shortcut): what the three operations give, on a CPU by one of oneDNN's."""
+    """relu(convolution + shortcut). On a CPU one operation of oneDNN computes all three steps."""
 
     def __init__(self, plain: nn.Conv2d) -> None:
         sizes = (plain.in_channels, plain.out_channels, plain.kernel_size)
@@ -27,7 +27,7 @@ class FusedConv2d(nn.Conv2d):
         self.geometry = [list(each) for each in (plain.padding, plain.stride, plain.dilation)]
 
     def forward(self, input: Tensor, shortcut: Tensor | None = None, overwrite: bool = False) -> Tensor:
-        """`overwrite` says that nobody needs the shortcut afterwards."""
+        """With `overwrite` the result may take the shortcut's memory, because nothing reads the shortcut afterwards."""
         if not self._in_one_pass(input, shortcut):
             out = super().forward(input)
             return torch.relu_(out if shortcut is None else out + shortcut)
@@ -39,7 +39,7 @@ class FusedConv2d(nn.Conv2d):
         return torch.ops.mkldnn._convolution_pointwise.binary(input, shortcut, *layer, "add", 1.0, "relu", [], "")
 
     def _in_one_pass(self, input: Tensor, shortcut: Tensor | None) -> bool:
-        """Whether oneDNN's operation can do it: it is for float32 on CPUs, has no gradient and does not broadcast."""
+        """Whether oneDNN's operation applies: it takes float32 on CPUs, has no gradient and does not broadcast."""
         tensors = [self.weight, input] + ([] if shortcut is None else [shortcut])
         return bool(
             torch.backends.mkldnn.is_available()
@@ -57,11 +57,12 @@ class FusedConv2d(nn.Conv2d):
 
 
 def folded(net: nn.Module) -> nn.Module:
-    """A copy in eval mode that computes the same, up to rounding, with fewer operations.
+    """A copy in eval mode that gives the same results, up to rounding, with fewer operations.
 
-    Convolutions whose output goes to a batch-norm layer and nowhere else take its scale and shift into their weights,
-    and then the sum and the ReLU that alone use what they give. A network that cannot be traced (its path depends on
-    values), that has hooks, whose weights are computed or which failed `check_folding` is copied as it is.
+    If only a batch-norm layer reads a convolution's output, its scale and shift go into the convolution's weights. If
+    only a sum or a ReLU reads what comes out then, that joins the convolution as well. Some networks are copied
+    unchanged: those that cannot be traced because their path depends on values, those with hooks, those whose weights
+    are computed, and those that failed `check_folding`.
     """
     copy = deepcopy(net).eval()
     layers = list(copy.modules())
@@ -83,8 +84,10 @@ def folded(net: nn.Module) -> nn.Module:
 
 @torch.no_grad()
 def check_folding(net: nn.Module, image_shape: tuple[int, int, int]) -> None:
-    """Have a network of others left as it is where its folded copy sees two random images otherwise. Tracing does not
-    notice what an assignment in place (`x += y`) does to other names of the same tensor."""
+    """Mark a foreign network as not foldable if its folded copy gives other features for two random images.
+
+    That happens, for instance, because tracing does not see that `x += y` changes every other name of the same tensor.
+    """
     draws = torch.Generator().manual_seed(0)
     images = torch.randn(2, *image_shape, generator=draws).to(next(net.parameters(), torch.zeros(())))
     training = net.training
@@ -122,7 +125,7 @@ def _fuse_what_follows(net: fx.GraphModule) -> None:
             left, right = then.args
             shortcut = right if left is conv else left
             if not isinstance(shortcut, fx.Node) or left is right or (then.target is operator.iadd and right is conv):
-                continue  # a number, twice the same, or a sum that others see in what it was added to
+                continue  # the other summand is a number or the same output, or `+=` changes a tensor that others read
             chain, then = [conv, then], _only_user(then)
         if then is None or not _rectifies(net, then):
             continue
@@ -136,7 +139,7 @@ def _fuse_what_follows(net: fx.GraphModule) -> None:
 
 
 def _convolutions(net: fx.GraphModule) -> list[fx.Node]:
-    """Calls of convolutions; a layer in two places has no one weight to fold into, and is left out."""
+    """Calls of convolutions. A layer that is called twice is left out: its one weight cannot suit both places."""
     calls = _calls_of_each(net)
     return [node for node in net.graph.nodes if _is_layer(net, node, nn.Conv2d) and calls[node.target] == 1]
 
@@ -154,7 +157,7 @@ def _rectifies(net: fx.GraphModule, node: fx.Node) -> bool:
 
 
 def _free_after(net: fx.GraphModule, shortcut: fx.Node, total: fx.Node) -> bool:
-    """Whether a convolution made the shortcut, and only convolutions read it before the sum: nobody needs it then."""
+    """Whether the shortcut's memory may be reused: a convolution made it, only convolutions read it before the sum."""
     return _is_layer(net, shortcut, nn.Conv2d) and all(
         user is total or (user < total and _is_layer(net, user, nn.Conv2d)) for user in shortcut.users
     )

@@ -52,7 +52,7 @@ def over_seeds(series: Sequence[Sequence[float]]) -> tuple[np.ndarray, np.ndarra
 
 
 def accuracy_over_tasks(runs: Sequence[Run]) -> Figure:
-    """acc_t against the number of tasks learnt: a line a row, a band of one standard deviation over seeds."""
+    """acc_t against the number of tasks learnt: one line per row, a band of one standard deviation over seeds."""
     series = {row: [run.summary.accuracy_seen for run in group] for row, group in by_row(runs).items()}
     return lines_over_tasks(series, first=1, label="accuracy on all classes so far, %")
 
@@ -65,7 +65,7 @@ def confusion_over_tasks(runs: Sequence[Run]) -> Figure:
 
 @styled
 def lines_over_tasks(series: Mapping[str, Sequence[Sequence[float]]], *, first: int, label: str) -> Figure:
-    """Percentages after every task, a line a row."""
+    """Percentages after every task, one line per row."""
     figure, axes = new_figure(3.0)
     styles = line_styles(series)
     ends: dict[str, float] = {}
@@ -207,7 +207,7 @@ def draw_curves(axes: Axes, found: Mapping[str, Curve], styles: Mapping[str, Lin
 def drift_over_tasks(runs: Sequence[Run], among: Sequence[str] = ()) -> Figure:
     """Prototype drift within every task, mean over past tasks; a line a past task where one row is shown.
 
-    Time is counted in tasks, because methods differ in their epochs a task.
+    Time is counted in tasks, because methods differ in their epochs per task.
     """
     figure, axes = new_figure(3.0)
     rows = by_row(runs)

@@ -156,7 +156,7 @@ def cards(runs: Sequence[Run]) -> list[tuple[str, str, str]]:
 
 
 def results_table(runs: Sequence[Run]) -> Table:
-    """A row a method, mean ± standard deviation over seeds."""
+    """One row per method, mean ± standard deviation over seeds."""
     headings = [("method", "")] + [(name, EXPLAINED[name]) for name in HEADINGS.values()]
     headings += [("bytes per class", "kept between tasks"), ("seeds", "")]
     rows = []
@@ -169,7 +169,7 @@ def results_table(runs: Sequence[Run]) -> Table:
 
 
 def tasks_table(run: Run) -> Table:
-    """A row a task, of one run."""
+    """One row per task, of one run."""
     summary = run.summary
     matrix = summary.accuracy_matrix
     headings = [
@@ -189,7 +189,7 @@ def tasks_table(run: Run) -> Table:
 
 
 def runs_table(runs: Sequence[Run]) -> Table:
-    """A row a run."""
+    """One row per run."""
     headings = [("method", ""), ("seed", "")] + [(name, EXPLAINED[name]) for name in HEADINGS.values()]
     rows = []
     for run in runs:
@@ -227,7 +227,7 @@ def published_table(runs: Sequence[Run]) -> Table | None:
 
 
 def diagnostics_table(runs: Sequence[Run]) -> Table | None:
-    """How well old classes are followed at the end, a row a method; None where nothing was measured."""
+    """How well old classes are followed at the end, one row per method; None where nothing was measured."""
     columns = {
         "mean error": ("distance of stored from true class means, old classes", "errors", "mean_l2", 1),
         "covariance error": ("Frobenius norm of the difference, relative to the true one", "errors", "cov_relative", 1),

@@ -11,7 +11,7 @@ from gatf.io import events
 
 
 class LiveDisplay:
-    """Task, phase, epoch, losses and seconds left, redrawn in place on a terminal; a line a task elsewhere."""
+    """Task, phase, epoch, losses and seconds left, redrawn in place on a terminal; one line per task elsewhere."""
 
     def __init__(self, console: Console, lines: bool = True) -> None:
         self.console, self._lines = console, lines

@@ -51,7 +51,7 @@ def train_phase(
     """Train one phase from `position` to its end.
 
     `save` is called every `save_every` epochs and when `stop` says so, in which case `Interrupted` follows. Losses are
-    summed on the device and read once an epoch.
+    summed on the device and read once per epoch.
     """
     module, optimiser = fabric.setup(_LossModule(phase), build_optimiser(phase))
     if restore is not None:

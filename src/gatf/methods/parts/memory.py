@@ -32,7 +32,7 @@ CHUNK_ELEMENTS = 2**21
 
 
 class CovarianceConfig(MethodConfig):
-    """Settings of a method that keeps one Gaussian a class."""
+    """Settings of a method that keeps one Gaussian per class."""
 
     covariance: Literal["full", "lowrank", "diag", "shared"] = "full"
     """What is kept of each covariance: all of it, a few directions and the variances (lowrank), the variances (diag),
@@ -68,7 +68,7 @@ class CovarianceConfig(MethodConfig):
 
 
 class GaussianMemory(Growing):
-    """One Gaussian a class: its mean, and what the storage keeps of its covariance; float32."""
+    """One Gaussian per class: its mean, and what the storage keeps of its covariance; float32."""
 
     means: Tensor
 

@@ -13,7 +13,7 @@ Metric = Literal["cosine", "euclidean"]
 
 
 class Prototypes(Growing):
-    """One raw mean a class, [C, D] float32, and the nearest-mean rule on it."""
+    """One raw mean per class, [C, D] float32, and the nearest-mean rule on it."""
 
     means: Tensor
 
