@@ -160,8 +160,8 @@ def test_absurd_header_lengths_are_refused(saved: Path, length: int) -> None:
 
 def test_a_newer_format_says_so(saved: Path) -> None:
     whole = saved.read_bytes()
-    saved.write_bytes(whole.replace(b'"format":"1"', b'"format":"2"', 1))
-    with pytest.raises(UserError, match="made by a newer gatf; this one reads up to format 1: upgrade gatf"):
+    saved.write_bytes(whole.replace(b'"format":"2"', b'"format":"3"', 1))
+    with pytest.raises(UserError, match="made by a newer gatf; this one reads up to format 2: upgrade gatf"):
         model_file.load(saved)
 
 
