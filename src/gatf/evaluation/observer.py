@@ -25,9 +25,9 @@ from gatf.io.files import write_text
 from gatf.io.run_folder import RunFolder
 
 DRIFT_IMAGES = 50
-"""Training images a class that the drift curve is measured on."""
+"""Training images per class that the drift curve is measured on."""
 MOMENT_IMAGES = 500
-"""Training images a class that true means and covariances are measured on."""
+"""Training images per class that true means and covariances are measured on."""
 DRIFT_POINTS = 20
 """Points of the drift curve in each phase of a task, at most."""
 

@@ -176,7 +176,7 @@ def curve(tables: Sequence[Rows], at: str, value: str, keep: Callable[[dict[str,
 
 
 def curves(runs: Sequence[Run], table: str, at: str, value: str, keep: Callable[..., bool]) -> dict[str, Curve]:
-    """A curve a row, for the rows that have the table."""
+    """One curve per row, for the rows that have the table."""
     found = {}
     for row, group in by_row(runs).items():
         tables = [run.diagnostics[table] for run in group if table in run.diagnostics]

@@ -55,7 +55,7 @@ def _rows_joined(parts: Sequence[Kept]) -> Kept:
 
 
 class FullStorage(Storage):
-    """Packed triangles: S(S+1)/2 numbers a class, nothing is lost."""
+    """Packed triangles: S(S+1)/2 numbers per class, nothing is lost."""
 
     def shapes(self, classes: int) -> dict[str, tuple[int, ...]]:
         return {"triangles": (classes, self.dim * (self.dim + 1) // 2)}
@@ -80,7 +80,7 @@ class FullStorage(Storage):
 
 
 class LowRankStorage(Storage):
-    """r directions and the variance left over in each coordinate: (r + 1)·S numbers a class."""
+    """r directions and the variance left over in each coordinate: (r + 1)·S numbers per class."""
 
     def __init__(self, dim: int, rank: int) -> None:
         super().__init__(dim)
@@ -113,7 +113,7 @@ class LowRankStorage(Storage):
 
 
 class DiagonalStorage(Storage):
-    """Variances: S numbers a class."""
+    """Variances: S numbers per class."""
 
     def shapes(self, classes: int) -> dict[str, tuple[int, ...]]:
         return {"variances": (classes, self.dim)}
