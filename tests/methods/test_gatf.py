@@ -164,6 +164,12 @@ def test_first_anchor_is_nearly_the_identity(tiny_config: Tiny) -> None:
     assert int(anchor.steps) == 1
 
 
+def test_first_anchor_towards_the_identity_is_the_identity(tiny_config: Tiny) -> None:
+    method, _, _ = at_task_1(tiny_config("gatf", **{"method.anchor": "identity"}))
+    weight = method.anchor._ema().value().weight
+    torch.testing.assert_close(weight, torch.eye(8, dtype=torch.float64), atol=1e-6, rtol=0)
+
+
 def test_anchor_is_refreshed_every_k_epochs(tiny_config: Tiny) -> None:
     experiment = Experiment(tiny_config("gatf", **{"method.refresh": 3}))
     method, task, data = experiment.method, experiment.task_info(1), experiment.task_data(1)

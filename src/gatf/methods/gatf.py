@@ -10,7 +10,7 @@ from pydantic import PositiveInt, model_validator
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
 
-from gatf.geometry import anchor, moments, spd
+from gatf.geometry import AnchorKind, anchor, moments, spd
 from gatf.methods.base import Batch, ForTask, Phase, TaskData, TaskInfo
 from gatf.methods.parts.components import (
     adapter_phase,
@@ -48,8 +48,9 @@ class GATFConfig(CovarianceConfig):
     """Weight λ_top of the forward and the backward term."""
     distill: NotNegative = 10.0
     """Weight of the distillation when `top_aware` is off."""
-    anchor: Literal["sylvester", "ridge"] = "sylvester"
-    """The anchor of Theorem 1, or plain ridge regression."""
+    anchor: AnchorKind = "sylvester"
+    """The anchor of Theorem 1, plain ridge regression, or the anchor of Theorem 1 shrunk towards the identity instead of
+    zero, which is the identity where nothing moved and needs fewer images."""
     ridge: Positive = 0.01
     """ρ of the anchor."""
     refresh: PositiveInt = 10
