@@ -49,8 +49,8 @@ class GATFConfig(CovarianceConfig):
     distill: NotNegative = 10.0
     """Weight of the distillation when `top_aware` is off."""
     anchor: AnchorKind = "sylvester"
-    """The anchor of Theorem 1, plain ridge regression, or the anchor of Theorem 1 shrunk towards the identity instead of
-    zero, which is the identity where nothing moved and needs fewer images."""
+    """The anchor of Theorem 1, plain ridge regression, or the first shrunk towards the identity instead of zero: it is
+    the identity where nothing moved, and needs fewer images."""
     ridge: Positive = 0.01
     """ρ of the anchor."""
     refresh: PositiveInt = 10
