@@ -47,6 +47,9 @@ from gatf.training.processes import AgreedStop, losing_a_process
 from gatf.training.task import Resumed
 
 
+UNCALIBRATED = "probabilities are not calibrated, which gatf run does not do; an update with gatf learn does"
+
+
 @dataclass
 class Progress:
     """What is known of the finished tasks."""
@@ -240,7 +243,7 @@ class _Run:
                 accuracy_new=self.progress.accuracy_matrix[task][task],
                 temperature=1.0,
                 bytes_per_class=self.method.bytes_per_class(),
-                warnings=("probabilities are not calibrated: a run keeps no images back for that",),
+                warnings=(UNCALIBRATED,) if task == tasks[-1] else (),
             )
             for task in tasks
         ]
