@@ -46,7 +46,6 @@ from gatf.training.loop import Interrupted, Position
 from gatf.training.processes import AgreedStop, losing_a_process
 from gatf.training.task import Resumed
 
-
 UNCALIBRATED = "probabilities are not calibrated, which gatf run does not do; an update with gatf learn does"
 
 
