@@ -79,16 +79,16 @@ class DataConfig(Strict):
     test_fraction: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.2
     """Share of each class that becomes test images where own data has no test part."""
     on_bad_image: Literal["fail", "skip"] = "fail"
-    """A file that cannot be decoded ends the run, or is left out; finding all of them takes one pass over the files."""
+    """A file that cannot be decoded ends the run, or is left out. The latter takes one more pass over all files."""
     workers: NonNegativeInt | None = None
     """Processes that decode large images ahead of training; 0: none. Default: one less than the cores, 1 to 8."""
     augment: tuple[str, ...] = ()
     """Steps applied to training images, in order, e.g. ["crop:4", "flip"]."""
     test_crop: PositiveInt | None = None
-    """Cut a square of so many pixels from the centre of test images, and of training images seen without augmentation;
-    null: whole images. For networks that take any size (ADC and FeCAM release their TinyImageNet with 56 of 64)."""
+    """Cut a square with this side from the centre of test images, and of training images seen without augmentation;
+    null keeps whole images. For networks that take any size (ADC and FeCAM release their TinyImageNet with 56 of 64)."""
     max_per_class: PositiveInt | None = None
-    """Use only the first so many training images of each class, in file order."""
+    """Use at most this many training images of each class, the first ones in file order."""
     imbalance: Annotated[float, Field(ge=1.0)] | None = None
     """Long tail: class c of C (in the source's numbering) keeps n·ratio^(−c/(C−1)) training images, n being the largest
     class. `scenario.order` decides whether the head comes first (natural) or mixed."""
@@ -120,7 +120,7 @@ class ScenarioConfig(Strict):
     which may be the run's seed; `natural`, as stored; a list of class numbers or names; or a file with such a list (one
     per line, or YAML)."""
     stop_after: PositiveInt | None = None
-    """Stop after so many tasks."""
+    """Stop after this number of tasks."""
 
 
 class BackboneConfig(Strict):
@@ -163,13 +163,14 @@ class StageConfig(Strict):
     decay: Positive = 0.1
     """For `steps` and `dips`: the factor at each milestone."""
     lookahead: PositiveInt | None = None
-    """Every so many steps the weights go back towards where they were so many steps ago (Lookahead); null: never."""
+    """Lookahead: after this number of steps, move the weights part of the way back to where they were before them.
+    null: never."""
     lookahead_rate: Fraction = 0.8
-    """Share of the way that Lookahead keeps; 1 is the optimiser alone."""
+    """How much of the way that the weights went in these steps Lookahead keeps; 1 keeps all of it."""
     clip: Positive | None = 1.0
     """Largest norm of the gradient over all trained parameters; null does not clip."""
     warmup: Fraction = 0.01
-    """Fraction of the epochs (rounded down) in which the backbone does not learn yet."""
+    """Warm-up: the fraction of the epochs, rounded down to whole epochs, in which the backbone does not learn yet."""
     drop_last: bool = True
     """Leave out an incomplete last batch."""
 
