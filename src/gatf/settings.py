@@ -86,7 +86,7 @@ class DataConfig(Strict):
     """Steps applied to training images, in order, e.g. ["crop:4", "flip"]."""
     test_crop: PositiveInt | None = None
     """Cut a square with this side from the centre of test images, and of training images seen without augmentation;
-    null keeps whole images. For networks that take any size (ADC and FeCAM release their TinyImageNet with 56 of 64)."""
+    null keeps whole images. For networks that take any size (ADC and FeCAM release TinyImageNet with 56 of 64)."""
     max_per_class: PositiveInt | None = None
     """Use at most this many training images of each class, the first ones in file order."""
     imbalance: Annotated[float, Field(ge=1.0)] | None = None
