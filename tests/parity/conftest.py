@@ -14,10 +14,41 @@ from gatf.data.augment import Pipeline
 from gatf.data.base import ImageSet
 from gatf.data.loader import Batch, TaskData, TaskInfo
 from gatf.io.events import Epoch, Event
+from gatf.methods.parts.stages import LWF_OPTIMISATION
+from gatf.settings import OptimisationConfig
 from gatf.training.loop import Position, train_phase
 from gatf.training.phase import Phase
 
 Recorded = Callable[..., dict[str, Tensor]]
+
+
+LWF_STAGES = OptimisationConfig.model_validate(
+    {
+        "first": LWF_OPTIMISATION["first"] | {"epochs": 10, "batch_size": 128},
+        "next": LWF_OPTIMISATION["next"] | {"epochs": 20, "batch_size": 128},
+    }
+)
+"""How ADC's and LDC's cases were trained: their releases' LwF, in few epochs."""
+
+
+def under(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """The tensors whose name begins so, without that beginning."""
+    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+
+
+class ConvNet(nn.Module):
+    """The network that the recorded weights of EWC and LwF belong to."""
+
+    feature_dim = 6
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.bn1 = nn.Conv2d(2, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4)
+        self.conv2, self.bn2 = nn.Conv2d(4, 6, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(6)
+
+    def forward(self, images: Tensor) -> Tensor:
+        hidden = torch.relu(self.bn1(self.conv1(images)))
+        return torch.relu(self.bn2(self.conv2(hidden))).mean((2, 3))
 
 
 @pytest.fixture(scope="session")

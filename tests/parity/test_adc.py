@@ -10,19 +10,13 @@ from torch.testing import assert_close
 from gatf.data.loader import TaskData
 from gatf.methods.adc import ADC, ADCConfig, AdversarialDrift
 from gatf.methods.base import Phase
-from gatf.methods.parts.stages import LWF_OPTIMISATION
-from gatf.settings import OptimisationConfig
+
+from .conftest import LWF_STAGES as OPTIMISATION
+from .conftest import under
 
 Recorded = Callable[..., dict[str, Tensor]]
 Net = Callable[[dict[str, Tensor]], nn.Module]
 Tasks = Callable[..., list[TaskData]]
-
-STAGES = {"first": {"epochs": 10, "batch_size": 128}, "next": {"epochs": 20, "batch_size": 128}}
-OPTIMISATION = OptimisationConfig.model_validate({name: LWF_OPTIMISATION[name] | STAGES[name] for name in STAGES})
-
-
-def under(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
 
 
 def test_three_tasks(

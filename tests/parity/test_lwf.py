@@ -5,11 +5,13 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file
-from torch import Tensor, nn
+from torch import Tensor
 
 from gatf.data.loader import Batch, TaskInfo
 from gatf.methods.lwf import LwF, LwFConfig
 from gatf.settings import OptimisationConfig, StageConfig
+
+from .conftest import ConvNet as Net
 
 CASE = load_file(Path(__file__).with_name("lwf.safetensors"))
 BATCH, OLD = 8, 3
@@ -18,21 +20,6 @@ EXACT: dict[str, Any] = {"rtol": 1e-10, "atol": 1e-13}
 """Both run in float64."""
 RELEASED: dict[str, Any] = {"rtol": 1e-3, "atol": 3e-4}
 """FACIL mixes a uniform 1e-5 into the student's probabilities, so its gradients are no closer."""
-
-
-class Net(nn.Module):
-    """The network the recorded weights belong to."""
-
-    feature_dim = 6
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv1, self.bn1 = nn.Conv2d(2, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4)
-        self.conv2, self.bn2 = nn.Conv2d(4, 6, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(6)
-
-    def forward(self, images: Tensor) -> Tensor:
-        hidden = torch.relu(self.bn1(self.conv1(images)))
-        return torch.relu(self.bn2(self.conv2(hidden))).mean((2, 3))
 
 
 def part(prefix: str) -> dict[str, Tensor]:

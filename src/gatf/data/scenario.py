@@ -66,7 +66,10 @@ class Scenario:
     def task_info(self, task: int, *, all_so_far: bool = False) -> TaskInfo:
         """What a method is told of a task; with `all_so_far` its images are those of every task up to it."""
         members, _ = self.members(self.source.train, 0 if all_so_far else task, task)
-        return TaskInfo(task, self.offsets[task], self.task_sizes[task], len(members))
+        return self._info(task, len(members))
+
+    def _info(self, task: int, images: int) -> TaskInfo:
+        return TaskInfo(task, self.offsets[task], self.task_sizes[task], images)
 
     def task_data(
         self, task: int, pipeline: Pipeline, *, seed: int = 0, device: torch.device | str = "cpu",
@@ -74,7 +77,7 @@ class Scenario:
     ) -> TaskData:  # fmt: skip
         """The training images of a task, or of every task up to it."""
         members = self.members(self.source.train, 0 if all_so_far else task, task)
-        info = TaskInfo(task, self.offsets[task], self.task_sizes[task], len(members[0]))
+        info = self._info(task, len(members[0]))
         return TaskData(info, self.source.train, members, pipeline=pipeline, seed=seed, device=torch.device(device))
 
     def __str__(self) -> str:

@@ -16,7 +16,7 @@ from gatf.config import RunConfig
 from gatf.data.base import ImageSet
 from gatf.data.inputs import Given, Shape, check_shape, image_set
 from gatf.data.listing import some
-from gatf.data.loader import TaskData, TaskInfo, split_pipeline
+from gatf.data.loader import TaskData, TaskInfo
 from gatf.errors import UserError
 from gatf.geometry.gaussians import Gaussians
 from gatf.geometry.moments import class_moments
@@ -93,7 +93,6 @@ class _Update:
         self.method = self.session.method
         self.method.load_state_dict(model.method.state_dict())  # a copy: nothing done here reaches the model's
         self.warnings: list[str] = []
-        split_pipeline(images, self.session.pipeline)  # raises if these images cannot be augmented that way
         info = TaskInfo(len(model.history), self.old, split.classes, len(split.trained))
         labels = images.labels[split.trained]
         self.data = self.session.task_data(info, images, (split.trained, labels))
