@@ -5,10 +5,9 @@ import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from lightning_fabric import Fabric
 from torch import Tensor, nn
 
 from gatf import ranks
@@ -29,6 +28,9 @@ from gatf.training import checkpoint
 from gatf.training.loop import Position
 from gatf.training.processes import open_fabric
 from gatf.training.task import Resumed, SaveAt, train_task
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
 
 METHOD, SUMS = "method.", "sums."
 """Prefixes of tensors in a checkpoint; the optimiser's are `checkpoint.flatten_optimiser`'s."""
@@ -65,7 +67,7 @@ class Session:
 
     def __init__(
         self, config: RunConfig, preprocessing: Preprocessing, *, backbone: nn.Module | None = None,
-        fabric: Fabric | None = None,
+        fabric: "Fabric | None" = None,
     ) -> None:  # fmt: skip
         self.config, self.preprocessing = config, preprocessing
         self.pipeline = preprocessing.pipeline(config)

@@ -8,7 +8,7 @@ import typer
 from gatf.errors import ExitCode, UserError
 
 if TYPE_CHECKING:
-    from gatf.incremental.classifier import IncrementalClassifier
+    from gatf.model.state import Model
 
 ModelFile = Annotated[Path, typer.Argument(help="Model file, e.g. shop.gatf, or the folder of a run.")]
 AT_ONCE = 512
@@ -85,7 +85,8 @@ def predict(
     if as_json and as_csv:
         raise UserError("choose one of --json and --csv")
     from gatf.data.inputs import decodable, read_images
-    from gatf.incremental.classifier import IncrementalClassifier
+    from gatf.model.answers import available_device
+    from gatf.model.file import load
 
     paths = tuple(name for place in images for name in read_images(place).names())
     if skip_bad:
@@ -94,20 +95,24 @@ def predict(
             if not fine:
                 typer.echo(f"left out: {name} cannot be decoded", err=True)
         paths = tuple(name for name, fine in zip(paths, good, strict=True) if fine)
-    classifier = IncrementalClassifier.load(model, device=device).set_params(unknown=unknown)
+    known = load(model, device=available_device(device))
     printer = _Printer(as_json=as_json, as_csv=as_csv)
     for start in range(0, len(paths), AT_ONCE):
-        for answer in _answers(classifier, list(paths[start : start + AT_ONCE]), top, certificate):
+        for answer in _answers(
+            known, list(paths[start : start + AT_ONCE]), top, certificate=certificate, unknown=unknown
+        ):
             printer(answer)
     printer.end()
 
 
 def _answers(
-    classifier: "IncrementalClassifier", paths: list[str], top: int, certificate: bool
+    model: "Model", paths: list[str], top: int, *, certificate: bool, unknown: float | None
 ) -> list[dict[str, Any]]:
     """For each image: file, label, probability, the next likely classes, and whether the answer is certified."""
-    answers = classifier.answers(paths, certificate=certificate)
-    names, labels = classifier.classes_.tolist(), answers.labels.tolist()
+    from gatf.model.answers import answer, look
+
+    answers = answer(model, look(model, paths), certificate=certificate, unknown=unknown)
+    names, labels = model.labels, answers.labels.tolist()
     order = answers.probabilities.argsort(axis=1, kind="stable")[:, ::-1][:, :top]
     rows: list[dict[str, Any]] = []
     for number, path in enumerate(paths):
@@ -213,9 +218,10 @@ def evaluate(
 ) -> None:
     """Measure a model on labelled images: accuracy, per class, confusions, calibration."""
     from gatf.incremental.assess import assess_folder
-    from gatf.incremental.classifier import IncrementalClassifier
+    from gatf.model.answers import available_device
+    from gatf.model.file import load
 
-    found = assess_folder(IncrementalClassifier.load(model, device=device), folder, skip_bad=skip_bad)
+    found = assess_folder(load(model, device=available_device(device)), folder, skip_bad=skip_bad)
     for name, count in found.left_out.items():
         typer.echo(f"left out: {count} images of '{name}', which the model does not know", err=True)
     if as_json:

@@ -10,7 +10,8 @@ import torch
 from gatf.data.inputs import read_class_folders
 from gatf.errors import UserError, near_misses
 from gatf.evaluation.calibration import ReliabilityBin, confusion, expected_calibration_error, reliability
-from gatf.incremental.classifier import IncrementalClassifier
+from gatf.model.answers import answer, look
+from gatf.model.state import Model
 
 
 @dataclass(frozen=True)
@@ -52,20 +53,20 @@ class Assessment:
         return asdict(self)
 
 
-def assess_folder(classifier: IncrementalClassifier, folder: Path, *, skip_bad: bool = False) -> Assessment:
+def assess_folder(model: Model, folder: Path, *, skip_bad: bool = False) -> Assessment:
     """Measure a model on a folder with one folder of images per class."""
     given, answers = read_class_folders(folder)
     if skip_bad:
-        given, good = given.without_bad(classifier.shape_for(given))
+        given, good = given.without_bad(model.preprocessing.shape)
         answers = answers[good]
-    names = [str(label) for label in classifier.classes_]
+    names = [str(label) for label in model.labels]
     known = np.isin(answers, names)
     unknown, counts = np.unique(answers[~known], return_counts=True)
     if not known.any():
         raise UserError(
             f"the model knows no class of {folder} ({', '.join(unknown[:3])}){near_misses(unknown[0], names)}"
         )
-    found = classifier.predict_proba(given)
+    found = answer(model, look(model, given)).probabilities
     number = {name: place for place, name in enumerate(names)}
     labels = torch.tensor([number[name] for name in answers[known]])
     probabilities = torch.from_numpy(found[known])

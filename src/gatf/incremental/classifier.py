@@ -2,35 +2,22 @@
 
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
-import torch
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.exceptions import NotFittedError
 
 from gatf.config import RunConfig
-from gatf.data.inputs import Given, image_set, read_images, read_labelled
+from gatf.data.inputs import Given, read_labelled
 from gatf.errors import UserError
 from gatf.incremental import defaults, update
 from gatf.incremental.update import Conditions
 from gatf.model import file as model_file
-from gatf.model.judge import rejection_threshold, softmax_with_temperature
+from gatf.model.answers import Answers, answer, available_device, look
 from gatf.model.record import UpdateRecord
 from gatf.model.state import Label, Looks, Model
-
-
-@dataclass(frozen=True)
-class Answers:
-    """What a classifier says of N images."""
-
-    labels: np.ndarray
-    probabilities: np.ndarray
-    """[N, classes]."""
-    certified: np.ndarray
-    """bool [N]; all False unless certificates were asked for."""
 
 
 class IncrementalClassifier(ClassifierMixin, BaseEstimator):
@@ -201,60 +188,22 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):
         answers = self.answers(X, certificate=return_certificate)
         return (answers.labels, answers.certified) if return_certificate else answers.labels
 
-    def answers(self, X: Any, *, certificate: bool = False) -> "Answers":
+    def answers(self, X: Any, *, certificate: bool = False) -> Answers:
         """Everything there is to say about images, from one look at them."""
         model, looks = self._fitted(), self._look(X)
-        numbers = looks.scores.argmax(1)
-        labels: np.ndarray = self.classes_[numbers.numpy()]
-        rejected = certified = np.zeros(len(labels), dtype=bool)
-        if self.unknown is not None:
-            rejected = self._rejected(looks, self.unknown)
-            labels = self._with_unknown(labels, rejected)
-        if certificate:
-            certified = model.judge.certificates(_features(looks, model), numbers).numpy() & ~rejected
-        return Answers(labels, softmax_with_temperature(looks.scores, model.temperature).numpy(), certified)
+        return answer(model, looks, certificate=certificate, unknown=self.unknown, unknown_label=self.unknown_label)
 
     def predict_proba(self, X: Any) -> np.ndarray:
         """Probabilities [N, classes] in the order of `classes_`, calibrated on the images the last update kept back."""
-        return self.answers(X).probabilities
+        return answer(self._fitted(), self._look(X)).probabilities
 
     def decision_function(self, X: Any) -> np.ndarray:
         """Scores [N, classes] of the method's own rule, higher is better; for two classes their difference, [N]."""
         scores = self._look(X).scores.numpy()
         return scores[:, 1] - scores[:, 0] if scores.shape[1] == 2 else scores
 
-    def _rejected(self, looks: Looks, rate: float) -> np.ndarray:
-        """Which images lie farther from every class than all but a share `rate` of known ones."""
-        if not 0 < rate < 1:
-            raise UserError(f"unknown is the rate of known images that may be rejected, between 0 and 1, not {rate!r}")
-        model = self._fitted()
-        features = _features(looks, model)
-        threshold = rejection_threshold(model.distances, rate)
-        if threshold == float("inf"):
-            raise UserError(
-                f"too few images were kept back ({len(model.distances)}) to reject at a rate of {rate}; raise unknown "
-                "or held_out"
-            )
-        return (model.judge.nearest(features) > threshold).numpy()
-
-    def _with_unknown(self, answers: np.ndarray, rejected: np.ndarray) -> np.ndarray:
-        label = self.unknown_label
-        if label is None:
-            label = "unknown" if answers.dtype.kind == "U" else -1
-        if label in set(self.classes_.tolist()):
-            raise UserError(f"{label!r} is the name of a class; choose another unknown_label")
-        kind = (
-            np.result_type(answers, np.array(label))
-            if isinstance(label, str) == (answers.dtype.kind == "U")
-            else object
-        )
-        mixed = answers.astype(kind)
-        mixed[rejected] = label
-        return mixed
-
     def _look(self, X: Any) -> Looks:
-        model = self._fitted()
-        return model.look(image_set(read_images(X), model.preprocessing.shape))
+        return look(self._fitted(), X)
 
     # --- state
 
@@ -277,7 +226,7 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):
     @classmethod
     def load(cls, path: str | Path, *, device: str = "auto") -> Self:
         """Read a model that `save` or `gatf learn` wrote. Runs no code from the file."""
-        return cls.from_model(model_file.load(Path(path), device=_device(device)), device=device)
+        return cls.from_model(model_file.load(Path(path), device=available_device(device)), device=device)
 
     @classmethod
     def from_model(cls, model: Model, *, device: str = "auto") -> Self:
@@ -315,18 +264,3 @@ PATHS = {
     "batch_size": ("optimisation.first.batch_size", "optimisation.next.batch_size"),
 }
 """Parameters and the settings they stand for."""
-
-
-def _features(looks: Looks, model: Model) -> torch.Tensor:
-    if looks.features is None:
-        _ = model.judge  # says what is missing
-        raise UserError("this method keeps no Gaussians")
-    return looks.features
-
-
-def _device(name: str) -> str:
-    if name != "auto":
-        return name
-    if torch.cuda.is_available():
-        return "cuda"
-    return "mps" if torch.backends.mps.is_available() else "cpu"

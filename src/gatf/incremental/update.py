@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from lightning_fabric import Fabric
 from torch import Tensor
 
 from gatf.config import RunConfig
@@ -31,6 +30,7 @@ from gatf.model.state import Model
 from gatf.session import Circumstances, Preprocessing, Session, build_method
 from gatf.training import checkpoint
 from gatf.training.loop import Position
+from gatf.training.processes import open_alone
 from gatf.training.task import Resumed
 
 DISTANCES_PER_CLASS = 50
@@ -88,7 +88,7 @@ class _Update:
     def __init__(self, model: Model, config: RunConfig, split: Split, images: ImageSet, run: Conditions) -> None:
         self.model, self.config, self.split, self.images, self.run = model, config, split, images, run
         self.old = len(model.labels)
-        alone = Fabric(accelerator=config.device, devices=1, precision=config.precision)
+        alone = open_alone(config.device, config.precision)
         self.session = Session(config, model.preprocessing, fabric=alone)
         self.method = self.session.method
         self.method.load_state_dict(model.method.state_dict())  # a copy: nothing done here reaches the model's

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from pydantic import ConfigDict, ValidationError
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from gatf import __version__
 from gatf.config import RunConfig, method_name, validated
@@ -150,12 +151,22 @@ def _refuse_code(path: Path, config: Any) -> None:
         )
 
 
+class _Undrawn(TorchFunctionMode):
+    """Within, weights that a layer would draw stay as they are: a tensor without memory has none, and to pretend to
+    draw it torch imports its compiler, which takes longer than a prediction."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__module__", None) == "torch.nn.init" or func in (Tensor.normal_, Tensor.uniform_):
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **(kwargs or {}))
+
+
 def _method(
     path: Path, config: RunConfig, shape: tuple[int, int, int], state: dict[str, Tensor], *, classes: int
 ) -> Method:
     """The method with the file's state; sizes are compared on a network without memory first."""
     try:
-        with torch.device("meta"):
+        with torch.device("meta"), _Undrawn():
             plan = build_method(config, shape)
         expected = plan.state_dict()
         for name, tensor in expected.items():

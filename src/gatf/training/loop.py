@@ -3,10 +3,9 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from lightning_fabric import Fabric
 from torch import Tensor, nn
 
 from gatf import ranks
@@ -14,6 +13,9 @@ from gatf.data.loader import Batch, TaskData, shuffled
 from gatf.io.events import Epoch, Listener, Step
 from gatf.training.optim import build_optimiser, set_rates
 from gatf.training.phase import Phase
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
 
 
 class Interrupted(Exception):
@@ -45,7 +47,7 @@ Save = Callable[[Position, torch.optim.Optimizer], None]
 
 
 def train_phase(
-    phase: Phase, data: TaskData, fabric: Fabric, *, listener: Listener, position: Position, save: Save,
+    phase: Phase, data: TaskData, fabric: "Fabric", *, listener: Listener, position: Position, save: Save,
     restore: Callable[[torch.optim.Optimizer], None] | None, stop: Callable[[], bool], save_every: int | None,
 ) -> None:  # fmt: skip
     """Train one phase from `position` to its end.

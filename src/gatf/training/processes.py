@@ -5,29 +5,40 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from lightning_fabric import Fabric
-from lightning_fabric.plugins.environments.torchelastic import TorchElasticEnvironment
-from lightning_fabric.strategies.ddp import DDPStrategy
 
 from gatf import ranks
 from gatf.errors import LostProcess
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
 
 STEPS_BETWEEN_QUESTIONS = 10
 """Steps after which processes ask each other whether one was told to stop."""
 
 
-def open_fabric(device: str, precision: Any) -> Fabric:
+def open_alone(device: str, precision: Any) -> "Fabric":
+    """The engine of a process that trains alone, whatever launched it."""
+    from lightning_fabric import Fabric  # it takes a second to import, which a prediction need not wait for
+
+    return Fabric(accelerator=device, devices=1, precision=precision)
+
+
+def open_fabric(device: str, precision: Any) -> "Fabric":
     """The engine of this process; joined with the others where a launcher (torchrun, `gatf run --devices`) made some.
 
     Parameters that have no gradient in a step (a backbone that warms up) are allowed for, and buffers are not sent
     along each step: batch-norm statistics are those of the whole batch in every process already.
     """
     if ranks.launched() == 1:
-        return Fabric(accelerator=device, devices=1, precision=precision)
+        return open_alone(device, precision)
+    from lightning_fabric import Fabric
+    from lightning_fabric.plugins.environments.torchelastic import TorchElasticEnvironment
+    from lightning_fabric.strategies.ddp import DDPStrategy
+
     logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # it introduces the processes at length
     on_this_node = int(os.environ["LOCAL_WORLD_SIZE"])
     fabric = Fabric(

@@ -2,10 +2,9 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
-from lightning_fabric import Fabric
 from torch import Tensor
 
 from gatf.data.loader import TaskData, TaskInfo
@@ -13,6 +12,9 @@ from gatf.io.events import Listener, TaskStart
 from gatf.training import checkpoint
 from gatf.training.loop import Position, train_phase
 from gatf.training.phase import Phase
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
 
 
 class Learner(Protocol):
@@ -38,7 +40,7 @@ SaveAt = Callable[[int, Position, torch.optim.Optimizer], None]
 
 
 def train_task(
-    learner: Learner, data: TaskData, fabric: Fabric, *, listener: Listener, resumed: Resumed | None, save: SaveAt,
+    learner: Learner, data: TaskData, fabric: "Fabric", *, listener: Listener, resumed: Resumed | None, save: SaveAt,
     stop: Callable[[], bool], save_every: int | None,
 ) -> None:  # fmt: skip
     """Begin the task, unless it is resumed, and train its phases in order; `Interrupted` when `stop` says so."""

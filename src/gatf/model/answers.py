@@ -1,0 +1,93 @@
+"""What a model says of images: labels, probabilities, which answers are certified, which images are of no class it
+knows. Without scikit-learn, whose import would take longer than the answer."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from gatf.data.inputs import image_set, read_images
+from gatf.errors import UserError
+from gatf.model.judge import rejection_threshold, softmax_with_temperature
+from gatf.model.state import Label, Looks, Model
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What a classifier says of N images."""
+
+    labels: np.ndarray
+    probabilities: np.ndarray
+    """[N, classes]."""
+    certified: np.ndarray
+    """bool [N]; all False unless certificates were asked for."""
+
+
+def look(model: Model, images: Any) -> Looks:
+    """Scores and features of images in any form that `read_images` takes."""
+    return model.look(image_set(read_images(images), model.preprocessing.shape))
+
+
+def answer(
+    model: Model, looks: Looks, *, certificate: bool = False, unknown: float | None = None,
+    unknown_label: Label | None = None,
+) -> Answers:  # fmt: skip
+    """Everything there is to say about images from one look at them.
+
+    With `unknown`, images far from every class are answered with `unknown_label`, at this rate of wrong rejections.
+    """
+    numbers = looks.scores.argmax(1)
+    names = np.array(model.labels)
+    labels: np.ndarray = names[numbers.numpy()]
+    rejected = certified = np.zeros(len(labels), dtype=bool)
+    if unknown is not None:
+        rejected = _rejected(model, looks, unknown)
+        labels = _with_unknown(labels, rejected, model.labels, unknown_label)
+    if certificate:
+        certified = model.judge.certificates(_features(looks, model), numbers).numpy() & ~rejected
+    return Answers(labels, softmax_with_temperature(looks.scores, model.temperature).numpy(), certified)
+
+
+def _rejected(model: Model, looks: Looks, rate: float) -> np.ndarray:
+    """Which images lie farther from every class than all but a share `rate` of known ones."""
+    if not 0 < rate < 1:
+        raise UserError(f"unknown is the rate of known images that may be rejected, between 0 and 1, not {rate!r}")
+    features = _features(looks, model)
+    threshold = rejection_threshold(model.distances, rate)
+    if threshold == float("inf"):
+        raise UserError(
+            f"too few images were kept back ({len(model.distances)}) to reject at a rate of {rate}; raise unknown "
+            "or held_out"
+        )
+    return (model.judge.nearest(features) > threshold).numpy()
+
+
+def _with_unknown(
+    answers: np.ndarray, rejected: np.ndarray, known: tuple[Label, ...], label: Label | None
+) -> np.ndarray:
+    text = answers.dtype.kind == "U"
+    if label is None:
+        label = "unknown" if text else -1
+    if label in known:
+        raise UserError(f"{label!r} is the name of a class; choose another unknown_label")
+    kind = np.result_type(answers, np.array(label)) if isinstance(label, str) == text else object
+    mixed = answers.astype(kind)
+    mixed[rejected] = label
+    return mixed
+
+
+def _features(looks: Looks, model: Model) -> torch.Tensor:
+    if looks.features is None:
+        _ = model.judge  # says what is missing
+        raise UserError("this method keeps no Gaussians")
+    return looks.features
+
+
+def available_device(name: str) -> str:
+    """The device that is meant: "auto" takes a GPU where there is one."""
+    if name != "auto":
+        return name
+    if torch.cuda.is_available():
+        return "cuda"
+    return "mps" if torch.backends.mps.is_available() else "cpu"
