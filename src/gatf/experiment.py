@@ -22,7 +22,7 @@ from gatf.config import RunConfig, read_recipe, validated
 from gatf.data.loader import TaskData, TaskInfo, split_pipeline
 from gatf.data.scenario import Scenario, build_scenario
 from gatf.data.sources import open_source
-from gatf.errors import UserError
+from gatf.errors import Diverged, UserError
 from gatf.evaluation.metrics import (
     Evaluation,
     choose,
@@ -139,6 +139,8 @@ class Experiment:
             try:
                 with losing_a_process(folder):
                     return _Run(self, place, written, listeners, stop).run()
+            except Diverged as error:
+                raise error.offer(folder) from error
             finally:
                 written.close()
 
@@ -151,9 +153,13 @@ class Experiment:
         own = ranks.part(len(members))
         wanted = labels[own].to(self.session.device)
         chosen, done = [], 0
+        finite = torch.ones((), dtype=torch.bool, device=self.session.device)
         for scores in self.session.scored(self.scenario.source.test, members[own]):
+            finite &= scores.isfinite().all()
             chosen.append(choose(scores, wanted[done : done + len(scores)], tasks))
             done += len(scores)
+        if ranks.any_of(not finite, self.session.device):
+            raise self.session.diverged(task, "evaluation", "scores not finite")
         return evaluate(ranks.gather_rows(torch.cat(chosen)).cpu(), labels, tasks.cpu())
 
     @torch.inference_mode()

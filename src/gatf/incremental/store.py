@@ -36,10 +36,12 @@ class Store:
     @contextmanager
     def writing(self) -> Iterator[None]:
         """Inside, no other process updates this model; the lock goes with the process, however it ends."""
-        with self._lock():
-            yield
-        with suppress(OSError):
-            self.workspace.rmdir()  # stays if something in it is worth resuming
+        try:
+            with self._lock():
+                yield
+        finally:
+            with suppress(OSError):
+                self.workspace.rmdir()  # stays if something in it is worth resuming, or another process holds it
 
     @contextmanager
     def _lock(self) -> Iterator[None]:
