@@ -6,7 +6,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from functools import partial
@@ -80,14 +80,12 @@ def start(
     """Begin a run in a new folder; returns its summary. `backbone` takes the place of the one the config names."""
     experiment = Experiment(config, backbone)  # what can be wrong with the config is found before the folder is made
     place = RunFolder(folder)
-    if ranks.is_first() and place.config.exists():
-        raise UserError(f"{folder} already holds a run; go on with --resume {folder} or choose another --out")
-    try:
+    with _alone(place):
         if ranks.is_first():
+            if place.begun:
+                raise UserError(f"{folder} already holds a run; go on with --resume {folder} or choose another --out")
             place.create(config.to_yaml())
-    except OSError as error:
-        raise UserError(f"cannot write to {folder} ({error.strerror}); choose another --out") from None
-    return experiment.run(folder, listeners)
+        return experiment.run(folder, listeners)
 
 
 def resume(folder: Path, listeners: tuple[Listener, ...] = (), *, backbone: nn.Module | None = None) -> Summary:
@@ -97,8 +95,14 @@ def resume(folder: Path, listeners: tuple[Listener, ...] = (), *, backbone: nn.M
         raise UserError(f"{folder} holds no run to resume (it has no {CONFIG})")
     if place.finished:
         return place.read_summary()
-    config = validated(read_recipe(str(place.config)))
-    return Experiment(config, backbone).run(folder, listeners)
+    experiment = Experiment(validated(read_recipe(str(place.config))), backbone)
+    with _alone(place):
+        return experiment.run(folder, listeners)
+
+
+def _alone(place: RunFolder) -> AbstractContextManager[None]:
+    """Of several processes that share a run the first one, which writes, keeps those of other runs out."""
+    return place.writing() if ranks.is_first() else nullcontext()
 
 
 class Experiment:
