@@ -210,6 +210,22 @@ def test_a_folder_in_use_or_not_writable_is_refused(whole: Path, tmp_path: Path,
         resume(tmp_path)
 
 
+def test_a_second_run_in_the_folder_is_refused(tmp_path: Path, tiny_config: Tiny) -> None:
+    folder, refused = tmp_path / "run", []
+
+    def again(event: Event) -> None:
+        if isinstance(event, Task):
+            for act in (partial(resume, folder), partial(start, tiny_config("joint"), folder)):
+                with pytest.raises(UserError, match="is being run by another process") as caught:
+                    act()
+                refused.append(caught)
+
+    start(tiny_config("finetune", **{"scenario.stop_after": 1}), folder, (again,))
+    assert len(refused) == 2
+    assert "finetune" in (folder / "config.yaml").read_text(encoding="utf-8")
+    assert not (folder / ".lock").exists()
+
+
 def test_closed_data_cannot_be_touched(tiny_config: Tiny) -> None:
     data = Experiment(tiny_config("gatf")).task_data(0)
     next(iter(data.batches("train")))

@@ -27,6 +27,24 @@ class LostProcess(UserError):
     """Another process of this run is gone."""
 
 
+class NotFinite(ValueError):
+    """A number that others are made of is infinite or NaN. Within training it becomes `Diverged`."""
+
+
+class Diverged(UserError):
+    """Training has left the finite numbers: which task, phase and epoch, which terms, and what to change."""
+
+    def __init__(self, message: str, setting: str = "", rate: float = 0.0) -> None:
+        super().__init__(message)
+        self.setting, self.rate = setting, rate
+        """The learning rate to lower, and what it is now."""
+
+    def offer(self, folder: object) -> "Diverged":
+        """The same, with the command that goes on from the last checkpoint at a tenth of the rate."""
+        command = f"gatf run --resume {folder} --force-config --set {self.setting}={self.rate / 10:g}"
+        return Diverged(f"{self}; go on from the last checkpoint with: {command}", self.setting, self.rate)
+
+
 def near_misses(word: str, known: Iterable[str]) -> str:
     """`"; did you mean 'gatf'?"`, or what there is to choose from when nothing is close."""
     names = sorted(known)

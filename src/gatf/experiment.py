@@ -6,7 +6,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from functools import partial
@@ -22,7 +22,7 @@ from gatf.config import RunConfig, read_recipe, validated
 from gatf.data.loader import TaskData, TaskInfo, split_pipeline
 from gatf.data.scenario import Scenario, build_scenario
 from gatf.data.sources import open_source
-from gatf.errors import UserError
+from gatf.errors import Diverged, UserError
 from gatf.evaluation.metrics import (
     Evaluation,
     choose,
@@ -80,14 +80,12 @@ def start(
     """Begin a run in a new folder; returns its summary. `backbone` takes the place of the one the config names."""
     experiment = Experiment(config, backbone)  # what can be wrong with the config is found before the folder is made
     place = RunFolder(folder)
-    if ranks.is_first() and place.config.exists():
-        raise UserError(f"{folder} already holds a run; go on with --resume {folder} or choose another --out")
-    try:
+    with _alone(place):
         if ranks.is_first():
+            if place.begun:
+                raise UserError(f"{folder} already holds a run; go on with --resume {folder} or choose another --out")
             place.create(config.to_yaml())
-    except OSError as error:
-        raise UserError(f"cannot write to {folder} ({error.strerror}); choose another --out") from None
-    return experiment.run(folder, listeners)
+        return experiment.run(folder, listeners)
 
 
 def resume(folder: Path, listeners: tuple[Listener, ...] = (), *, backbone: nn.Module | None = None) -> Summary:
@@ -97,8 +95,14 @@ def resume(folder: Path, listeners: tuple[Listener, ...] = (), *, backbone: nn.M
         raise UserError(f"{folder} holds no run to resume (it has no {CONFIG})")
     if place.finished:
         return place.read_summary()
-    config = validated(read_recipe(str(place.config)))
-    return Experiment(config, backbone).run(folder, listeners)
+    experiment = Experiment(validated(read_recipe(str(place.config))), backbone)
+    with _alone(place):
+        return experiment.run(folder, listeners)
+
+
+def _alone(place: RunFolder) -> AbstractContextManager[None]:
+    """Of several processes that share a run the first one, which writes, keeps those of other runs out."""
+    return place.writing() if ranks.is_first() else nullcontext()
 
 
 class Experiment:
@@ -139,6 +143,8 @@ class Experiment:
             try:
                 with losing_a_process(folder):
                     return _Run(self, place, written, listeners, stop).run()
+            except Diverged as error:
+                raise error.offer(folder) from error
             finally:
                 written.close()
 
@@ -151,9 +157,13 @@ class Experiment:
         own = ranks.part(len(members))
         wanted = labels[own].to(self.session.device)
         chosen, done = [], 0
+        finite = torch.ones((), dtype=torch.bool, device=self.session.device)
         for scores in self.session.scored(self.scenario.source.test, members[own]):
+            finite &= scores.isfinite().all()
             chosen.append(choose(scores, wanted[done : done + len(scores)], tasks))
             done += len(scores)
+        if ranks.any_of(not finite, self.session.device):
+            raise self.session.diverged(task, "evaluation", "scores not finite")
         return evaluate(ranks.gather_rows(torch.cat(chosen)).cpu(), labels, tasks.cpu())
 
     @torch.inference_mode()

@@ -4,6 +4,7 @@ saved and restored. A run is a loop over a scenario's tasks on it; an update of 
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ from gatf.config import RunConfig
 from gatf.data.augment import Pipeline, parse_augmentation
 from gatf.data.base import ImageSet
 from gatf.data.loader import TaskData, TaskInfo, views
-from gatf.errors import UserError
+from gatf.errors import Diverged, UserError
 from gatf.io.events import Listener, Trained
 from gatf.methods import Method, method_class
 from gatf.nets import build_backbone, wrap_backbone
@@ -25,6 +26,7 @@ from gatf.nets.shared_norm import share_batch_norm
 from gatf.nets.small import SmallNet
 from gatf.seeding import keyed_init
 from gatf.training import checkpoint
+from gatf.training.divergence import check_finite, diverged, noticing
 from gatf.training.loop import Position
 from gatf.training.processes import open_fabric
 from gatf.training.task import Resumed, SaveAt, train_task
@@ -93,7 +95,8 @@ class Session:
         self, data: TaskData, run: Circumstances, *, resumed: Resumed | None = None,
         end: Callable[[TaskData], None] | None = None,
     ) -> None:  # fmt: skip
-        """Train a task and let the method end it; then its images are gone. `Interrupted` if a stop was asked for.
+        """Train a task and let the method end it; then its images are gone. `Interrupted` if a stop was asked for,
+        `Diverged` if training or a statistic leaves the finite numbers.
 
         `end` takes the place of the method's `end_task`, which it must call.
         """
@@ -104,9 +107,17 @@ class Session:
         )  # fmt: skip
         run.listener(Trained(task=data.info.index))
         method.eval()
-        (end or method.end_task)(data)
+        with noticing(partial(self.diverged, data.info.index, "statistics"), method.state_dict().values):
+            (end or method.end_task)(data)
+            check_finite(method.state_dict())
         ranks.take_from_first(method.state_dict().values())
         data.close()
+
+    def diverged(self, task: int, where: str, what: str) -> Diverged:
+        """After training: it left the finite numbers, by the stage's rate or by one of the method's own."""
+        settings = self.config.method.model_dump()
+        own = {f"method.{name}": value for name, value in settings.items() if name.endswith("_lr") and value}
+        return diverged(task, where, what, self.config.optimisation.stage(task), also=own)
 
     # --- looking
 

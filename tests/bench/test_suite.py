@@ -151,3 +151,38 @@ def test_the_live_table_follows_runs_in_other_processes(plan: Plan, tmp_path: Pa
         events.write_text(lines[0] + json.dumps(again.record()) + "\n")
         table.tick()
         assert table._state[run.name] == "task 2/2, epoch 6"
+
+
+def test_a_run_that_diverges_or_breaks_is_told_and_the_others_are_done(
+    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second, *others = plan.runs
+    stage = first.config.optimisation.first.model_copy(update={"lr": 1e12})
+    optimisation = first.config.optimisation.model_copy(update={"first": stage})
+    wild = replace(first, config=first.config.model_copy(update={"optimisation": optimisation}))
+    resume = experiment.resume
+
+    def breaks(folder: Path, *args: Any) -> Summary:
+        if folder.name == second.name:
+            raise RuntimeError("a bug\nin two lines")
+        return resume(folder, *args)
+
+    monkeypatch.setattr(experiment, "resume", breaks)
+    failures = run_plan(replace(plan, runs=(wild, second, *others)), tmp_path / "out", quiet())
+    assert list(failures) == [first.name, second.name]
+    assert "training diverged in task 1" in failures[first.name]
+    assert failures[second.name] == "RuntimeError: a bug in two lines"
+    assert all(RunFolder(tmp_path / "out" / run.name).finished for run in others)
+    written = (tmp_path / "out" / "results.md").read_text(encoding="utf-8")
+    assert f"- failed: {first.name}: training diverged" in written
+    assert "| joint | 2 |" in written
+
+
+def test_a_second_bench_in_the_folder_is_refused(plan: Plan, tmp_path: Path) -> None:
+    class Again(InProcess):
+        def execute(self, jobs: Any, folder: Path, watcher: Any) -> None:
+            with pytest.raises(UserError, match="is being filled by another bench"):
+                run_plan(plan, folder, quiet())
+
+    run_plan(plan, tmp_path / "out", quiet(), Again())
+    assert not (tmp_path / "out" / ".lock").exists()

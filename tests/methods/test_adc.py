@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from gatf.config import RunConfig
 from gatf.data.loader import TaskData
+from gatf.errors import NotFinite
 from gatf.experiment import Experiment
 from gatf.methods import adc
 from gatf.methods.adc import AdversarialDrift
@@ -187,7 +188,7 @@ class TestSuccess:
         assert inplace.flatten().tolist() == pytest.approx([3.2, 5.0])
 
     def test_a_prototype_that_is_not_finite_is_an_error(self) -> None:
-        with pytest.raises(RuntimeError, match="not finite"):
+        with pytest.raises(NotFinite, match="not finite"):
             AdversarialDrift().resolve(self.prototypes, self.landed, self.drift * math.nan, torch.zeros(2, 1))
 
 

@@ -52,6 +52,12 @@ def prepare(run: PlannedRun, folder: Path) -> None:
         raise UserError(f"{target.path} holds a run of another config; remove it or choose another --out")
 
 
+def told(error: Exception) -> str:
+    """Why a run failed, in one line."""
+    said = " ".join(str(error).split())
+    return said if isinstance(error, UserError) else f"{type(error).__name__}: {said}"
+
+
 class InProcess:
     """One after the other, here."""
 
@@ -60,8 +66,10 @@ class InProcess:
             watcher.started(run)
             try:
                 experiment.resume(folder / run.name, (watcher.listener(run),))
-            except UserError as error:
-                watcher.failed(run, str(error))
+            except Interrupted:
+                raise
+            except Exception as error:  # one run's failure, foreseen or not, is not the end of the others
+                watcher.failed(run, told(error))
             else:
                 watcher.finished(run)
 

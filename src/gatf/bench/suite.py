@@ -1,6 +1,7 @@
 """A bench: do what is not done yet, then one table. The same command goes on where it stopped."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 from rich.console import Console
@@ -10,6 +11,8 @@ from gatf.bench.plan import Plan
 from gatf.bench.progress import LiveTable
 from gatf.bench.tables import Result, aggregate, comparison, print_table, to_csv, to_latex, to_markdown
 from gatf.io.files import write_text
+from gatf.io.lock import exclusive
+from gatf.io.run_folder import LOCK
 
 INDEX = "bench.json"
 
@@ -18,6 +21,12 @@ def run_plan(plan: Plan, folder: Path, console: Console, executor: Executor | No
     """Run what is not finished yet and write the tables; returns the runs that failed and why.
 
     Tables are written also when the bench is stopped, of what is there."""
+    busy = f"{folder} is being filled by another bench; wait until that has ended"
+    with exclusive(folder / LOCK, busy=busy, blocked=f"cannot write to {folder}"):
+        return _run_plan(plan, folder, console, executor or InProcess())
+
+
+def _run_plan(plan: Plan, folder: Path, console: Console, executor: Executor) -> dict[str, str]:
     for run in plan.runs:
         prepare(run, folder)
     write_text(folder / INDEX, json.dumps(plan.index(), indent=2))
@@ -27,22 +36,23 @@ def run_plan(plan: Plan, folder: Path, console: Console, executor: Executor | No
             waiting = [run for run in plan.runs if not table.known(run)]
             if len(waiting) < len(plan.runs):
                 console.print(f"{len(plan.runs) - len(waiting)} of {len(plan.runs)} runs are finished already")
-            (executor or InProcess()).execute(waiting, folder, table)
+            executor.execute(waiting, folder, table)
     finally:
-        if table.results:
-            write_tables(plan, table.results, folder)
+        if table.results or table.failures:
+            write_tables(plan, table.results, folder, table.failures)
     if table.results:
         print_table(aggregate(table.results), console)
     console.print(f"bench folder: {folder}", highlight=False)
     return table.failures
 
 
-def write_tables(plan: Plan, results: list[Result], folder: Path) -> None:
-    """results.csv, results.md and results.tex."""
+def write_tables(plan: Plan, results: list[Result], folder: Path, failures: Mapping[str, str] | None = None) -> None:
+    """results.csv, results.md and results.tex; the second one also names the runs that failed, and why."""
     table = aggregate(results)
     beside = comparison(table)
     text = to_markdown(table)
     text += f"\n{len(results)} of {len(plan.runs)} runs so far.\n" if len(results) < len(plan.runs) else ""
+    text += "".join(f"\n- failed: {name}: {why}" for name, why in (failures or {}).items()) + ("\n" if failures else "")
     text += f"\nBeside published numbers:\n\n{beside}" if beside else ""
     write_text(folder / "results.csv", to_csv(table))
     write_text(folder / "results.md", text)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from gatf.errors import NotFinite
 from gatf.geometry import readout, spd
 from gatf.geometry.readout import CHUNK_ELEMENTS, CHUNK_ROWS, Sampler, seen
 
@@ -162,7 +163,7 @@ def low_rank_readout(means: Tensor, covs: LowRank, shrink: float, *, normalise: 
     A class without variance in some direction, which only happens without shrinkage, is repaired as spd.cholesky does.
     """
     if not (bool(covs.factors.isfinite().all()) and bool(covs.diagonals.isfinite().all())):
-        raise ValueError("some covariances have entries that are not finite")
+        raise NotFinite("some covariances have entries that are not finite")
     own = covs.diagonals + shrink * covs.variances().mean(-1, keepdim=True)  # D of the shrunk matrix, [C, S]
     factors = covs.factors
     if normalise:

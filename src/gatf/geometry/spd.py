@@ -10,6 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gatf.errors import NotFinite
+
 STD_GUARD = 1e-12
 """Smallest standard deviation `correlation` divides by."""
 FIRST_RUNG = 1e-6
@@ -116,7 +118,7 @@ def cholesky(cov: Tensor, jitter: float = 0.0, *, floor: float = 1e-4) -> Factor
        the factor is the R of a QR of √Λ·Vᵀ, which cannot fail again.
 
     A matrix that is singular only up to rounding may pass step 1 with a tiny pivot: shrink first if L is to be
-    inverted. Raises ValueError for NaN or infinite entries.
+    inverted. Raises `NotFinite`, a ValueError, for NaN or infinite entries.
     """
     if floor <= 0:
         raise ValueError(f"floor must be positive, got {floor}")
@@ -125,7 +127,7 @@ def cholesky(cov: Tensor, jitter: float = 0.0, *, floor: float = 1e-4) -> Factor
     finite = matrices.isfinite().all(-1).all(-1)  # [M]
     if not bool(finite.all()):
         bad = int((~finite).sum())
-        raise ValueError(f"{bad} of {len(matrices)} covariance matrices have entries that are not finite")
+        raise NotFinite(f"{bad} of {len(matrices)} covariance matrices have entries that are not finite")
 
     lower, info = torch.linalg.cholesky_ex(_plus_diagonal(matrices, jitter))
     added = matrices.new_zeros(len(matrices))

@@ -7,7 +7,7 @@ from typing import Any
 
 from gatf import __version__
 from gatf.data.inputs import read_class_folders
-from gatf.errors import UserError
+from gatf.errors import Diverged, UserError
 from gatf.experiment import stop_signals
 from gatf.incremental.classifier import IncrementalClassifier
 from gatf.incremental.store import Store
@@ -63,6 +63,9 @@ def learn_folder(
             run = Conditions(listener, stopping, store.workspace)
             try:
                 classifier.learn(given, answers, run)
+            except Diverged as error:  # what was saved on the way would only diverge again
+                store.forget_plan()
+                raise Diverged(f"{error}; {path} is as it was", error.setting, error.rate) from error
             except BaseException:
                 if not store.has_state():
                     store.forget_plan()

@@ -4,9 +4,7 @@ Beside `shop.gatf` there may be `shop.gatf.v2` (the model as it was after 2 upda
 rollback undid) and, while it is being updated, `shop.gatf.learning/` with a lock, the plan and the training's state.
 """
 
-import fcntl
 import json
-import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -17,10 +15,11 @@ from gatf.errors import UserError
 from gatf.incremental.update import STATE
 from gatf.io import container
 from gatf.io.files import copy, sync_folder
+from gatf.io.lock import exclusive
 from gatf.model import file as model_file
 from gatf.model.state import Model
 
-PLAN = "plan.json"
+PLAN, LOCK = "plan.json", "lock"
 
 
 class Store:
@@ -36,43 +35,13 @@ class Store:
     @contextmanager
     def writing(self) -> Iterator[None]:
         """Inside, no other process updates this model; the lock goes with the process, however it ends."""
-        with self._lock():
-            yield
-        with suppress(OSError):
-            self.workspace.rmdir()  # stays if something in it is worth resuming
-
-    @contextmanager
-    def _lock(self) -> Iterator[None]:
+        busy = f"{self.path} is being updated by another process; wait until that has ended"
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            while True:
-                self.workspace.mkdir(exist_ok=True)
-                try:
-                    descriptor = os.open(self.workspace / "lock", os.O_RDWR | os.O_CREAT, 0o644)
-                except FileNotFoundError:  # the process before us has just tidied up
-                    continue
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if self._is_current(descriptor):
-                    break
-                os.close(descriptor)
-        except BlockingIOError:
-            os.close(descriptor)
-            raise UserError(f"{self.path} is being updated by another process; wait until that has ended") from None
-        except OSError as error:
-            raise UserError(f"{self.path} cannot be written ({error.strerror})") from None
-        try:
-            yield
+            with exclusive(self.workspace / LOCK, busy=busy, blocked=f"{self.path} cannot be written"):
+                yield
         finally:
             with suppress(OSError):
-                (self.workspace / "lock").unlink()
-            os.close(descriptor)
-
-    def _is_current(self, descriptor: int) -> bool:
-        """Whether the locked file is still the one at the path: the process before us may have removed it."""
-        try:
-            return os.fstat(descriptor).st_ino == (self.workspace / "lock").stat().st_ino
-        except FileNotFoundError:
-            return False
+                self.workspace.rmdir()  # stays if something in it is worth resuming, or another process holds it
 
     # --- an update that can be taken up again
 
@@ -103,7 +72,7 @@ class Store:
     def forget_plan(self) -> None:
         """Remove the plan and the training's state."""
         for file in self.workspace.glob("*"):
-            if file.name != "lock":
+            if file.name != LOCK:
                 file.unlink()
 
     # --- versions

@@ -29,6 +29,7 @@ from gatf.model.record import UpdateRecord
 from gatf.model.state import Model
 from gatf.session import Circumstances, Preprocessing, Session, build_method
 from gatf.training import checkpoint
+from gatf.training.divergence import all_finite
 from gatf.training.loop import Position
 from gatf.training.processes import open_alone
 from gatf.training.task import Resumed
@@ -191,6 +192,8 @@ class _Update:
             self.warnings.append("no class has the five images it takes to keep one back, so probabilities are guesses")
             return updated
         looks = updated.look(self.images.take(split.held_out))
+        if not all_finite([looks.scores]):
+            raise self.session.diverged(self.data.info.index, "evaluation", "scores not finite")
         self.predicted = looks.scores.argmax(1)
         temperature = fit_temperature(looks.scores, self._final_numbers(split.held_out))
         distances = model.distances

@@ -13,6 +13,7 @@ import hashlib
 import json
 import math
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -92,8 +93,12 @@ class Header:
 # --- writing ----------------------------------------------------------------------------------------------------------
 
 
-def write(path: Path, tensors: dict[str, Tensor], model: dict[str, Any], kind: Kind = MODEL) -> None:
-    """Write tensors and a description; the file appears complete, by rename, or not at all."""
+def write(
+    path: Path, tensors: dict[str, Tensor], model: dict[str, Any], kind: Kind = MODEL, *,
+    check: Callable[[Path], None] | None = None,
+) -> None:  # fmt: skip
+    """Write tensors and a description; the file appears complete, by rename, or not at all. `check` is given the file
+    before the rename, under another name, and what it raises prevents it."""
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     entries: dict[str, Any] = {
         "__metadata__": {
@@ -118,13 +123,13 @@ def write(path: Path, tensors: dict[str, Tensor], model: dict[str, Any], kind: K
     for piece in pieces:
         digest.update(piece)
     pieces[1] = header.replace(b"0" * DIGEST_DIGITS, digest.hexdigest().encode(), 1)
-    replace_file(path, pieces)
+    replace_file(path, pieces, check)
 
 
-def replace_file(path: Path, pieces: list[Any]) -> None:
-    """Put bytes at a path, or say why not; until they are all there, what was there stays."""
+def replace_file(path: Path, pieces: list[Any], check: Callable[[Path], None] | None = None) -> None:
+    """Put bytes at a path, or say why not; until they are all there, and checked, what was there stays."""
     try:
-        write_bytes(path, pieces)
+        write_bytes(path, pieces, check)
     except OSError as error:
         raise UserError(f"{path} cannot be written ({error.strerror}); what was there is untouched") from None
 

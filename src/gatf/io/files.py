@@ -2,7 +2,7 @@
 
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -35,11 +35,14 @@ def write_text(path: Path, text: str) -> None:
         partial.write_text(text, encoding="utf-8")
 
 
-def write_bytes(path: Path, pieces: Sequence[Any]) -> None:
-    """Bytes, in pieces, that must last."""
-    with new_file(path, durable=True) as partial, partial.open("wb") as file:
-        for piece in pieces:
-            file.write(piece)
+def write_bytes(path: Path, pieces: Sequence[Any], check: Callable[[Path], None] | None = None) -> None:
+    """Bytes, in pieces, that must last; `check` may look at the file, and refuse it, before it takes its place."""
+    with new_file(path, durable=True) as partial:
+        with partial.open("wb") as file:
+            for piece in pieces:
+                file.write(piece)
+        if check is not None:
+            check(partial)
 
 
 def copy(source: Path, target: Path) -> None:

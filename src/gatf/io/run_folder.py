@@ -1,6 +1,8 @@
 """The folder of a run: what its files are called, what `summary.json` says, and how both are read and written."""
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -11,9 +13,12 @@ from pydantic import ConfigDict, TypeAdapter
 from gatf.errors import UserError
 from gatf.io.events import Event, read_events, reason
 from gatf.io.files import write_text
+from gatf.io.lock import exclusive
 
 CONFIG, EVENTS, SUMMARY, MODEL = "config.yaml", "metrics.jsonl", "summary.json", "model.safetensors"
 CHECKPOINTS, DIAGNOSTICS, REPORT = "checkpoints", "diagnostics", "report.html"
+LOCK = ".lock"
+"""There while a process runs in the folder, and after one was killed, which then does not matter."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,6 +123,13 @@ class RunFolder:
     @property
     def finished(self) -> bool:
         return self.summary.is_file()
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Inside, no other process runs in this folder."""
+        busy = f"{self.path} is being run by another process; wait until that has ended"
+        with exclusive(self.path / LOCK, busy=busy, blocked=f"cannot write to {self.path}"):
+            yield
 
     def create(self, config: str) -> None:
         """Make the folder of a run that can begin, or go on, from this config."""

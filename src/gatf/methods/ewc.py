@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn.functional import cross_entropy
 
-from gatf.errors import UserError
+from gatf.errors import NotFinite
 from gatf.methods.base import Batch, Method, Phase, TaskData, TaskInfo, shuffled
 from gatf.methods.parts.components import training_mode
 from gatf.methods.parts.springs import Springs, kept_buffers
@@ -206,7 +206,7 @@ class EWC(Method[EWCConfig]):
         mean = sum(float(new.sum()) for new in fisher.values()) / sum(new.numel() for new in fisher.values())
         stiffest = max(float(importance.sum(dim=0).max()) for _, importance, _ in self.springs.items())
         if not math.isfinite(stiffest + mean):
-            raise UserError("EWC: the Fisher information is not finite, training has diverged: lower optimisation.*.lr")
+            raise NotFinite("the Fisher information is not finite")
         step, bound = (stage.lr_backbone or stage.lr) * self.config.penalty * stiffest, 2 * (1 + stage.momentum)
         largest = max(float(new.max()) for new in fisher.values())
         self.note("fisher", mean=mean, max=largest, step=step, bound=bound, stable=float(step < bound))

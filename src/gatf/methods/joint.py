@@ -43,7 +43,8 @@ class Joint(Method[JointConfig]):
             return {"ce": nn.functional.cross_entropy(self.heads(self.features(batch)), batch.labels)}
 
         modules = {"backbone": self.backbone, "head": self.heads}
-        return [Phase("train", modules, loss, stage, groups=self.train_groups(stage, self.heads))]
+        groups = self.train_groups(stage, self.heads)
+        return [Phase("train", modules, loss, stage, groups=groups, rate="optimisation.first.lr")]
 
     def end_task(self, data: TaskData) -> None:
         pass

@@ -86,7 +86,7 @@ def projector_phase(projector: nn.Module, old: nn.Module, new: nn.Module, stage:
         new.eval()
         projector.train()
 
-    return Phase("projector", {"projector": projector}, loss, stage, set_mode=set_mode)
+    return Phase("projector", {"projector": projector}, loss, stage, rate="method.projector_lr", set_mode=set_mode)
 
 
 def ridge_projector(pairs: PairedMoments, ridge: float, *, bias: bool) -> Affine:

@@ -1,6 +1,7 @@
 """A `Model` as a file, and back. What a file claims is checked against what it holds before a network is built."""
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -45,8 +46,11 @@ class Description(Strict):
     history: list[dict[str, Any]]
 
 
-def save(model: Model, path: Path) -> None:
-    """Write the model; what was at the path stays valid until the new file is complete."""
+def save(model: Model, path: Path, before: Callable[[str], None] = lambda digest: None) -> None:
+    """Write the model; what was at the path stays valid until the new file is complete, was read back and predicts.
+
+    `before` is told the new file's digest just before it takes its place.
+    """
     if not model.labels:
         raise UserError("there is nothing to save: the model has learnt no class yet")
     if model.config.backbone.name.startswith("timm:") and ":" in model.config.backbone.name.removeprefix("timm:"):
@@ -67,7 +71,28 @@ def save(model: Model, path: Path) -> None:
     )
     tensors = {METHOD + name: value for name, value in model.method.state_dict().items()}
     tensors |= {"counts": model.counts, "errors": model.errors, "distances": model.distances}
-    container.write(path, tensors, description.model_dump(mode="json"))
+
+    def check(written: Path) -> None:
+        _check_predicts(written, path, outside=is_outside(model.config.method.name))
+        before(container.inspect(written).digest)
+
+    container.write(path, tensors, description.model_dump(mode="json"), check=check)
+
+
+def _check_predicts(written: Path, path: Path, *, outside: bool) -> None:
+    """Refuse a file that does not load, or whose model's scores of black, white and noisy images are not finite."""
+    try:
+        if outside:  # no code is run because a file names it
+            container.read(written)
+            return
+        model = load(written)
+    except Damaged as error:
+        raise UserError(f"the new {path} would be of no use ({error.reason}), so it was not written") from None
+    noise = torch.randn(2, *model.preprocessing.shape, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        scores = model.method.scores(torch.cat([torch.full_like(noise[:1], fill) for fill in (-1, 1)] + [noise]))
+    if not bool(scores.isfinite().all()):
+        raise UserError(f"the new {path} would be of no use (its scores are not finite), so it was not written")
 
 
 def model_path(path: Path) -> Path:

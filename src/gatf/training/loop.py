@@ -1,7 +1,8 @@
 """The one epoch loop. It runs phases and never knows which method it trains."""
 
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,9 @@ from torch import Tensor, nn
 
 from gatf import ranks
 from gatf.data.loader import Batch, TaskData, shuffled
+from gatf.errors import NotFinite
 from gatf.io.events import Epoch, Listener, Step
+from gatf.training.divergence import all_finite
 from gatf.training.optim import build_optimiser, set_rates
 from gatf.training.phase import Phase
 
@@ -50,10 +53,10 @@ def train_phase(
     phase: Phase, data: TaskData, fabric: "Fabric", *, listener: Listener, position: Position, save: Save,
     restore: Callable[[torch.optim.Optimizer], None] | None, stop: Callable[[], bool], save_every: int | None,
 ) -> None:  # fmt: skip
-    """Train one phase from `position` to its end.
+    """Train one phase from `position` to its end; `NotFinite` in the epoch in which a loss or a weight is not.
 
     `save` is called every `save_every` epochs and when `stop` says so, in which case `Interrupted` follows. Losses are
-    summed on the device and read once per epoch.
+    summed on the device and read once per epoch; what is not finite is neither told nor saved.
     """
     module, optimiser = fabric.setup(_LossModule(phase), build_optimiser(phase))
     if restore is not None:
@@ -87,6 +90,7 @@ def train_phase(
             if stop():
                 _finish_epoch(data.info.index, position, steps, phase, optimiser, listener, started)
                 position.sums = {name: ranks.mean(value) for name, value in position.sums.items()}
+                check_finite({name: float(value) for name, value in position.sums.items()}, phase)
                 save(position, optimiser)
                 raise Interrupted
         _finish_epoch(data.info.index, position, steps, phase, optimiser, listener, started)
@@ -109,9 +113,25 @@ def _finish_epoch(
     if position.step < steps:
         return
     losses = {name: float(ranks.mean(total)) / steps for name, total in position.sums.items()}
+    check_finite(losses, phase)
     told = Epoch(
         task=task, phase=phase.name, epoch=position.epoch, losses=losses, lr=optimiser.param_groups[-1]["lr"],
         seconds=round(time.monotonic() - started, 4),
     )  # fmt: skip
     listener(told)
     position.epoch, position.step, position.sums = position.epoch + 1, 0, {}
+
+
+def weights(phase: Phase) -> Iterator[Tensor]:
+    """What a phase trains, batch-norm statistics included."""
+    for module in phase.modules.values():
+        yield from module.parameters()
+        yield from module.buffers()
+
+
+def check_finite(losses: dict[str, float], phase: Phase) -> None:
+    """`NotFinite`, spelling out the losses, if one of them or a weight is not finite. Waits for the device once."""
+    sound = all_finite(weights(phase))
+    if not sound or not all(map(math.isfinite, losses.values())):
+        terms = [f"{name} {value:.4g}" for name, value in losses.items()]
+        raise NotFinite(", ".join(terms if sound else [*terms, "weights not finite"]))

@@ -31,6 +31,8 @@ class Phase:
     augment: tuple[Step, ...] = ()
     """Augmentation after the data's own, in this phase alone."""
     on_epoch_start: Callable[[int, TaskData], None] | None = None
+    rate: str | None = None
+    """The setting that its learning rate comes from, where that is not the `lr` of the task's stage."""
     set_mode: Callable[[], None] | None = None
     """Puts networks into train or eval mode; default: all of `modules` into train mode."""
 

@@ -1,6 +1,7 @@
 """The training of one task: what a run and an update of a model share."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -8,9 +9,11 @@ import torch
 from torch import Tensor
 
 from gatf.data.loader import TaskData, TaskInfo
+from gatf.errors import Diverged
 from gatf.io.events import Listener, TaskStart
 from gatf.training import checkpoint
-from gatf.training.loop import Position, train_phase
+from gatf.training.divergence import diverged, noticing
+from gatf.training.loop import Position, train_phase, weights
 from gatf.training.phase import Phase
 
 if TYPE_CHECKING:
@@ -43,7 +46,8 @@ def train_task(
     learner: Learner, data: TaskData, fabric: "Fabric", *, listener: Listener, resumed: Resumed | None, save: SaveAt,
     stop: Callable[[], bool], save_every: int | None,
 ) -> None:  # fmt: skip
-    """Begin the task, unless it is resumed, and train its phases in order; `Interrupted` when `stop` says so."""
+    """Begin the task, unless resumed, and train its phases in order. `Interrupted` when `stop` says so; `Diverged`
+    when training leaves the finite numbers."""
     if resumed is None:
         learner.begin_task(data.info)
     phases = learner.phases(data.info)
@@ -53,15 +57,24 @@ def train_task(
         if resumed is not None and number < resumed.phase:
             continue
         here = resumed if resumed is not None and number == resumed.phase else None
-        train_phase(
-            phase, data, fabric,
-            listener=listener,
-            position=here.position if here else Position(),
-            save=_at(save, number),
-            restore=_restorer(here.tensors) if here else None,
-            stop=stop,
-            save_every=save_every,
-        )  # fmt: skip
+        position = here.position if here else Position()
+        with _noticing(phase, position, data.info.index):
+            train_phase(
+                phase, data, fabric,
+                listener=listener,
+                position=position,
+                save=_at(save, number),
+                restore=_restorer(here.tensors) if here else None,
+                stop=stop,
+                save_every=save_every,
+            )  # fmt: skip
+
+
+def _noticing(phase: Phase, position: Position, task: int) -> AbstractContextManager[None]:
+    def tell(what: str) -> Diverged:
+        return diverged(task, f"phase '{phase.name}', epoch {position.epoch + 1}", what, phase.stage, rate=phase.rate)
+
+    return noticing(tell, lambda: [*position.sums.values(), *weights(phase)])
 
 
 def _at(save: SaveAt, phase: int) -> Callable[[Position, torch.optim.Optimizer], None]:

@@ -187,7 +187,10 @@ def adapter_phase(
         student.eval()
         adapter.train()
 
-    return Phase("adapter", {"adapter": adapter}, loss, stage, on_epoch_start=on_epoch_start, set_mode=set_mode)
+    return Phase(
+        "adapter", {"adapter": adapter}, loss, stage, on_epoch_start=on_epoch_start, rate="method.adapter_lr",
+        set_mode=set_mode,
+    )  # fmt: skip
 
 
 def adapter_stage(stage: StageConfig, lr: float, milestones: tuple[int, ...] = (30, 60, 90)) -> StageConfig:

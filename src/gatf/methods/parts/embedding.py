@@ -13,7 +13,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize
 
-from gatf.errors import UserError
+from gatf.errors import NotFinite, UserError
 from gatf.methods.base import Batch, Method, Phase, TaskData, TaskInfo
 from gatf.methods.parts.components import frozen_features, training_mode
 from gatf.methods.parts.distillation import BaseConfig, BaseLearner
@@ -174,7 +174,8 @@ class TripletBase(BaseLearner):
             return {"ce": cross_entropy(head(method.features(batch)), batch.labels - task.old)}
 
         stage = softmax_stage(self.config.softmax_epochs, self.config.softmax_lr)
-        return Phase("softmax", {"backbone": method.backbone, "head": head}, loss, stage)
+        modules = {"backbone": method.backbone, "head": head}
+        return Phase("softmax", modules, loss, stage, rate="method.base.softmax_lr")
 
     def end(self, method: Method, data: TaskData) -> None:
         """Tie every weight to where it is, as stiffly as it mattered to this task alone; drop teacher and head."""
@@ -207,6 +208,6 @@ class TripletBase(BaseLearner):
         network.eval()
         flat = torch.cat([tensor.flatten() for tensor in found.values()])
         if not bool(flat.isfinite().all()):
-            raise UserError("the importance of weights is not finite, training has diverged: lower optimisation.*.lr")
+            raise NotFinite("the importance of weights is not finite")
         method.note("importance", mean=float(flat.mean()), max=float(flat.max()))
         return found

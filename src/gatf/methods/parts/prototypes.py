@@ -5,6 +5,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from gatf.errors import NotFinite
 from gatf.geometry.readout import nearest_mean_distances
 from gatf.methods.base import TaskData
 from gatf.methods.parts.components import Growing, class_means, extract
@@ -39,5 +40,5 @@ class Prototypes(Growing):
 def finite(prototypes: Tensor) -> Tensor:
     """The prototypes, or an error: a single one that is not finite would spoil the nearest-mean test of all."""
     if not bool(prototypes.isfinite().all()):
-        raise RuntimeError("a class prototype is not finite: training diverged, or a class has no images")
+        raise NotFinite("a class prototype is not finite: training diverged, or a class has no images")
     return prototypes
