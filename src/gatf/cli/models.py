@@ -8,7 +8,7 @@ import typer
 from gatf.errors import ExitCode, UserError
 
 if TYPE_CHECKING:
-    from gatf.incremental.classifier import IncrementalClassifier
+    from gatf.incremental.classifier import Answers
 
 ModelFile = Annotated[Path, typer.Argument(help="Model file, e.g. shop.gatf, or the folder of a run.")]
 AT_ONCE = 512
@@ -97,17 +97,18 @@ def predict(
     classifier = IncrementalClassifier.load(model, device=device).set_params(unknown=unknown)
     printer = _Printer(as_json=as_json, as_csv=as_csv)
     for start in range(0, len(paths), AT_ONCE):
-        for answer in _answers(classifier, list(paths[start : start + AT_ONCE]), top, certificate):
-            printer(answer)
+        some = list(paths[start : start + AT_ONCE])
+        answers = classifier.answers(some, certificate=certificate)
+        if answers.warning is not None and start == 0:
+            typer.echo(f"note: {answers.warning}", err=True)
+        for row in _rows(classifier.classes_.tolist(), some, answers, top, certificate):
+            printer(row)
     printer.end()
 
 
-def _answers(
-    classifier: "IncrementalClassifier", paths: list[str], top: int, certificate: bool
-) -> list[dict[str, Any]]:
+def _rows(names: list[Any], paths: list[str], answers: "Answers", top: int, certificate: bool) -> list[dict[str, Any]]:
     """For each image: file, label, probability, the next likely classes, and whether the answer is certified."""
-    answers = classifier.answers(paths, certificate=certificate)
-    names, labels = classifier.classes_.tolist(), answers.labels.tolist()
+    labels = answers.labels.tolist()
     order = answers.probabilities.argsort(axis=1, kind="stable")[:, ::-1][:, :top]
     rows: list[dict[str, Any]] = []
     for number, path in enumerate(paths):

@@ -1,6 +1,7 @@
 """`IncrementalClassifier`: a classifier that keeps learning classes, by scikit-learn's conventions."""
 
 import secrets
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +32,8 @@ class Answers:
     """[N, classes]."""
     certified: np.ndarray
     """bool [N]; all False unless certificates were asked for."""
+    warning: str | None = None
+    """What there is to know about the rejection of unknown images, where its rate is not promised."""
 
 
 class IncrementalClassifier(ClassifierMixin, BaseEstimator):
@@ -66,6 +69,9 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):
         and to measure accuracy; of a class with fewer than five images none.
     unknown : float or None, default None
         If given, `predict` answers `unknown_label` to images far from every class, at this rate of wrong rejections.
+        The rate is promised after `fit`, and after an update with at least five images of every class. After an update
+        that adds classes it is an estimate for older ones, and `predict` warns; after one that only goes on with known
+        classes nothing is rejected, and `predict` warns.
     unknown_label : str, int or None
         None stands for "unknown" where labels are text, and for -1 where they are numbers.
     device : "auto", "cpu", "cuda" or "mps"
@@ -199,6 +205,8 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):
         changed the answer (see `Judge.certificates`); it does not say that the answer is right.
         """
         answers = self.answers(X, certificate=return_certificate)
+        if answers.warning is not None:
+            warnings.warn(answers.warning, UserWarning, stacklevel=2)
         return (answers.labels, answers.certified) if return_certificate else answers.labels
 
     def answers(self, X: Any, *, certificate: bool = False) -> "Answers":
@@ -207,12 +215,14 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):
         numbers = looks.scores.argmax(1)
         labels: np.ndarray = self.classes_[numbers.numpy()]
         rejected = certified = np.zeros(len(labels), dtype=bool)
+        warning = None
         if self.unknown is not None:
             rejected = self._rejected(looks, self.unknown)
             labels = self._with_unknown(labels, rejected)
+            warning = REJECTION_WARNINGS.get(model.rejection)
         if certificate:
             certified = model.judge.certificates(_features(looks, model), numbers).numpy() & ~rejected
-        return Answers(labels, softmax_with_temperature(looks.scores, model.temperature).numpy(), certified)
+        return Answers(labels, softmax_with_temperature(looks.scores, model.temperature).numpy(), certified, warning)
 
     def predict_proba(self, X: Any) -> np.ndarray:
         """Probabilities [N, classes] in the order of `classes_`, calibrated on the images the last update kept back."""
@@ -224,11 +234,14 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):
         return scores[:, 1] - scores[:, 0] if scores.shape[1] == 2 else scores
 
     def _rejected(self, looks: Looks, rate: float) -> np.ndarray:
-        """Which images lie farther from every class than all but a share `rate` of known ones."""
+        """Which images lie farther from every class than all but a share `rate` of known ones; none where that is no
+        longer known."""
         if not 0 < rate < 1:
             raise UserError(f"unknown is the rate of known images that may be rejected, between 0 and 1, not {rate!r}")
         model = self._fitted()
         features = _features(looks, model)
+        if model.rejection == "withdrawn":
+            return np.zeros(len(features), dtype=bool)
         threshold = rejection_threshold(model.distances, rate)
         if threshold == float("inf"):
             raise UserError(
@@ -315,6 +328,18 @@ PATHS = {
     "batch_size": ("optimisation.first.batch_size", "optimisation.next.batch_size"),
 }
 """Parameters and the settings they stand for."""
+
+REJECTION_WARNINGS = {
+    "estimated": (
+        "the rate at which images of known classes are called unknown is estimated, not promised, for classes older "
+        "than the last update"
+    ),
+    "withdrawn": (
+        "nothing is rejected as unknown: nothing shows how far an update moved the images of older classes; an update "
+        "with images of every class brings it back"
+    ),
+}
+"""What `predict` says of its rejections, by `Model.rejection`."""
 
 
 def _features(looks: Looks, model: Model) -> torch.Tensor:
