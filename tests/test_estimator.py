@@ -273,6 +273,39 @@ def test_unknown_images_are_rejected_at_the_stated_rate(tiny_classifier: Tiny, d
         learner.predict(known)
 
 
+def test_the_rate_of_rejections_is_withdrawn_when_a_known_class_comes_back(
+    tiny_classifier: Tiny, digit_images: Digits
+) -> None:
+    """The network moved, and no image shows where the other classes went: rejecting on would reject nearly all."""
+    names = ("d0", "d1", "d2", "d3")
+    learner = tiny_classifier(epochs=15, unknown=0.1).fit(*some_digits(digit_images, *names))
+    known, _ = some_digits(digit_images, *names, test=True)
+    assert learner.report_.rejection == "promised"
+    learner.partial_fit(*some_digits(digit_images, "d1", most=20))
+    assert learner.report_.rejection == "withdrawn"
+    assert any("unknown images are no longer rejected" in warning for warning in learner.report_.warnings)
+    with pytest.warns(UserWarning, match="nothing is rejected as unknown: .* an update with images of every class"):
+        assert not (learner.predict(known) == "unknown").any()
+    # nor can a new class tell how far the others have moved by now
+    learner.partial_fit(*some_digits(digit_images, "d4"))
+    assert learner.report_.rejection == "withdrawn"
+    # images of every class kept back by one update: the promise again, from these alone
+    learner.partial_fit(*some_digits(digit_images, *names, "d4"))
+    assert learner.report_.rejection == "promised"
+    assert len(learner.model_.distances) == learner.report_.held_out
+    rejected = (learner.predict(known) == "unknown").mean()
+    assert rejected < 0.1 + 3 * (0.1 * 0.9 * (1 / len(known) + 1 / learner.report_.held_out)) ** 0.5
+
+
+def test_the_rate_of_rejections_is_called_an_estimate_when_classes_were_added(grown: Any, digit_images: Digits) -> None:
+    learner = IncrementalClassifier.from_model(grown.model_, device="cpu").set_params(unknown=0.1)
+    assert learner.report_.rejection == "estimated"
+    known, _ = some_digits(digit_images, *learner.classes_, test=True)
+    with pytest.warns(UserWarning, match="estimated, not promised, for classes older than the last update"):
+        rejected = learner.predict(known) == "unknown"
+    assert 0 < rejected.mean() < 0.3
+
+
 # --- what it says of itself -------------------------------------------------------------------------------------------
 
 

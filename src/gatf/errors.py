@@ -1,8 +1,10 @@
 """The one exception a person is meant to read, and what a process says with its exit code."""
 
+import importlib
 from collections.abc import Iterable
 from difflib import get_close_matches
 from enum import IntEnum
+from typing import Any
 
 
 class ExitCode(IntEnum):
@@ -52,3 +54,11 @@ def near_misses(word: str, known: Iterable[str]) -> str:
     if close:
         return "; did you mean " + " or ".join(repr(name) for name in close) + "?"
     return "; choose from " + ", ".join(names)
+
+
+def extra(module: str, extra_name: str = "data") -> Any:
+    """A module of an optional extra, or one sentence that says how to get it."""
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        raise UserError(f"this needs '{module}': pip install 'gatf[{extra_name}]'") from None

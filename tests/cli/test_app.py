@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -51,8 +52,37 @@ def test_methods_and_data_are_listed_a_line_each(call) -> None:
     assert "digits" in [line.split()[0] for line in text.splitlines()]
 
 
-def test_doctor(call) -> None:
+def test_doctor(call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GATF_DATA", raising=False)
     code, text, _ = call("doctor")
     assert code == 0
     for word in ("python", "torch", "cache", "digits", "at hand", "all is well"):
         assert word in text
+
+
+def test_doctor_tells_the_truth_about_data(call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GATF_DATA", str(tmp_path / "nowhere"))
+    code, text, _ = call("doctor")
+    assert code == 1
+    assert f"problem: GATF_DATA names {tmp_path / 'nowhere'}, which is not a folder" in text
+
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    (tmp_path / "cifar100").mkdir()
+    for part in ("train", "test"):
+        rows = {"img": [{"bytes": b"", "path": ""}] * 100, "fine_label": list(range(100))}
+        parquet.write_table(pa.table(rows), tmp_path / "cifar100" / f"{part}.parquet")
+    monkeypatch.setenv("GATF_DATA", str(tmp_path))
+    code, text, _ = call("doctor")
+    assert code == 0
+    said = {line.split()[1]: line.split(maxsplit=2)[2] for line in text.splitlines() if line.startswith("data ")}
+    assert said["cifar100"] == "at hand"
+    for name in ("tinyimagenet", "imagenet100", "cub200"):
+        assert said[name].startswith(f"not here ('{name}' is not in ")
+
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    code, text, _ = call("doctor")
+    assert code == 1
+    assert "problem: cifar100 lies in" in text
+    assert "cannot be used: this needs 'pyarrow'" in text

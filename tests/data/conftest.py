@@ -23,6 +23,12 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
 
 
 @pytest.fixture
+def few_classes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets a benchmark's layout be tested with two or three classes, where its own hundred would be asked for."""
+    monkeypatch.setattr("gatf.data.benchmarks.refuse_other_classes", lambda *args: None)
+
+
+@pytest.fixture
 def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*args: Any) -> None:
         raise AssertionError("something wants the network")

@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ def pixels(image: Image.Image) -> torch.Tensor:
 # --- the benchmarks ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("few_classes")
 def test_cifar100_in_the_hubs_layout(tmp_path: Path, hub_copy: Build, picture: Callable[..., Image.Image]) -> None:
     parts = {"train": [1, 0, 1], "test": [0, 1]}
     shards = {"image": "img", "label": "fine_label", "path": "data/{}-00000-of-00001.parquet"}
@@ -46,6 +48,7 @@ def test_cifar100_in_the_hubs_layout(tmp_path: Path, hub_copy: Build, picture: C
     )
 
 
+@pytest.mark.usefixtures("few_classes")
 def test_cifar100_as_pickles(tmp_path: Path, cifar_pickles: Build) -> None:
     cifar_pickles(tmp_path)
     for root in (tmp_path, tmp_path / "cifar-100-python"):
@@ -74,6 +77,7 @@ def test_a_pickle_that_wants_to_run_code_is_refused(
     assert not (tmp_path / "pwned").exists()
 
 
+@pytest.mark.usefixtures("few_classes")
 def test_tiny_imagenet_with_its_annotations(
     tmp_path: Path, tiny_imagenet: Build, picture: Callable[..., Image.Image]
 ) -> None:
@@ -96,6 +100,7 @@ def test_annotations_that_do_not_fit_are_named(tmp_path: Path, tiny_imagenet: Bu
         open_source(DataConfig(name="tinyimagenet", root=str(tmp_path)))
 
 
+@pytest.mark.usefixtures("few_classes")
 def test_cub_with_its_text_files(tmp_path: Path, cub: Build) -> None:
     source = open_source(DataConfig(name="cub200", root=str(cub(tmp_path)), workers=0))
     assert source.class_names == ("001.Albatross", "002.Auklet")
@@ -223,6 +228,7 @@ def test_missing_data_gets_one_sentence(tmp_path: Path, monkeypatch: pytest.Monk
         open_source(DataConfig(name="cifar10"))
 
 
+@pytest.mark.usefixtures("few_classes")
 def test_gatf_data_holds_several_sources(
     tmp_path: Path, cifar_pickles: Build, cub: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -231,6 +237,55 @@ def test_gatf_data_holds_several_sources(
     monkeypatch.setenv("GATF_DATA", str(tmp_path))
     assert open_source(DataConfig(name="cifar100")).classes == 3
     assert open_source(DataConfig(name="cub200")).classes == 2
+
+
+@pytest.mark.usefixtures("few_classes")
+def test_a_benchmark_is_not_looked_for_in_the_folder_of_another(
+    tmp_path: Path, hub_copy: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GATF_DATA", str(tmp_path))
+    hub_copy(tmp_path / "cifar100", {"train": [0, 1], "test": [0, 1]})
+    assert open_source(DataConfig(name="cifar100")).classes == 2
+    for name in ("tinyimagenet", "imagenet100", "cub200"):
+        with pytest.raises(UserError, match=f"'{name}' is not in {tmp_path / name} or {tmp_path}: "):
+            open_source(DataConfig(name=name, class_list="cmc" if name == "imagenet100" else None))
+    # nor does a folder of its own, or the root named for it, mix with files elsewhere below it
+    hub_copy(tmp_path / "tinyimagenet", {"train": [0, 1, 2], "validation": [0, 1, 2]}, path="data/{}-0.parquet")
+    hub_copy(tmp_path / "tinyimagenet", {"train": [0] * 9, "test": [1] * 9}, path="old/{}.parquet")
+    source = open_source(DataConfig(name="tinyimagenet"))
+    assert (len(source.train), len(source.test)) == (3, 3)
+
+
+def test_a_benchmark_with_other_classes_is_refused(tmp_path: Path, hub_copy: Build, cub: Build) -> None:
+    hub_copy(tmp_path / "cifar100", {"train": [0, 1], "test": [0, 1]}, names=["apple", "bear"])
+    with pytest.raises(UserError) as caught:
+        open_source(DataConfig(name="cifar100", root=str(tmp_path)))
+    assert str(caught.value) == (
+        f"{tmp_path / 'cifar100'} holds 2 classes, but cifar100 has 100; name a folder that holds cifar100 with "
+        "--data-root or GATF_DATA, or use data.name=parquet or folder for images of your own"
+    )
+    with pytest.raises(UserError, match=r"holds 2 classes, but cub200 has 200; name a folder"):
+        open_source(DataConfig(name="cub200", root=str(cub(tmp_path))))
+    hundred(hub_copy, tmp_path / "other", names=HUB_NAMES)
+    with pytest.raises(UserError, match=r"other holds other classes than cifar100: its first is 'bonnet, poke bonnet'"):
+        open_source(DataConfig(name="cifar100", root=str(tmp_path / "other")))
+
+
+def test_several_folders_of_parquet_files_are_not_mixed(tmp_path: Path, hub_copy: Build) -> None:
+    for name in ("birds", "cars"):
+        hub_copy(tmp_path / name, {"train": [0, 1], "test": [0, 1]})
+    with pytest.raises(UserError, match=r"parquet files in several folders \(birds, cars\); name one with --data-root"):
+        open_source(DataConfig(name="parquet", root=str(tmp_path)))
+
+
+def test_parquet_without_pyarrow_is_one_sentence(
+    tmp_path: Path, hub_copy: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub_copy(tmp_path, {"train": [0, 1], "test": [0, 1]})
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    for name in ("parquet", "cifar100"):
+        with pytest.raises(UserError, match=r"this needs 'pyarrow': pip install"):
+            open_source(DataConfig(name=name, root=str(tmp_path)))
 
 
 # --- own folders ------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import torch
 from gatf.data import fetch
 from gatf.data.glyphs import CHARACTERS, TEST_FONTS, TRAIN_FONTS
 from gatf.data.sources import SOURCES, fetch_source, open_source, source_card
-from gatf.errors import UserError
+from gatf.errors import UserError, extra
 from gatf.settings import DataConfig, GlyphsConfig
 
 Build = Callable[..., Path]
@@ -40,13 +40,21 @@ def test_a_setting_that_would_be_ignored_is_refused(name: str, setting: dict[str
         open_source(DataConfig(name=name, **setting))
 
 
+@pytest.mark.usefixtures("few_classes")
 def test_the_card_of_data_at_hand(tmp_path: Path, cub: Build) -> None:
     rows = dict(source_card("cub200", DataConfig(root=str(cub(tmp_path)))))
     assert rows["classes"] == "2"
     assert rows["images"] == "4 for training, 2 for testing"
     assert rows["size"] == "224×224"
     assert str(tmp_path) in rows["found in"]
-    assert "2 classes, expected 200" in rows["checks"]
+    assert "expected 29 to 30" in rows["checks"]
+
+
+def test_the_card_of_other_data_says_so(tmp_path: Path, cub: Build) -> None:
+    rows = dict(source_card("cub200", DataConfig(root=str(cub(tmp_path)))))
+    assert str(tmp_path) in rows["found in"]
+    assert "holds 2 classes, but cub200 has 200" in rows["missing"]
+    assert "images" not in rows
 
 
 def test_glyphs_are_the_same_every_time(own_cache: Path) -> None:
@@ -124,7 +132,7 @@ def hub(tmp_path: Path, hub_copy: Build, monkeypatch: pytest.MonkeyPatch) -> Pat
     return hub_copy(tmp_path / "repository", parts, names=["apple", "bear"], **shards)
 
 
-@pytest.mark.usefixtures("no_network")
+@pytest.mark.usefixtures("no_network", "few_classes")
 def test_fetching_writes_what_opening_reads(tmp_path: Path, hub: Path) -> None:
     steps: list[tuple[str, int, int]] = []
     config = DataConfig(root=str(tmp_path / "mine"), hub=str(hub))
@@ -185,4 +193,4 @@ def test_the_card_says_which_imagenet100() -> None:
 
 def test_a_missing_extra_is_named() -> None:
     with pytest.raises(UserError, match=r"this needs 'no_such_module': pip install 'gatf\[data\]'"):
-        fetch.extra("no_such_module")
+        extra("no_such_module")

@@ -39,9 +39,7 @@ def examine(say: Callable[[str], object]) -> list[str]:
             if package not in OPTIONAL:
                 problems.append(f"{package} is not installed; run pip install gatf")
         say(f"{package:<17} {found}")
-    problems += _devices(say) + _folders(say)
-    _data(say)
-    return problems
+    return problems + _devices(say) + _folders(say) + _data(say)
 
 
 def _devices(say: Callable[[str], object]) -> list[str]:
@@ -68,14 +66,30 @@ def _folders(say: Callable[[str], object]) -> list[str]:
         say(f"{name:<17} {folder}" + ("" if writable else " (not writable)"))
         if not writable:
             problems.append(f"the {name} folder {folder} cannot be written")
-    say(f"GATF_DATA         {os.environ.get('GATF_DATA', 'not set')}")
+    named = os.environ.get("GATF_DATA")
+    say(f"GATF_DATA         {named or 'not set'}")
+    if named and not Path(named).expanduser().is_dir():
+        problems.append(f"GATF_DATA names {named}, which is not a folder; correct or unset it")
     return problems
 
 
-def _data(say: Callable[[str], object]) -> None:
+def _data(say: Callable[[str], object]) -> list[str]:
+    """Which data can be used; data in a folder of its own name that cannot is a problem."""
+    from gatf.data.places import fetch_folder
     from gatf.data.sources import SOURCES
     from gatf.settings import DataConfig
 
+    problems = []
     for name, entry in SOURCES.items():
-        problem = entry.missing(DataConfig(name=name))
-        say(f"data {name:<12} " + ("at hand" if problem is None else f"not here ({problem})"))
+        config = DataConfig(name=name)
+        reason = entry.missing(config)
+        own = fetch_folder(config)
+        if reason is None:
+            said = "at hand"
+        elif entry.fetch is not None and own.is_dir() and any(own.iterdir()):
+            said = "unusable"
+            problems.append(f"{name} lies in {own} but cannot be used: {reason}")
+        else:
+            said = f"not here ({reason})"
+        say(f"data {name:<12} {said}")
+    return problems

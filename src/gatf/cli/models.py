@@ -1,5 +1,6 @@
 """The commands for people with a model file: learn, predict, inspect, export, rollback."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -8,7 +9,7 @@ import typer
 from gatf.errors import ExitCode, UserError
 
 if TYPE_CHECKING:
-    from gatf.model.state import Model
+    from gatf.model.answers import Answers
 
 ModelFile = Annotated[Path, typer.Argument(help="Model file, e.g. shop.gatf, or the folder of a run.")]
 AT_ONCE = 512
@@ -85,7 +86,7 @@ def predict(
     if as_json and as_csv:
         raise UserError("choose one of --json and --csv")
     from gatf.data.inputs import decodable, read_images
-    from gatf.model.answers import available_device
+    from gatf.model.answers import answer, available_device, look
     from gatf.model.file import load
 
     paths = tuple(name for place in images for name in read_images(place).names())
@@ -98,21 +99,20 @@ def predict(
     known = load(model, device=available_device(device))
     printer = _Printer(as_json=as_json, as_csv=as_csv)
     for start in range(0, len(paths), AT_ONCE):
-        for answer in _answers(
-            known, list(paths[start : start + AT_ONCE]), top, certificate=certificate, unknown=unknown
-        ):
-            printer(answer)
+        some = list(paths[start : start + AT_ONCE])
+        answers = answer(known, look(known, some), certificate=certificate, unknown=unknown)
+        if answers.warning is not None and start == 0:
+            typer.echo(f"note: {answers.warning}", err=True)
+        for row in _rows(known.labels, some, answers, top, certificate):
+            printer(row)
     printer.end()
 
 
-def _answers(
-    model: "Model", paths: list[str], top: int, *, certificate: bool, unknown: float | None
+def _rows(
+    names: Sequence[Any], paths: list[str], answers: "Answers", top: int, certificate: bool
 ) -> list[dict[str, Any]]:
     """For each image: file, label, probability, the next likely classes, and whether the answer is certified."""
-    from gatf.model.answers import answer, look
-
-    answers = answer(model, look(model, paths), certificate=certificate, unknown=unknown)
-    names, labels = model.labels, answers.labels.tolist()
+    labels = answers.labels.tolist()
     order = answers.probabilities.argsort(axis=1, kind="stable")[:, ::-1][:, :top]
     rows: list[dict[str, Any]] = []
     for number, path in enumerate(paths):

@@ -1,20 +1,23 @@
 """The four published benchmarks: where they come from, how they lie on disk, and what they must contain."""
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 from gatf.data.base import Card, Progress, Source, SourceEntry
 from gatf.data.build import Traits, build_source
 from gatf.data.cards import listing_card
 from gatf.data.fetch import fetch_from_hub
 from gatf.data.layouts import imagenet100, originals
-from gatf.data.layouts.parquet import has_both_parts, read_parquet
-from gatf.data.places import Layout, find_layout, listing, not_found
+from gatf.data.layouts.parquet import has_both_parts, has_both_parts_here, read_parquet
+from gatf.data.listing import Listing
+from gatf.data.places import Layout, find_layout, not_found, problem_of
 from gatf.data.published import IMAGENET100, cifar100_order
 from gatf.errors import UserError
 from gatf.settings import DataConfig
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-PARQUET = Layout("parquet files with the hub's columns", has_both_parts, read_parquet)
+PARQUET = Layout("parquet files with the hub's columns", has_both_parts, read_parquet, has_both_parts_here)
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,9 @@ class Benchmark:
     parquet: Layout = PARQUET
     hub_list: str | None = None
     """The class list (`data.class_list`) of the copy on the hub, where there are several lists to choose from."""
+    first_class: str | None = None
+    """A pattern that the first class's name fits, in small letters and without punctuation. None: the layouts compare
+    the classes they read with those asked for."""
 
     @property
     def layouts(self) -> tuple[Layout, Layout]:
@@ -41,16 +47,27 @@ class Benchmark:
         return f"{hub}{which}, or {self.original.name}"
 
     def open(self, config: DataConfig) -> Source:
-        return build_source(config.name, listing(config, self.layouts), config, self.traits)
+        return build_source(config.name, self.listing(config), config, self.traits)
+
+    def listing(self, config: DataConfig) -> Listing:
+        """What the files hold, or an error where there are none or they are another data set's."""
+        found = find_layout(config, self.layouts)
+        if found is None:
+            raise UserError(not_found(config, self.layouts, self._get(config)))
+        place, layout = found
+        listing = layout.read(place, config)
+        refuse_other_classes(config.name, self, place, listing.class_names)
+        return listing
 
     def missing(self, config: DataConfig) -> str | None:
-        if find_layout(config, self.layouts) is not None:
-            return None
-        get = None if self.hub or config.hub else f"gatf data get {config.name} --hub <hub id>"
+        return problem_of(self.listing, config)
+
+    def _get(self, config: DataConfig) -> str | None:
+        """The command that gets it; empty where none does, None where it is the usual one."""
         if self.hub_list is not None:
             known = config.class_list == self.hub_list
-            get = f"gatf data get {config.name} --set data.class_list={self.hub_list}" if known else ""
-        return not_found(config, self.layouts, get)
+            return f"gatf data get {config.name} --set data.class_list={self.hub_list}" if known else ""
+        return None if self.hub or config.hub else f"gatf data get {config.name} --hub <hub id>"
 
     def fetch(self, config: DataConfig, on_progress: Progress) -> str:
         hub = config.hub or self.hub
@@ -69,13 +86,30 @@ class Benchmark:
 
     def card(self, config: DataConfig) -> Card:
         chosen = [("class list", imagenet100.list_title(config))] if self.hub_list is not None else []
-        return [*chosen, *listing_card(config, self.layouts, self.traits)]
+        return [*chosen, *listing_card(config, self.layouts, self.traits, self.listing)]
 
     def entry(self) -> SourceEntry:
         settings = frozenset({"hub", "image_size", "label_column", *(["class_list"] if self.hub_list else [])})
         return SourceEntry(
             self.summary, self.licence, self.origin, self.open, self.missing, self.card, self.fetch, settings
         )
+
+
+def refuse_other_classes(name: str, benchmark: Benchmark, place: Path, class_names: tuple[str, ...]) -> None:
+    """Training on another data set under this one's name would give a number that means nothing."""
+    if benchmark.first_class is None:
+        return
+    elsewhere = (
+        f"; name a folder that holds {name} with --data-root or GATF_DATA, or use data.name=parquet or folder for "
+        "images of your own"
+    )
+    if len(class_names) != benchmark.traits.classes:
+        raise UserError(
+            f"{place} holds {len(class_names)} classes, but {name} has {benchmark.traits.classes}{elsewhere}"
+        )
+    first = " ".join(re.findall(r"[a-z0-9]+", class_names[0].lower()))
+    if not first.isdecimal() and not re.fullmatch(benchmark.first_class, first):  # numbers: the files have no names
+        raise UserError(f"{place} holds other classes than {name}: its first is '{class_names[0]}'{elsewhere}")
 
 
 BENCHMARKS: dict[str, Benchmark] = {
@@ -88,6 +122,7 @@ BENCHMARKS: dict[str, Benchmark] = {
             (0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761), size=32, classes=100,
             train_per_class=(500, 500), test_per_class=(100, 100), published_order=cifar100_order(),
         ),
+        first_class="apple",
     ),
     "tinyimagenet": Benchmark(
         "200 classes, 64×64 colour, 100 000 training and 10 000 test (its validation) images",
@@ -97,6 +132,7 @@ BENCHMARKS: dict[str, Benchmark] = {
         Traits(
             IMAGENET_MEAN, IMAGENET_STD, size=64, classes=200, train_per_class=(500, 500), test_per_class=(50, 50),
         ),
+        first_class="n01443537|goldfish.*",
     ),
     "imagenet100": Benchmark(
         "100 classes of ImageNet at 224×224, about 126 000 training and 5 000 test (validation) images",
@@ -109,7 +145,7 @@ BENCHMARKS: dict[str, Benchmark] = {
             IMAGENET_MEAN, IMAGENET_STD, size=224, classes=100, train_per_class=(732, 1300), test_per_class=(50, 50),
             published_order=tuple(range(100)),
         ),
-        Layout(PARQUET.name, PARQUET.matches, imagenet100.read_imagenet_parquet),
+        replace(PARQUET, read=imagenet100.read_imagenet_parquet),
         hub_list="cmc",
     ),
     "cub200": Benchmark(
@@ -120,5 +156,6 @@ BENCHMARKS: dict[str, Benchmark] = {
         Traits(
             IMAGENET_MEAN, IMAGENET_STD, size=224, classes=200, train_per_class=(29, 30), test_per_class=(11, 30),
         ),
+        first_class="(0*1 )?black footed albatross",
     ),
 }  # fmt: skip

@@ -1,28 +1,37 @@
 """What `gatf data show` says of a source."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from gatf.data.base import Card, Source
 from gatf.data.build import Traits, check_counts, image_size
+from gatf.data.listing import Listing
 from gatf.data.places import Layout, base_folder, find_layout
+from gatf.errors import UserError
 from gatf.settings import DataConfig
 
 
-def listing_card(config: DataConfig, layouts: Sequence[Layout], traits: Traits) -> Card:
-    """Facts of files on disk: counted, not decoded. What is known beforehand where they are not there."""
+def listing_card(
+    config: DataConfig, layouts: Sequence[Layout], traits: Traits, read: Callable[[DataConfig], Listing]
+) -> Card:
+    """Facts of files on disk: counted, not decoded. What is known beforehand where they are not there or are not those
+    of the data set."""
     found = find_layout(config, layouts)
+    expected = [("classes", f"{traits.classes} expected")] if traits.classes else []
     if found is None:
-        expected = [("classes", f"{traits.classes} expected")] if traits.classes else []
         return [*expected, ("looked in", f"{base_folder(config) / config.name} and {base_folder(config)}")]
     place, layout = found
-    listing = layout.read(place, config)
+    where = ("found in", f"{place} ({layout.name})")
+    try:
+        listing = read(config)
+    except UserError:  # told as what is missing
+        return [*expected, where]
     size = image_size(listing, config, traits)
     labels = [listing.train.labels, listing.test.labels]
     off = [*listing.warnings, *check_counts(config.name, listing.class_names, labels, traits)]
     return [
         *_counts(len(listing.class_names), len(listing.train), len(listing.test)),
         ("size", f"{size}×{size}"),
-        ("found in", f"{place} ({layout.name})"),
+        where,
         ("checks", "; ".join(off) or "counts by class are as they should be"),
     ]
 

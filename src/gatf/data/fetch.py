@@ -1,25 +1,16 @@
 """Downloads from the Hugging Face hub, kept as one parquet file per part with the hub's columns."""
 
-import importlib
 from pathlib import Path
 from typing import Any
 
 from gatf.data.base import Progress
 from gatf.data.places import fetch_folder
-from gatf.errors import UserError
+from gatf.errors import UserError, extra
 from gatf.io.files import new_file
 from gatf.settings import DataConfig
 
 ROWS = 1000
 """Rows written at a time."""
-
-
-def extra(module: str, extra_name: str = "data") -> Any:
-    """A module of an optional extra, or one sentence that says how to get it."""
-    try:
-        return importlib.import_module(module)
-    except ImportError:
-        raise UserError(f"this needs '{module}': pip install 'gatf[{extra_name}]'") from None
 
 
 def fetch_from_hub(config: DataConfig, hub_id: str, on_progress: Progress) -> str:
@@ -41,8 +32,7 @@ def fetch_from_hub(config: DataConfig, hub_id: str, on_progress: Progress) -> st
 
 def _write(part: Any, name: str, folder: Path, datasets: Any, on_progress: Progress) -> None:
     """One part as <folder>/<name>.parquet; encoded images are copied as they are."""
-    from pyarrow import parquet
-
+    parquet = extra("pyarrow.parquet")
     for column, feature in part.features.items():
         if isinstance(feature, datasets.Image):
             part = part.cast_column(column, datasets.Image(decode=False))

@@ -10,7 +10,9 @@ from gatf.data.cards import listing_card
 from gatf.data.layouts.folder import has_class_folders, read_folder
 from gatf.data.layouts.npz import has_npz, read_npz
 from gatf.data.layouts.parquet import has_parquet, read_parquet
-from gatf.data.places import Layout, find_layout, listing
+from gatf.data.listing import Listing
+from gatf.data.places import Layout, find_layout, problem_of
+from gatf.errors import UserError
 from gatf.settings import DataConfig
 
 TRAITS = Traits(IMAGENET_MEAN, IMAGENET_STD)
@@ -26,18 +28,22 @@ class Own:
     settings: tuple[str, ...] = ()
 
     def open(self, config: DataConfig) -> Source:
-        return build_source(config.name, listing(config, (self.layout,)), config, TRAITS)
+        return build_source(config.name, self.listing(config), config, TRAITS)
+
+    def listing(self, config: DataConfig) -> Listing:
+        if config.root is None:
+            raise UserError(f"'{config.name}' is your own data: name {self.layout.name} with --data-root")
+        found = find_layout(config, (self.layout,))
+        if found is None:
+            where = "is not there" if not Path(config.root).expanduser().exists() else f"is not {self.layout.name}"
+            raise UserError(f"{config.root} {where}; give '{config.name}' such a place with --data-root")
+        return self.layout.read(found[0], config)
 
     def missing(self, config: DataConfig) -> str | None:
-        if config.root is None:
-            return f"'{config.name}' is your own data: name {self.layout.name} with --data-root"
-        if find_layout(config, (self.layout,)) is not None:
-            return None
-        where = "is not there" if not Path(config.root).expanduser().exists() else f"is not {self.layout.name}"
-        return f"{config.root} {where}; give '{config.name}' such a place with --data-root"
+        return problem_of(self.listing, config)
 
     def card(self, config: DataConfig) -> Card:
-        return listing_card(config, (self.layout,), TRAITS)
+        return listing_card(config, (self.layout,), TRAITS, self.listing)
 
     def entry(self) -> SourceEntry:
         settings = frozenset({"image_size", "test_fraction", *self.settings})

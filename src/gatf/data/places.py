@@ -18,6 +18,8 @@ class Layout:
     name: str
     matches: Callable[[Path], bool]
     read: Callable[[Path, DataConfig], Listing]
+    matches_base: Callable[[Path], bool] | None = None
+    """The same question of the base folder, which may hold other data sets too; None: asked in the same way."""
 
 
 def base_folder(config: DataConfig) -> Path:
@@ -34,21 +36,14 @@ def fetch_folder(config: DataConfig) -> Path:
 def find_layout(config: DataConfig, layouts: Sequence[Layout]) -> tuple[Path, Layout] | None:
     """The folder <base>/<name>, or the base itself, that holds one of the layouts."""
     base = base_folder(config)
-    for place in (base / config.name, base):
+    own = base / config.name
+    for place in (own, base):
         if place.exists():
             for layout in layouts:
-                if layout.matches(place):
+                matches = layout.matches if place == own else layout.matches_base or layout.matches
+                if matches(place):
                     return place, layout
     return None
-
-
-def listing(config: DataConfig, layouts: Sequence[Layout]) -> Listing:
-    """What the files hold, wherever they are found."""
-    found = find_layout(config, layouts)
-    if found is None:
-        raise UserError(not_found(config, layouts))
-    place, layout = found
-    return layout.read(place, config)
 
 
 def not_found(config: DataConfig, layouts: Sequence[Layout], get: str | None = None) -> str:
@@ -59,3 +54,12 @@ def not_found(config: DataConfig, layouts: Sequence[Layout], get: str | None = N
         f"'{config.name}' is not in {base / config.name} or {base}: {command}name a folder that holds it ({known}) "
         "with --data-root or GATF_DATA"
     )
+
+
+def problem_of(read: Callable[[DataConfig], Listing], config: DataConfig) -> str | None:
+    """Why the data cannot be used, as one sentence; None when it is at hand and what it should be."""
+    try:
+        read(config)
+    except UserError as error:
+        return str(error)
+    return None

@@ -62,7 +62,7 @@ def source_entry(name: str) -> SourceEntry:
 def open_source(config: DataConfig) -> Source:
     """Load the source a config names, capped and held out as it says. Never touches the network."""
     entry = source_entry(config.name)
-    problem = useless_setting(config) or entry.missing(config)
+    problem = useless_setting(config)
     if problem:
         raise UserError(problem)
     return limit_training(entry.open(config), config)

@@ -1,6 +1,7 @@
 """`IncrementalClassifier`: a classifier that keeps learning classes, by scikit-learn's conventions."""
 
 import secrets
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
@@ -53,6 +54,9 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):
         and to measure accuracy; of a class with fewer than five images none.
     unknown : float or None, default None
         If given, `predict` answers `unknown_label` to images far from every class, at this rate of wrong rejections.
+        The rate is promised after `fit`, and after an update with at least five images of every class. After an update
+        that adds classes it is an estimate for older ones, and `predict` warns; after one that only goes on with known
+        classes nothing is rejected, and `predict` warns.
     unknown_label : str, int or None
         None stands for "unknown" where labels are text, and for -1 where they are numbers.
     device : "auto", "cpu", "cuda" or "mps"
@@ -186,6 +190,8 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):
         changed the answer (see `Judge.certificates`); it does not say that the answer is right.
         """
         answers = self.answers(X, certificate=return_certificate)
+        if answers.warning is not None:
+            warnings.warn(answers.warning, UserWarning, stacklevel=2)
         return (answers.labels, answers.certified) if return_certificate else answers.labels
 
     def answers(self, X: Any, *, certificate: bool = False) -> Answers:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
@@ -100,6 +101,7 @@ class _Update:
         self.counts = torch.bincount(labels - self.old, minlength=split.classes)  # [classes of the task]
         self.errors = torch.zeros(self.old + len(split.added), dtype=torch.float64)
         self.drift: float | None = None
+        self.rejection: Literal["promised", "estimated", "withdrawn"] | None = None
         self.predicted: Tensor | None = None
         """Answers to the held-out images."""
         self.moved: Gaussians | None = None
@@ -190,28 +192,58 @@ class _Update:
         )  # fmt: skip
         if len(split.held_out) == 0:
             self.warnings.append("no class has the five images it takes to keep one back, so probabilities are guesses")
+            self._withdraw()
             return updated
         looks = updated.look(self.images.take(split.held_out))
         if not all_finite([looks.scores]):
             raise self.session.diverged(self.data.info.index, "evaluation", "scores not finite")
         self.predicted = looks.scores.argmax(1)
-        temperature = fit_temperature(looks.scores, self._final_numbers(split.held_out))
+        numbers = self._final_numbers(split.held_out)
+        temperature = fit_temperature(looks.scores, numbers)
         distances = model.distances
         if looks.features is not None:
             fresh = updated.judge.nearest(looks.features).float()
             most = DISTANCES_PER_CLASS * split.classes
-            distances = torch.cat([distances * self._widening(looks.features), fresh[:: -(-len(fresh) // most)]])
+            fresh = fresh[:: -(-len(fresh) // most)]
+            widening = self._widening(looks.features)
+            if self.old == 0 or len(numbers.unique()) == len(updated.labels):
+                self.rejection, distances = "promised", fresh
+            elif widening is None or model.rejection == "withdrawn":
+                self._withdraw()
+            else:
+                self.rejection, distances = "estimated", torch.cat([distances * widening, fresh])
         return replace(updated, temperature=temperature, distances=distances)
 
-    def _widening(self, features: Tensor) -> float:
-        """By how much the transport lengthens distances of an old class's images to it, measured on the new classes:
-        held-out features against the carried stand-ins, and against the classes themselves."""
+    def _withdraw(self) -> None:
+        """No more rejections: of some classes it is not known how far their images lie from them now."""
+        if self.old == 0 or not keeps_gaussians_only(self.method):
+            return
+        self.rejection = "withdrawn"
+        self.warnings.append(
+            "unknown images are no longer rejected, for nothing shows how far this update moved the images of older "
+            "classes; an update with at least five images of every class brings it back"
+        )
+
+    def _widening(self, features: Tensor) -> float | None:
+        """By how much the transport lengthens distances of an old class's images to it, measured on the added classes:
+        held-out features against the carried stand-ins, and against the classes themselves; the largest ratio of any
+        class. None where no image of an added class was kept back: those of classes that came back say too little, for
+        the update trains on them and on no image of the others."""
         stored = self.method.stored()
-        if self.moved is None or stored is None or self.split.revisited:
-            return 1.0
-        carried = Judge(self.moved.to("cpu"), self.errors).nearest(features)
+        if self.moved is None or stored is None or not self.split.added:
+            return None
+        again = len(self.split.revisited)
+        classes = self.split.numbers[self.split.held_out] - again
+        features, classes = features[classes >= 0], classes[classes >= 0]
+        if len(features) == 0:
+            return None
+        carried = Judge(self.moved[again:].to("cpu"), self.errors).nearest(features)
         own = Judge(stored[self.old :].to("cpu"), self.errors).nearest(features)
-        return max(1.0, float(carried.quantile(TAIL) / own.quantile(TAIL).clamp_min(1e-12)))
+        ratios = [
+            float(carried[chosen].quantile(TAIL) / own[chosen].quantile(TAIL).clamp_min(1e-12))
+            for chosen in (classes == number for number in classes.unique())
+        ]
+        return max(1.0, *ratios)
 
     def _final_numbers(self, chosen: Tensor) -> Tensor:
         """Class numbers in the updated model of some of the update's images."""
@@ -251,6 +283,7 @@ class _Update:
             taken_for_old=taken,
             drift=self.drift,
             transport_error=None if self.moved is None else float(self.errors.max()),
+            rejection=self.rejection,
             temperature=updated.temperature,
             bytes_per_class=self.method.bytes_per_class(),
             warnings=tuple(self.warnings),

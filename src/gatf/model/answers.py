@@ -22,6 +22,21 @@ class Answers:
     """[N, classes]."""
     certified: np.ndarray
     """bool [N]; all False unless certificates were asked for."""
+    warning: str | None = None
+    """What there is to know about the rejection of unknown images, where its rate is not promised."""
+
+
+REJECTION_WARNINGS = {
+    "estimated": (
+        "the rate at which images of known classes are called unknown is estimated, not promised, for classes older "
+        "than the last update"
+    ),
+    "withdrawn": (
+        "nothing is rejected as unknown: nothing shows how far an update moved the images of older classes; an update "
+        "with images of every class brings it back"
+    ),
+}
+"""What is said of rejections, by `Model.rejection`."""
 
 
 def look(model: Model, images: Any) -> Looks:
@@ -41,19 +56,24 @@ def answer(
     names = np.array(model.labels)
     labels: np.ndarray = names[numbers.numpy()]
     rejected = certified = np.zeros(len(labels), dtype=bool)
+    warning = None
     if unknown is not None:
         rejected = _rejected(model, looks, unknown)
         labels = _with_unknown(labels, rejected, model.labels, unknown_label)
+        warning = REJECTION_WARNINGS.get(model.rejection)
     if certificate:
         certified = model.judge.certificates(_features(looks, model), numbers).numpy() & ~rejected
-    return Answers(labels, softmax_with_temperature(looks.scores, model.temperature).numpy(), certified)
+    return Answers(labels, softmax_with_temperature(looks.scores, model.temperature).numpy(), certified, warning)
 
 
 def _rejected(model: Model, looks: Looks, rate: float) -> np.ndarray:
-    """Which images lie farther from every class than all but a share `rate` of known ones."""
+    """Which images lie farther from every class than all but a share `rate` of known ones; none where that is no
+    longer known."""
     if not 0 < rate < 1:
         raise UserError(f"unknown is the rate of known images that may be rejected, between 0 and 1, not {rate!r}")
     features = _features(looks, model)
+    if model.rejection == "withdrawn":
+        return np.zeros(len(features), dtype=bool)
     threshold = rejection_threshold(model.distances, rate)
     if threshold == float("inf"):
         raise UserError(

@@ -1,5 +1,7 @@
 """What an update did, as numbers to keep in the model and as sentences to read."""
 
+from typing import Literal
+
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveInt
 
 from gatf.settings import Strict
@@ -31,6 +33,10 @@ class UpdateRecord(Strict):
     """How far older classes moved in feature space, as a fraction of their own spread."""
     transport_error: float | None = None
     """Theorem 2's η_μ, measured on the new classes, in units of a class's own spread in one direction."""
+    rejection: Literal["promised", "estimated", "withdrawn"] | None = None
+    """What the rate of wrong rejections (`unknown`) is from this update on. Promised: images of every class were kept
+    back and seen by this very network. Estimated: for older classes it rests on how far new ones moved. Withdrawn: no
+    image showed how far older classes moved. None: not recorded, or the method has no rejection."""
     temperature: float
     bytes_per_class: NonNegativeInt
     warnings: tuple[str, ...] = ()

@@ -57,6 +57,14 @@ class Model:
             )
         return Judge(self.method.stored().to("cpu"), self.errors)
 
+    @property
+    def rejection(self) -> str:
+        """Whether the rate of wrong rejections is promised, estimated or withdrawn; see `UpdateRecord.rejection`."""
+        if not self.history or self.history[-1].rejection is None:
+            later = self.history[1:]
+            return "withdrawn" if any(record.revisited for record in later) else "estimated" if later else "promised"
+        return self.history[-1].rejection
+
     @cached_property
     def _backbone(self) -> nn.Module:
         """Quicker to run than the method's, which can still be trained."""

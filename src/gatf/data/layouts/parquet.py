@@ -8,23 +8,38 @@ from typing import Any
 import torch
 
 from gatf.data.encoded import ParquetRows
-from gatf.data.listing import Listing, Part, compact_labels, drop_unknown, split_part
-from gatf.errors import UserError, near_misses
+from gatf.data.listing import Listing, Part, compact_labels, drop_unknown, some, split_part
+from gatf.errors import UserError, extra, near_misses
 from gatf.settings import DataConfig
 
 TEST_NAMES = ("test", "validation", "valid", "val")
 LABEL_COLUMNS = ("fine_label", "label")
 
 
-def find_parquet(folder: Path) -> dict[str, tuple[Path, ...]]:
-    """Files by part: `train…` and `test…` (or validation) in their name or their folder's, up to two folders deep."""
+def find_parquet(folder: Path, *, deep: bool = True) -> dict[str, tuple[Path, ...]]:
+    """Files by part: `train…` and `test…` (or validation) in their name or their folder's.
+
+    They lie in the folder itself or in its `data/`; with `deep`, else in one other folder inside it. The first of these
+    that has training images counts, so that files of two data sets are never taken for one.
+    """
     if folder.is_file():
         return {"train": (folder,)} if folder.suffix == ".parquet" else {}
-    found = sorted(path for depth in ("", "*/", "*/*/") for path in folder.glob(f"{depth}*.parquet"))
+    for place in (folder, folder / "data"):
+        if found := _parts_in(place):
+            return found
+    inside = {place.name: _parts_in(place) for place in sorted(folder.glob("*/"))} if deep else {}
+    several = [name for name, found in inside.items() if found]
+    if len(several) > 1:
+        raise UserError(f"{folder} has parquet files in several folders ({some(several)}); name one with --data-root")
+    return inside[several[0]] if several else {}
+
+
+def _parts_in(place: Path) -> dict[str, tuple[Path, ...]]:
+    """Files in this folder, and in folders that are called train… or test…; nothing without a training part."""
     parts: dict[str, list[Path]] = {}
-    for path in found:
-        inside = path.relative_to(folder).parts[::-1]
-        name = next((n for word in inside for n in ("train", *TEST_NAMES) if word.startswith(n)), None)
+    for path in sorted((*place.glob("*.parquet"), *place.glob("*/*.parquet"))):
+        words = path.relative_to(place).parts
+        name = next((name for name in ("train", *TEST_NAMES) if words[0].startswith(name)), None)
         if name is not None:
             parts.setdefault(name, []).append(path)
     test = next((parts[name] for name in TEST_NAMES if name in parts), None)
@@ -40,8 +55,14 @@ def has_both_parts(folder: Path) -> bool:
     return len(find_parquet(folder)) == 2
 
 
+def has_both_parts_here(folder: Path) -> bool:
+    """In the folder itself or its `data/`: not in a folder below it that may be another data set's."""
+    return len(find_parquet(folder, deep=False)) == 2
+
+
 def read_parquet(folder: Path, config: DataConfig) -> Listing:
     """Names come from the hub's class labels where the files have them, else they are the labels themselves."""
+    extra("pyarrow")
     files = find_parquet(folder)
     schema = _schema(files["train"][0])
     image, label = _image_column(schema, files["train"][0]), _label_column(schema, config, files["train"][0])
