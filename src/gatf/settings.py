@@ -3,6 +3,7 @@
 `config.RunConfig` puts them together; the modules below it import only the section they need.
 """
 
+import math
 import types
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -168,7 +169,13 @@ class StageConfig(Strict):
     lookahead_rate: Fraction = 0.8
     """How much of the way that the weights went in these steps Lookahead keeps; 1 keeps all of it."""
     clip: Positive | None = 1.0
-    """Largest norm of the gradient over all trained parameters; null does not clip."""
+    """Largest norm of the gradient; null does not clip."""
+    clip_by: Literal["all", "module"] = "all"
+    """What `clip` is the norm of: the gradient of all trained parameters together, or that of each module (backbone,
+    head, every map) by itself, so that a map's large gradient does not hold the backbone back."""
+    average: Fraction = 0.0
+    """Weight averaging: end with the mean of the weights after every step in this last share of the epochs, and with
+    batch-norm statistics measured for them in one more pass over the images. 0: end with the last weights."""
     warmup: Fraction = 0.01
     """Warm-up: the fraction of the epochs, rounded down to whole epochs, in which the backbone does not learn yet."""
     drop_last: bool = True
@@ -178,6 +185,11 @@ class StageConfig(Strict):
     def warmup_epochs(self) -> int:
         """Epochs in which the backbone does not learn yet."""
         return int(self.warmup * self.epochs + 1e-9)
+
+    @property
+    def averaged_from(self) -> int:
+        """The first epoch whose weights are averaged; never one in which the backbone does not learn yet."""
+        return max(self.warmup_epochs, self.epochs - math.ceil(self.average * self.epochs - 1e-9))
 
 
 class OptimisationConfig(Strict):

@@ -14,7 +14,7 @@ from gatf.data.loader import Batch, TaskData, shuffled
 from gatf.errors import NotFinite
 from gatf.io.events import Epoch, Listener, Step
 from gatf.training.divergence import all_finite
-from gatf.training.optim import build_optimiser, set_rates
+from gatf.training.optim import add_to_average, build_optimiser, set_rates, take_average
 from gatf.training.phase import Phase
 
 if TYPE_CHECKING:
@@ -61,28 +61,26 @@ def train_phase(
     module, optimiser = fabric.setup(_LossModule(phase), build_optimiser(phase))
     if restore is not None:
         restore(optimiser)
-    stage, order = phase.stage, phase.order or shuffled
-    steps = data.steps(phase.loaded, stage.drop_last, order)
+    stage = phase.stage
+    steps = data.steps(phase.loaded, stage.drop_last, phase.order)
     while position.epoch < stage.epochs:
         started = time.monotonic()
         if position.step == 0 and phase.on_epoch_start is not None:
             phase.on_epoch_start(position.epoch, data)
         _enter_training(phase)
         set_rates(optimiser, stage, position.epoch)
-        batches = data.batches(
-            "train", batch_size=phase.loaded, purpose=phase.name, epoch=position.epoch, start=position.step,
-            order=order, drop_last=stage.drop_last, part=ranks.part_of_step, also=phase.augment,
-        )  # fmt: skip
-        for batch in batches:
+        for batch in _batches(phase, data, purpose=phase.name, epoch=position.epoch, start=position.step):
             batch.warming_up = position.epoch < stage.warmup_epochs
             terms = module(batch)
             if batch.weight != 1:
                 terms = {name: batch.weight * term for name, term in terms.items()}
             fabric.backward(sum(terms.values()))
             if stage.clip is not None:
-                fabric.clip_gradients(module, optimiser, max_norm=stage.clip, error_if_nonfinite=False)
+                _clip(phase, stage.clip, fabric, module, optimiser)
             optimiser.step()
             optimiser.zero_grad(set_to_none=True)
+            if position.epoch >= stage.averaged_from:
+                add_to_average(optimiser)
             for name, term in terms.items():
                 position.sums[name] = position.sums.get(name, 0.0) + term.detach()
             position.step = batch.step + 1
@@ -96,6 +94,45 @@ def train_phase(
         _finish_epoch(data.info.index, position, steps, phase, optimiser, listener, started)
         if save_every is not None and position.epoch % save_every == 0 and position.epoch < stage.epochs:
             save(position, optimiser)
+    if stage.averaged_from < stage.epochs:
+        take_average(optimiser)
+        _measure_batch_norm(phase, data)
+
+
+def _clip(phase: Phase, limit: float, fabric: "Fabric", module: Any, optimiser: Any) -> None:
+    if phase.stage.clip_by == "all":
+        fabric.clip_gradients(module, optimiser, max_norm=limit, error_if_nonfinite=False)
+        return
+    fabric.strategy.precision.unscale_gradients(optimiser.optimizer)
+    for part in phase.modules.values():
+        nn.utils.clip_grad_norm_(part.parameters(), limit)
+
+
+def _measure_batch_norm(phase: Phase, data: TaskData) -> None:
+    """Replace batch-norm statistics by their mean over an epoch of the phase's own batches, whose losses nobody learns
+    from; layers that the phase leaves in eval mode keep theirs."""
+    _enter_training(phase)
+    found = {id(layer): layer for module in phase.modules.values() for layer in module.modules()}
+    layers = [layer for layer in found.values() if isinstance(layer, nn.modules.batchnorm._BatchNorm)]
+    layers = [layer for layer in layers if layer.training and layer.track_running_stats]
+    if not layers:
+        return
+    momenta = [layer.momentum for layer in layers]
+    for layer in layers:
+        layer.reset_running_stats()
+        layer.momentum = None  # a plain mean over batches
+    for batch in _batches(phase, data, purpose=f"{phase.name} statistics"):
+        phase.loss(batch)
+    for layer, momentum in zip(layers, momenta, strict=True):
+        layer.momentum = momentum
+
+
+def _batches(phase: Phase, data: TaskData, *, purpose: str, epoch: int = 0, start: int = 0) -> Iterator[Batch]:
+    """The batches of an epoch of the phase, from a step on."""
+    return data.batches(
+        "train", batch_size=phase.loaded, purpose=purpose, epoch=epoch, start=start, order=phase.order or shuffled,
+        drop_last=phase.stage.drop_last, part=ranks.part_of_step, also=phase.augment,
+    )  # fmt: skip
 
 
 def _enter_training(phase: Phase) -> None:

@@ -31,7 +31,7 @@ def look_ahead(optimiser: torch.optim.Optimizer, *, every: int, rate: float) -> 
     Every `every` steps slow ← slow + rate·(weights − slow), and the weights continue from there. The slow weights and
     the steps taken since lie in the optimiser's state, as tensors, so that a checkpoint has them.
     """
-    parameters = [parameter for group in optimiser.param_groups for parameter in group["params"]]
+    parameters = _parameters(optimiser)
     begun_at = [parameter.detach().clone() for parameter in parameters]  # Adam must find its state empty once
 
     @torch.no_grad()
@@ -50,6 +50,31 @@ def look_ahead(optimiser: torch.optim.Optimizer, *, every: int, rate: float) -> 
             torch._foreach_copy_(parameters, slow)
 
     optimiser.register_step_post_hook(after_step)
+
+
+@torch.no_grad()
+def add_to_average(optimiser: torch.optim.Optimizer) -> None:
+    """Count the weights as they are into their running mean, which lies in the optimiser's state, as tensors, so that a
+    checkpoint has it."""
+    parameters = _parameters(optimiser)
+    states = [optimiser.state[parameter] for parameter in parameters]
+    count = int(states[0].get("averaged", 0)) + 1
+    states[0]["averaged"] = torch.tensor(float(count))
+    for parameter, state in zip(parameters, states, strict=True):
+        if "mean" not in state:
+            state["mean"] = parameter.clone()
+    torch._foreach_lerp_([state["mean"] for state in states], parameters, 1 / count)
+
+
+@torch.no_grad()
+def take_average(optimiser: torch.optim.Optimizer) -> None:
+    """Put the running mean of the weights in their place."""
+    parameters = _parameters(optimiser)
+    torch._foreach_copy_(parameters, [optimiser.state[parameter]["mean"] for parameter in parameters])
+
+
+def _parameters(optimiser: torch.optim.Optimizer) -> list[torch.Tensor]:
+    return [parameter for group in optimiser.param_groups for parameter in group["params"]]
 
 
 def rate_factor(stage: StageConfig, epoch: int) -> float:
