@@ -20,10 +20,10 @@ from gatf.errors import UserError
 from gatf.io.events import Listener, Trained
 from gatf.methods import Method, method_class
 from gatf.nets import build_backbone, wrap_backbone
+from gatf.nets.base import Backbone
 from gatf.nets.folding import check_folding
-from gatf.nets.resnet import ResNet18
+from gatf.nets.foreign import Wrapped
 from gatf.nets.shared_norm import share_batch_norm
-from gatf.nets.small import SmallNet
 from gatf.seeding import keyed_init
 from gatf.training import checkpoint
 from gatf.training.loop import Position
@@ -158,7 +158,7 @@ def build_method(
         with keyed_init(config.seed, "init", "backbone"):
             backbone = build_backbone(config.backbone, image_shape[0], notes)
     backbone = backbone.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    if not isinstance(backbone, ResNet18 | SmallNet):
+    if isinstance(backbone, Wrapped) or not isinstance(backbone, Backbone):
         check_folding(backbone, image_shape)
     return method_class(config.method.name)(config.method, backbone, config.optimisation, config.seed)
 

@@ -154,7 +154,9 @@ def test_weights_from_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         raise huggingface_hub.errors.LocalEntryNotFoundError("no connection")
 
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", offline)
-    with pytest.raises(UserError, match=r"'timm/resnet18.tv_in1k' could not be fetched .*name a \.safetensors file"):
+    with pytest.raises(
+        UserError, match=r"'timm/resnet18.tv_in1k' could not be fetched .*name a \.safetensors or \.pth file"
+    ):
         build_backbone(BackboneConfig(**NARROW, pretrained="timm/resnet18.tv_in1k"), 3)
 
 
