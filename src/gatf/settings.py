@@ -141,6 +141,10 @@ class BackboneConfig(Strict):
     pooling is how the FeCAM, ADC, LDC and DPCR releases take 224, at four times the cost."""
     bottleneck: PositiveInt | None = 64
     """Dimension S of a linear layer after the pooled features; null keeps the pooled, non-negative features."""
+    bottleneck_init: Literal["auto", "random", "pca"] = "auto"
+    """The bottleneck's first weights: random, or the directions in which the features of the first task's images vary
+    most, each scaled to variance 1 (pca). auto: pca after a pretrained network, whose features random weights would
+    blur, else random."""
     pretrained: str | None = None
     """Start from these weights: a .safetensors or .pth file, a hub id such as timm/resnet18.tv_in1k, or `package`:
     what the extra `pretrained` installs for efficientnet_lite0. Default: `package` for efficientnet_lite0, else null.
@@ -168,8 +172,9 @@ class StageConfig(Strict):
     """Images the network sees per step (with four rotations a quarter of it is loaded)."""
     lr: Positive = 0.1
     """Learning rate at the start."""
-    lr_backbone: Positive | None = None
-    """Another learning rate for the backbone, e.g. a pretrained one."""
+    lr_backbone: Positive | Literal["auto"] | None = "auto"
+    """Learning rate of the backbone; null: `lr`. auto: a hundredth of `lr` for a pretrained backbone, which is good
+    already and is spoilt sooner than it is improved, else `lr`."""
     momentum: Fraction = 0.9
     """Momentum of SGD."""
     weight_decay: NotNegative = 5e-4

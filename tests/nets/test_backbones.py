@@ -87,7 +87,9 @@ def test_weights_from_a_file(tmp_path: Path) -> None:
     weights = published()
     save_file(weights, tmp_path / "w.safetensors")
     notes: list[str] = []
-    config = BackboneConfig(**NARROW, bottleneck=5, pretrained=str(tmp_path / "w.safetensors"))
+    config = BackboneConfig(
+        **NARROW, bottleneck=5, bottleneck_init="random", pretrained=str(tmp_path / "w.safetensors")
+    )
     net = build_backbone(config, 3, notes)
     state = net.state_dict()
     assert all(torch.equal(state[name], tensor) for name, tensor in weights.items() if not name.startswith("fc."))

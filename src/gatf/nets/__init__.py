@@ -27,7 +27,7 @@ def build_backbone(config: BackboneConfig, channels: int, notes: list[str] | Non
     elif config.pretrained is not None:
         loaded = load_pretrained(backbone, config.pretrained)
         if notes is not None:
-            notes += loaded.notes()
+            notes += loaded.notes(bottleneck_follows=config.bottleneck_init != "random")
     backbone.fixed_norm = config.batch_norm == "fixed" or (config.batch_norm == "auto" and backbone.pretrained)
     return backbone.train()
 

@@ -40,10 +40,10 @@ class Loaded:
     unused: tuple[str, ...]
     """The file's tensors that the backbone has no place for."""
 
-    def notes(self) -> list[str]:
-        """One sentence for each of the two that is not empty."""
+    def notes(self, *, bottleneck_follows: bool = False) -> list[str]:
+        """One sentence for each of the two that is not empty; none of a bottleneck whose weights are found later."""
         found = []
-        if self.drawn:
+        if self.drawn and not bottleneck_follows:
             found.append(f"{self.source} has no {', '.join(self.drawn)}: these keep their random weights")
         if self.unused and self.source != PACKAGE:  # whose classifier nobody misses
             found.append(f"{self.source} has {', '.join(self.unused)}, for which the backbone has no place")
