@@ -3,7 +3,7 @@ saved and restored. A run is a loop over a scenario's tasks on it; an update of 
 
 import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,11 +19,12 @@ from gatf.data.loader import TaskData, TaskInfo, views
 from gatf.errors import Diverged, UserError
 from gatf.io.events import Listener, Trained
 from gatf.methods import Method, method_class
+from gatf.methods.parts.bottleneck import start_bottleneck
 from gatf.nets import build_backbone, wrap_backbone
+from gatf.nets.base import Backbone
 from gatf.nets.folding import check_folding
-from gatf.nets.resnet import ResNet18
+from gatf.nets.foreign import Wrapped
 from gatf.nets.shared_norm import share_batch_norm
-from gatf.nets.small import SmallNet
 from gatf.seeding import keyed_init
 from gatf.training import checkpoint
 from gatf.training.divergence import check_finite, diverged, noticing
@@ -46,6 +47,13 @@ class Preprocessing:
     """Channels, height, width."""
     mean: tuple[float, ...]
     std: tuple[float, ...]
+
+    def suited_to(self, backbone: nn.Module) -> "Preprocessing":
+        """With the mean and deviation that a pretrained backbone expects, where it says so; else the data's."""
+        expected = getattr(backbone, "normalisation", None)
+        if expected is None or len(expected[0]) != self.shape[0]:
+            return self
+        return replace(self, mean=expected[0], std=expected[1])
 
     def pipeline(self, config: RunConfig) -> Pipeline:
         """With the augmentation and the crop of test images that the config asks for."""
@@ -71,11 +79,12 @@ class Session:
         self, config: RunConfig, preprocessing: Preprocessing, *, backbone: nn.Module | None = None,
         fabric: "Fabric | None" = None,
     ) -> None:  # fmt: skip
-        self.config, self.preprocessing = config, preprocessing
-        self.pipeline = preprocessing.pipeline(config)
+        self.config = config
         self.fabric = fabric or open_fabric(config.device, config.precision)
         self.warnings: list[str] = []
         self.method = build_method(config, preprocessing.shape, backbone, self.warnings).to(self.device)
+        self.preprocessing = preprocessing.suited_to(self.method.backbone)
+        self.pipeline = self.preprocessing.pipeline(config)
         if config.compile:
             compile_backbone(self.method.backbone, self.device)
         if ranks.world() > 1:
@@ -101,6 +110,8 @@ class Session:
         `end` takes the place of the method's `end_task`, which it must call.
         """
         method = self.method
+        if data.info.index == 0 and resumed is None:
+            start_bottleneck(method.backbone, self.config.backbone, data)
         train_task(
             method, data, self.fabric,
             listener=run.listener, resumed=resumed, save=run.save, stop=run.stop, save_every=run.save_every,
@@ -171,7 +182,7 @@ def build_method(
         with keyed_init(config.seed, "init", "backbone"):
             backbone = build_backbone(config.backbone, image_shape[0], notes)
     backbone = backbone.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    if not isinstance(backbone, ResNet18 | SmallNet):
+    if isinstance(backbone, Wrapped) or not isinstance(backbone, Backbone):
         check_folding(backbone, image_shape)
     return method_class(config.method.name)(config.method, backbone, config.optimisation, config.seed)
 

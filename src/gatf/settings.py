@@ -124,20 +124,42 @@ class ScenarioConfig(Strict):
     """Stop after this number of tasks."""
 
 
+PACKAGE, INSIDE = "package", "inside"
+"""Words for where pretrained weights are: in a package that is installed, or in the model file itself."""
+LITE0 = "efficientnet_lite0"
+
+
 class BackboneConfig(Strict):
     """The network from image to feature."""
 
     name: str = "resnet18"
-    """`resnet18`, `small` for images of 8 to 16 pixels, or `timm:<model>` with the extra `timm`."""
+    """`resnet18`, `resnet50`, `mobilenet_v2`, `efficientnet_lite0`, `small` for images of 8 to 16 pixels, or
+    `timm:<model>` with the extra `timm`."""
     width: PositiveInt = 64
-    """Channels of the first stage; the later ones double it."""
+    """Channels of the first stage, of ResNets and `small`; the later ones double it."""
     stem: Literal["3x3", "3x3pool", "7x7"] = "3x3"
-    """First layer: 3×3 without pooling for 32 and 64 pixels, 7×7 of stride 2 with pooling for 224; 3×3 with pooling is
-    how the FeCAM, ADC, LDC and DPCR releases take 224, at four times the cost."""
+    """First layer of ResNets: 3×3 without pooling for 32 and 64 pixels, 7×7 of stride 2 with pooling for 224; 3×3 with
+    pooling is how the FeCAM, ADC, LDC and DPCR releases take 224, at four times the cost."""
     bottleneck: PositiveInt | None = 64
     """Dimension S of a linear layer after the pooled features; null keeps the pooled, non-negative features."""
+    bottleneck_init: Literal["auto", "random", "pca"] = "auto"
+    """The bottleneck's first weights: random, or the directions in which the features of the first task's images vary
+    most, each scaled to variance 1 (pca). auto: pca after a pretrained network, whose features random weights would
+    blur, else random."""
     pretrained: str | None = None
-    """Start from these weights: a .safetensors file, or a hub id such as timm/resnet18.tv_in1k."""
+    """Start from these weights: a .safetensors or .pth file, a hub id such as timm/resnet18.tv_in1k, or `package`:
+    what the extra `pretrained` installs for efficientnet_lite0. Default: `package` for efficientnet_lite0, else null.
+    Model files say `inside`, for they hold their weights."""
+    batch_norm: Literal["auto", "train", "fixed"] = "auto"
+    """Statistics of batch-norm while training: of each batch, or fixed where they are. auto: fixed for a pretrained
+    network, whose statistics of a million images are better than those of a few."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _weights_at_hand(cls, values: Any) -> Any:
+        if isinstance(values, dict) and values.get("name") == LITE0 and "pretrained" not in values:
+            return {**values, "pretrained": PACKAGE}
+        return values
 
 
 class StageConfig(Strict):
@@ -151,8 +173,9 @@ class StageConfig(Strict):
     """Images the network sees per step (with four rotations a quarter of it is loaded)."""
     lr: Positive = 0.1
     """Learning rate at the start."""
-    lr_backbone: Positive | None = None
-    """Another learning rate for the backbone, e.g. a pretrained one."""
+    lr_backbone: Positive | Literal["auto"] | None = "auto"
+    """Learning rate of the backbone; null: `lr`. auto: a hundredth of `lr` for a pretrained backbone, which is good
+    already and is spoilt sooner than it is improved, else `lr`."""
     momentum: Fraction = 0.9
     """Momentum of SGD."""
     weight_decay: NotNegative = 5e-4

@@ -87,7 +87,9 @@ def test_weights_from_a_file(tmp_path: Path) -> None:
     weights = published()
     save_file(weights, tmp_path / "w.safetensors")
     notes: list[str] = []
-    config = BackboneConfig(**NARROW, bottleneck=5, pretrained=str(tmp_path / "w.safetensors"))
+    config = BackboneConfig(
+        **NARROW, bottleneck=5, bottleneck_init="random", pretrained=str(tmp_path / "w.safetensors")
+    )
     net = build_backbone(config, 3, notes)
     state = net.state_dict()
     assert all(torch.equal(state[name], tensor) for name, tensor in weights.items() if not name.startswith("fc."))
@@ -154,7 +156,9 @@ def test_weights_from_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         raise huggingface_hub.errors.LocalEntryNotFoundError("no connection")
 
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", offline)
-    with pytest.raises(UserError, match=r"'timm/resnet18.tv_in1k' could not be fetched .*name a \.safetensors file"):
+    with pytest.raises(
+        UserError, match=r"'timm/resnet18.tv_in1k' could not be fetched .*name a \.safetensors or \.pth file"
+    ):
         build_backbone(BackboneConfig(**NARROW, pretrained="timm/resnet18.tv_in1k"), 3)
 
 

@@ -59,11 +59,12 @@ class Conditions:
 
 
 def new_model(config: RunConfig, given: Given, shape: Shape) -> Model:
-    """A model that knows no class yet; its normalisation is that of the images it will first be fitted to."""
+    """A model that knows no class yet; its normalisation is what its pretrained network expects, or else that of the
+    images it will first be fitted to."""
     check_shape(shape)
-    mean, std = normalisation(image_set(given, shape))
-    preprocessing = Preprocessing(shape, mean, std)
     method = build_method(config, shape)
+    mean, std = getattr(method.backbone, "normalisation", None) or normalisation(image_set(given, shape))
+    preprocessing = Preprocessing(shape, mean, std)
     empty = torch.zeros(0, dtype=torch.int64)
     return Model(config, preprocessing, method, (), empty, 1.0, empty.double(), empty.float(), ())
 

@@ -19,6 +19,9 @@ from gatf.training.phase import Phase
 
 __all__ = ["Batch", "ForTask", "Method", "Notice", "Phase", "TaskData", "TaskInfo", "shuffled"]
 
+FINE_TUNING = 0.01
+"""Learning rate of a pretrained backbone, as a share of the stage's."""
+
 
 @dataclass(frozen=True)
 class Notice:
@@ -172,9 +175,15 @@ class Method(nn.Module, ABC, Generic[ConfigT]):
         finally:
             self.backbone = backbone
 
+    def backbone_rate(self, stage: StageConfig) -> float:
+        """The backbone's learning rate at the start of a stage."""
+        if stage.lr_backbone is None:
+            return stage.lr
+        if stage.lr_backbone == "auto":
+            return stage.lr * (FINE_TUNING if getattr(self.backbone, "pretrained", False) else 1.0)
+        return stage.lr_backbone
+
     def train_groups(self, stage: StageConfig, *others: nn.Module) -> list[dict[str, Any]]:
-        """Parameter groups of the backbone, at its own rate where the stage has one, and of other modules."""
-        backbone: dict[str, Any] = {"params": list(self.backbone.parameters())}
-        if stage.lr_backbone is not None:
-            backbone["lr"] = stage.lr_backbone
+        """Parameter groups of the backbone, at its own rate, and of other modules."""
+        backbone = {"params": list(self.backbone.parameters()), "lr": self.backbone_rate(stage)}
         return [backbone, {"params": [p for module in others for p in module.parameters()]}]

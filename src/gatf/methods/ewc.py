@@ -207,7 +207,7 @@ class EWC(Method[EWCConfig]):
         stiffest = max(float(importance.sum(dim=0).max()) for _, importance, _ in self.springs.items())
         if not math.isfinite(stiffest + mean):
             raise NotFinite("the Fisher information is not finite")
-        step, bound = (stage.lr_backbone or stage.lr) * self.config.penalty * stiffest, 2 * (1 + stage.momentum)
+        step, bound = self.backbone_rate(stage) * self.config.penalty * stiffest, 2 * (1 + stage.momentum)
         largest = max(float(new.max()) for new in fisher.values())
         self.note("fisher", mean=mean, max=largest, step=step, bound=bound, stable=float(step < bound))
 

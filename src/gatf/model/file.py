@@ -24,7 +24,7 @@ from gatf.model.record import UpdateRecord
 from gatf.model.state import Model
 from gatf.model.upgrade import upgraded_config, upgraded_state
 from gatf.session import Preprocessing, build_method
-from gatf.settings import Strict
+from gatf.settings import INSIDE, Strict
 
 METHOD = "method."
 LARGEST_SIDE = 4096
@@ -56,7 +56,7 @@ def save(model: Model, path: Path, before: Callable[[str], None] = lambda digest
     if model.config.backbone.name.startswith("timm:") and ":" in model.config.backbone.name.removeprefix("timm:"):
         raise UserError("backbones from the hub cannot be saved by name: loading a model must not fetch code")
     config = model.config.model_dump(mode="json")
-    config["backbone"]["pretrained"] = None  # the weights are in the file
+    config["backbone"]["pretrained"] = INSIDE if getattr(model.method.backbone, "pretrained", False) else None
     config["data"]["root"] = None  # where the images lay is nobody's concern
     config["device"] = "auto"
     description = Description(
@@ -161,7 +161,7 @@ def _described(path: Path, header: container.Header) -> tuple[Description, RunCo
     )
     if not sound:
         raise Damaged(path, "its description contradicts itself")
-    if config.backbone.pretrained is not None or ":" in config.backbone.name.removeprefix("timm:"):
+    if config.backbone.pretrained not in (None, INSIDE) or ":" in config.backbone.name.removeprefix("timm:"):
         raise Damaged(path, "it asks for weights from elsewhere, which a model must not")
     return told, config, history
 

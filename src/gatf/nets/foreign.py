@@ -4,16 +4,16 @@ import torch
 from torch import Tensor, nn
 
 from gatf.errors import UserError
+from gatf.nets.base import Backbone
 
 
-class Wrapped(nn.Module):
+class Wrapped(Backbone):
     """A module that returns features [B, D], with D known, and perhaps a linear bottleneck after it."""
 
     def __init__(self, net: nn.Module, dim: int, bottleneck: int | None = None) -> None:
         super().__init__()
         self.net = net
-        self.bottleneck: nn.Module = nn.Identity() if bottleneck is None else nn.Linear(dim, bottleneck)
-        self.feature_dim = dim if bottleneck is None else bottleneck
+        self._end_with(dim, bottleneck)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.bottleneck(self.net(x))

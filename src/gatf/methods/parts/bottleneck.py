@@ -1,0 +1,47 @@
+"""The first weights of a bottleneck after a pretrained network: found from the first task's images, not drawn."""
+
+import torch
+from torch import Tensor, nn
+
+from gatf import ranks
+from gatf.geometry.moments import Moments
+from gatf.methods.base import TaskData
+from gatf.methods.parts.components import of_all_processes, own_features
+from gatf.nets import Backbone
+from gatf.settings import BackboneConfig
+
+SMALLEST_SHARE = 1e-3
+"""Variances below this share of the largest one count as that much: few images show no variance in most directions."""
+
+
+def start_bottleneck(backbone: nn.Module, config: BackboneConfig, data: TaskData) -> None:
+    """Let the bottleneck keep what the images of the first task vary in most, if the config asks for it.
+
+    Random weights would mix the features that pretraining made; the projection on principal axes keeps distances
+    between images as well as S numbers can.
+    """
+    if not isinstance(backbone, Backbone) or not isinstance(layer := backbone.bottleneck, nn.Linear):
+        return
+    if layer.out_features > layer.in_features:
+        return  # there are not so many axes
+    if config.bottleneck_init == "random" or (config.bottleneck_init == "auto" and not backbone.pretrained):
+        return
+    backbone.bottleneck = nn.Identity()
+    try:
+        features, _ = own_features(backbone, data, mirror=True)
+    finally:
+        backbone.bottleneck = layer
+    weight, bias = whitening(of_all_processes(Moments.of(features)), layer.out_features)
+    with torch.no_grad():
+        layer.weight.copy_(weight)
+        layer.bias.copy_(bias)
+    ranks.take_from_first([layer.weight.data, layer.bias.data])
+
+
+def whitening(seen: Moments, dim: int) -> tuple[Tensor, Tensor]:
+    """Weight [S, D] and bias [S] of the map to the S = `dim` principal axes, each with mean 0 and variance 1."""
+    variances, axes = torch.linalg.eigh(seen.covariance())  # ascending
+    largest, axes = variances.flip(0)[:dim], axes.flip(1)[:, :dim]
+    scale = largest.clamp_min(SMALLEST_SHARE * float(largest[0])).clamp_min(1e-12).rsqrt()
+    weight = (axes * scale).mT
+    return weight, -weight @ seen.mean
