@@ -16,7 +16,7 @@ from gatf.bench.tables import Result, aggregate, to_csv
 from gatf.config import load_config
 from gatf.experiment import start
 from gatf.io.events import KINDS, Notice
-from gatf.io.run_folder import REPORT, SUMMARY, RunFolder
+from gatf.io.run_folder import EXPLAINED, REPORT, SUMMARY, RunFolder
 from gatf.methods import METHODS
 from gatf.methods.parts.compensation import DriftCompensated
 
@@ -61,7 +61,7 @@ def metadata(path: Path) -> dict[str, str]:
 
 def test_the_run_folder(run: Path) -> None:
     found = {f"{path.name}/" if path.is_dir() else path.name for path in run.iterdir()}
-    made_by_others = {REPORT, "tensorboard/", "wandb/"}
+    made_by_others = {REPORT, f"{EXPLAINED}.csv", f"{EXPLAINED}.json", "tensorboard/", "wandb/"}
     assert set(first_column(tables(section("The run folder"))[0])) == found | made_by_others
 
 

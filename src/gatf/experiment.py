@@ -5,7 +5,7 @@ import resource
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from gatf import ranks
-from gatf.config import RunConfig, read_recipe, validated
+from gatf.config import RunConfig, nest, read_recipe, validated
 from gatf.data.loader import TaskData, TaskInfo, split_pipeline
 from gatf.data.scenario import Scenario, build_scenario
 from gatf.data.sources import open_source
@@ -41,6 +41,7 @@ from gatf.model import file as model_file
 from gatf.model.record import UpdateRecord
 from gatf.model.state import Model
 from gatf.session import Circumstances, Preprocessing, Session
+from gatf.settings import deep_merge
 from gatf.training import checkpoint
 from gatf.training.loop import Interrupted, Position
 from gatf.training.processes import AgreedStop, losing_a_process
@@ -105,6 +106,18 @@ def _alone(place: RunFolder) -> AbstractContextManager[None]:
     return place.writing() if ranks.is_first() else nullcontext()
 
 
+def reopen(folder: Path, overrides: Mapping[str, Any] | None = None) -> "Experiment":
+    """The experiment of a run folder, to look at: `Experiment.go_to` puts its method where the run stood after a task.
+    `overrides` (dotted paths) are for what may differ from where it ran: `device`, `data.root`."""
+    place = RunFolder(folder)
+    if not place.begun:
+        raise UserError(f"{folder} holds no run (it has no {CONFIG})")
+    values = read_recipe(str(place.config))
+    for path, value in (overrides or {}).items():
+        values = deep_merge(values, nest(path, value))
+    return Experiment(validated(values))
+
+
 class Experiment:
     """A config brought to life: a scenario, and the session that learns it."""
 
@@ -119,6 +132,12 @@ class Experiment:
     @property
     def method(self) -> Method:
         return self.session.method
+
+    def go_to(self, folder: Path, task: int) -> None:
+        """Put the method where the run in this folder stood after a task, with the checkpoint taken then."""
+        tensors, meta = checkpoint.load(RunFolder(folder).after_task(task))
+        self.session.restore(tensors, meta, None)
+        self.method.eval()
 
     def task_info(self, task: int) -> TaskInfo:
         return self.scenario.task_info(task, all_so_far=not self.method.exemplar_free)
@@ -275,7 +294,8 @@ class _Run:
         return self.progress.seconds_of_task + time.monotonic() - self._clock
 
     def _save(self, task: int, phase: int, position: Position, optimiser: torch.optim.Optimizer | None) -> None:
-        """Write a checkpoint named by where the run stands, then drop all but the newest two."""
+        """Write a checkpoint named by where the run stands, then drop all but the newest two, and those after tasks
+        where they are to be kept."""
         if not ranks.is_first():
             return
         progress = asdict(self.progress)
@@ -284,8 +304,10 @@ class _Run:
         meta = {"task": task, "progress": progress, "events": self.written.position()}
         target = self.folder.checkpoint(task, phase, position.epoch, position.step)
         self.session.save(target, meta, phase=phase, position=position, optimiser=optimiser)
+        kept = {self.folder.after_task(done) for done in range(task)} if self.config.keep_networks else set()
         for old in self.folder.saved_checkpoints()[:-2]:
-            old.unlink()
+            if old not in kept:
+                old.unlink()
 
     def _restore(self) -> tuple[int, Resumed | None, bool]:
         """The task to go on with, the place in it, and whether there was a checkpoint at all."""

@@ -96,6 +96,18 @@ def test_a_killed_process_is_done_again(plan: Plan, tmp_path: Path) -> None:
     assert len(list(folder.glob("*/summary.json"))) == 2
 
 
+def test_a_folder_of_an_earlier_version_lacks_later_settings(plan: Plan, tmp_path: Path) -> None:
+    prepare(plan.runs[0], tmp_path)
+    written = tmp_path / plan.runs[0].name / "config.yaml"
+    text = written.read_text(encoding="utf-8")
+    assert "keep_networks: false\n" in text
+    written.write_text(text.replace("keep_networks: false\n", ""), encoding="utf-8")
+    prepare(plan.runs[0], tmp_path)
+    written.write_text(text.replace("keep_networks: false\n", "keep_networks: true\n"), encoding="utf-8")
+    with pytest.raises(UserError, match="another config"):
+        prepare(plan.runs[0], tmp_path)
+
+
 def test_a_folder_of_another_config_is_refused(plan: Plan, tmp_path: Path) -> None:
     prepare(plan.runs[0], tmp_path)
     prepare(plan.runs[0], tmp_path)

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from gatf import experiment
 from gatf.bench.plan import PlannedRun
+from gatf.config import read_recipe, validated
 from gatf.errors import ExitCode, UserError
 from gatf.io.events import Listener
 from gatf.io.run_folder import RunFolder
@@ -44,11 +45,13 @@ class Executor(Protocol):
 
 
 def prepare(run: PlannedRun, folder: Path) -> None:
-    """Make the run's folder hold its config, so that resuming it begins it; refuse a folder with another config."""
+    """Make the run's folder hold its config, so that resuming it begins it; refuse a folder with another config.
+
+    A folder of an earlier version is as if it had the defaults of settings that were added since."""
     target = RunFolder(folder / run.name)
     if not target.begun:
         target.create(run.config.to_yaml())
-    elif target.config.read_text(encoding="utf-8") != run.config.to_yaml():
+    elif validated(read_recipe(str(target.config))).to_yaml() != run.config.to_yaml():
         raise UserError(f"{target.path} holds a run of another config; remove it or choose another --out")
 
 

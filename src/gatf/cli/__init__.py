@@ -19,7 +19,6 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "run": run.run,
     "bench": bench.bench,
     "report": report.report,
-    "explain": report.explain,
     "learn": models.learn,
     "predict": models.predict,
     "evaluate": models.evaluate,
@@ -29,6 +28,7 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "methods": methods.methods,
     "doctor": doctor.doctor,
 }
+EXPLAIN_COMMANDS: dict[str, Callable[..., Any]] = {"run": report.explain_run, "anchor": report.explain_anchor}
 DATA_COMMANDS: dict[str, Callable[..., Any]] = {"show": data.show, "get": data.get}
 
 
@@ -44,6 +44,10 @@ def _common(
     ] = False,
 ) -> None:
     """What stands before every command."""
+
+
+def _explain() -> None:
+    """What stands before every topic."""
 
 
 def _group(callback: Callable[..., None], commands: dict[str, Callable[..., Any]], **options: Any) -> typer.Typer:
@@ -64,6 +68,10 @@ app = _group(
 app.add_typer(
     _group(data.list_sources, DATA_COMMANDS, invoke_without_command=True, help="Data sources: list them, look at one."),
     name="data",
+)
+app.add_typer(
+    _group(_explain, EXPLAIN_COMMANDS, no_args_is_help=True, help="Where a run's points go; what the anchor does."),
+    name="explain",
 )
 
 

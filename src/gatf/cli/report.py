@@ -1,12 +1,15 @@
 """Commands that draw: `gatf report` and `gatf explain`. Matplotlib is imported by the command, not before."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
+
+    from gatf.evaluation.losses import Explained
 
 
 def report(
@@ -28,19 +31,64 @@ def report(
         typer.echo(f"figures: {figures}")
 
 
-def explain(
-    topic: Annotated[Literal["anchor"], typer.Argument(help="What to explain.")] = "anchor",
+def explain_anchor(
     out: Annotated[
-        Path | None, typer.Option("-o", "--out", help="The file to write. [default: explain-TOPIC.html]")
+        Path | None, typer.Option("-o", "--out", help="The file to write. [default: explain-anchor.html]")
     ] = None,
     figures: Annotated[Path | None, typer.Option(help="Also save every figure there, as PDF and PNG.")] = None,
 ) -> None:
-    """Draw what a part of the method does, on Gaussians small enough to see."""
+    """Draw what the anchor of GATF does, on Gaussians small enough to see."""
     from gatf.report.explain import write_anchor_page
 
-    target = out or Path(f"explain-{topic}.html")
+    target = out or Path("explain-anchor.html")
     write_anchor_page(target, figures=figures)
     typer.echo(f"explained in {target}")
+
+
+def explain_run(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.")],
+    every_task: Annotated[
+        bool, typer.Option("--every-task", help="After every task whose network is kept (keep_networks=true).")
+    ] = False,
+    joint: Annotated[
+        Path | None, typer.Option(help="Folder of a joint run. [default: one beside RUN, if there is one]")
+    ] = None,
+    data_root: Annotated[str | None, typer.Option(help="Local copy of the data; nothing is downloaded.")] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or mps. [default: the run's]")] = None,
+) -> None:
+    """Where do the points go? What a run loses by transport, by its readout and by its representation."""
+    from rich.console import Console
+
+    from gatf.report import points
+
+    console = Console()
+    settings = {"data.root": data_root, "device": device}
+    rows = points.explain_run(
+        folder, every_task=every_task, joint=joint,
+        overrides={path: value for path, value in settings.items() if value is not None},
+        told=lambda text: console.print(text, markup=False, highlight=False),
+    )  # fmt: skip
+    console.print(_explained_table(rows))
+    for sentence in rows[-1].sentences():
+        console.print(sentence, markup=False, highlight=False, soft_wrap=True)
+
+
+def _explained_table(rows: list["Explained"]) -> "Table":
+    from rich.table import Table
+
+    table = Table(header_style="bold", title="accuracy in % over all classes so far", title_justify="left")
+    shown = {
+        "task": "after_task", "own": "own", "stored": "stored", "measured anew": "anew", "linear probe": "probe",
+        "joint": "joint",
+    }  # fmt: skip
+    if all(row.stored is None or row.stored == row.own for row in rows):
+        del shown["stored"]
+    for name in shown:
+        table.add_column(name, justify="right")
+    for row in rows:
+        values = [getattr(row, field) for field in list(shown.values())[1:]]
+        table.add_row(str(row.after_task + 1), *("–" if value is None else f"{value:.1f}" for value in values))
+    return table
 
 
 def report_of_run(folder: Path, console: "Console") -> None:

@@ -46,7 +46,10 @@ class RunConfig(Strict):
     diagnostics: bool = False
     """Measure drift, tails, margins and transport on old images the method cannot reach; results stay the same."""
     checkpoint_every: PositiveInt | None = Field(default=None)
-    """Save within a task every so many epochs; a checkpoint after every task is always kept."""
+    """Save within a task every so many epochs; there is a checkpoint after every task in any case."""
+    keep_networks: bool = False
+    """Keep the checkpoint after every task, not only the newest two: `gatf explain run --every-task` and studies of
+    transports look at the networks of all tasks."""
 
     @field_validator("method", mode="before")
     @classmethod

@@ -52,6 +52,8 @@ class Observed(Protocol):
 
     def scores(self, images: Tensor) -> Tensor: ...
 
+    def remeasured(self, plain: Tensor, mirrored: Tensor, labels: Tensor) -> Callable[[Tensor], Tensor] | None: ...
+
 
 class DiagnosticsData:
     """The images of all tasks, for those who only look. No method is ever handed one."""

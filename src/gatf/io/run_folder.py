@@ -17,6 +17,7 @@ from gatf.io.lock import exclusive
 
 CONFIG, EVENTS, SUMMARY, MODEL = "config.yaml", "metrics.jsonl", "summary.json", "model.safetensors"
 CHECKPOINTS, DIAGNOSTICS, REPORT = "checkpoints", "diagnostics", "report.html"
+EXPLAINED = "explain"
 LOCK = ".lock"
 """There while a process runs in the folder, and after one was killed, which then does not matter."""
 
@@ -102,7 +103,7 @@ class RunFolder:
 
     @property
     def checkpoints(self) -> Path:
-        """Where the run stood, the newest two."""
+        """Where the run stood, the newest two; with `keep_networks` also after every task."""
         return self.path / CHECKPOINTS
 
     @property
@@ -114,6 +115,16 @@ class RunFolder:
     def report(self) -> Path:
         """The page for people, which needs no other file."""
         return self.path / REPORT
+
+    @property
+    def explained(self) -> Path:
+        """Where the points go, by `gatf explain run`: a table for scripts."""
+        return self.path / f"{EXPLAINED}.csv"
+
+    @property
+    def explained_in_words(self) -> Path:
+        """The same as JSON, with a sentence for each loss."""
+        return self.path / f"{EXPLAINED}.json"
 
     @property
     def begun(self) -> bool:
@@ -139,6 +150,10 @@ class RunFolder:
     def checkpoint(self, task: int, phase: int, epoch: int, step: int) -> Path:
         """Of the run before this step; names sort as the run goes on."""
         return self.checkpoints / f"task{task:03d}-phase{phase}-epoch{epoch:04d}-step{step:05d}.safetensors"
+
+    def after_task(self, task: int) -> Path:
+        """The checkpoint between this task and the next."""
+        return self.checkpoint(task + 1, 0, 0, 0)
 
     def saved_checkpoints(self) -> list[Path]:
         """Those that are there, the newest last."""

@@ -1,5 +1,6 @@
 """AdaGauss (Rypeść, Cygert, Trzciński, Twardowski: "Task-recency bias strikes back", NeurIPS 2024)."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -195,6 +196,12 @@ class AdaGauss(GaussianMethod[AdaGaussConfig]):
 
     def carried(self, old: Tensor, phase: str) -> Tensor | None:
         return self.adapter(old) if phase == "adapter" else None
+
+    def remeasured(self, plain: Tensor, mirrored: Tensor, labels: Tensor) -> Callable[[Tensor], Tensor]:
+        return self.memory.remeasured(
+            torch.cat([plain, mirrored]), torch.cat([labels, labels]),
+            shrink=self.config.shrink, diagonal=self.config.transport == "diag",
+        ).scores  # fmt: skip
 
     def bytes_per_class(self) -> int:
         """The Gaussian, and a row of a head where logits are distilled."""

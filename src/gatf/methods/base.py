@@ -147,6 +147,14 @@ class Method(nn.Module, ABC, Generic[ConfigT]):
         no map. Asked for only within tasks after the first, in eval mode and without gradient."""
         return None
 
+    def remeasured(self, plain: Tensor, mirrored: Tensor, labels: Tensor) -> Callable[[Tensor], Tensor] | None:
+        """How features [B, S] would be scored by the method's own rule, were the classes in `labels` [N] measured now,
+        from the features of their images and of the images' mirror images, [N, S] each. Other classes stay as stored,
+        and so does the method. None where what was measured of classes does not tell them apart.
+
+        For those who look from outside, at old images too (`gatf explain run`); a method never calls it."""
+        return None
+
     def features(self, batch: Batch, images: Tensor | None = None) -> Tensor:
         """What a loss learns from: the backbone's features of the batch's images, or of others made from them, [B, S].
 

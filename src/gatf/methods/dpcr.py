@@ -1,7 +1,8 @@
 """DPCR (He et al., "Semantic Shift Estimation via Dual-Projection and Classifier Reconstruction for Exemplar-Free
 Class-Incremental Learning", ICML 2025). Features are rows; maps act from the right."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from copy import deepcopy
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -140,6 +141,19 @@ class GramMemory(Growing):
         self.means = torch.cat([self.means, new.mean.float()])
         self.counts = torch.cat([self.counts, new.count.float()])
 
+    def remeasured(self, features: Tensor, labels: Tensor) -> "GramMemory":
+        """A copy in which the classes of these features [N, S], [N] are what `learn` would have made of them."""
+        copy = deepcopy(self)
+        for number in labels.unique().tolist():
+            own = features[labels == number].to(self.means.device).double()
+            copy.triangles[number] = gaussians.pack(own.T @ own)
+            copy.means[number], copy.counts[number] = own.mean(0), len(own)
+        return copy
+
+    def targets(self) -> Tensor:
+        """n_c·μ_c of every class, [S, C]."""
+        return (self.counts[:, None].double() * self.means.double()).T
+
     def total(self) -> Tensor:
         """Σ_c Φ_c, [S, S]."""
         zero = torch.zeros(self.dim, self.dim, dtype=torch.float64, device=self.means.device)
@@ -203,7 +217,7 @@ class DPCR(Method[DPCRConfig]):
             report["class_rank"] = self.memory.move(projection, cip=config.cip, tolerance=config.rank_tolerance)
             self.note("shift", **report)
         # Q: sums of the new classes' features, n_c·μ_c of the old ones
-        targets[:, : task.old] = (self.memory.counts[:, None].double() * self.memory.means.double()).T
+        targets[:, : task.old] = self.memory.targets()
         gram = self.memory.total() + grams["new"]
         solved = ridge_classifier(gram, targets, config.ridge, normalise=config.cn)
         self.readout.weight = solved.float().contiguous()  # as it is when loaded: the last bits depend on the layout
@@ -231,6 +245,13 @@ class DPCR(Method[DPCRConfig]):
     def scores(self, images: Tensor) -> Tensor:
         """x·w_c on raw features, no bias."""
         return self.backbone(images) @ self.readout.weight
+
+    def remeasured(self, plain: Tensor, mirrored: Tensor, labels: Tensor) -> Callable[[Tensor], Tensor]:
+        """Of plain images all of it, where the classifier that `end_task` builds may take augmented ones of the newest
+        classes: even with no class measured anew it may differ a little from that one."""
+        memory, config = self.memory.remeasured(plain, labels), self.config
+        weight = ridge_classifier(memory.total(), memory.targets(), config.ridge, normalise=config.cn).float()
+        return lambda features: features.to(weight) @ weight
 
     def stored(self) -> gaussians.Gaussians:
         return self.memory.as_gaussians()

@@ -3,6 +3,7 @@
 Backbone, heads, rotation, warm-up, Gaussians and classifier are AdaGauss's, so that any gain is the transport's.
 """
 
+from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
@@ -280,6 +281,9 @@ class GATF(GaussianMethod[GATFConfig]):
 
     def carried(self, old: Tensor, phase: str) -> Tensor | None:
         return self.map(old) if self.config.top_aware or self.config.aga or phase == "adapter" else None
+
+    def remeasured(self, plain: Tensor, mirrored: Tensor, labels: Tensor) -> Callable[[Tensor], Tensor]:
+        return self.memory.remeasured(torch.cat([plain, mirrored]), torch.cat([labels, labels])).scores
 
     def bytes_per_class(self) -> int:
         return self.memory.bytes_per_class()

@@ -30,6 +30,8 @@ class Run:
     config: dict[str, Any]
     diagnostics: dict[str, Rows] = field(default_factory=dict)
     """Tables by name."""
+    explained: Rows = field(default_factory=list)
+    """What `gatf explain run` found, after each task that it looked at."""
 
     @property
     def result(self) -> Result:
@@ -79,6 +81,7 @@ def read_run(folder: Path, *, setting: str | None = None, row: str | None = None
         summary=summary,
         config=yaml.safe_load(config.read_text(encoding="utf-8")) if config.is_file() else {},
         diagnostics={path.stem: read_csv(path) for path in sorted(files.diagnostics.glob("*.csv"))},
+        explained=read_csv(files.explained) if files.explained.is_file() else [],
     )
 
 

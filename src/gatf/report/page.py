@@ -2,8 +2,9 @@
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import yaml
@@ -12,6 +13,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from gatf import __version__
 from gatf.bench.published import OUTSIDE, difference, is_outside, load_published, own_column, published, weighting
 from gatf.bench.tables import AVERAGED, HEADINGS, MISSING, aggregate, spread
+from gatf.evaluation.losses import Explained
 from gatf.io.files import write_text
 from gatf.report.load import Run, by_row, chosen_rows, load_runs
 from gatf.report.sections import GROUPS, WHY, FigureSpec, Section, at_the_end, best_of, build_sections, with_table
@@ -92,6 +94,7 @@ def _fill(section: Section, number: int) -> dict[str, Any]:
         "cards": cards(runs),
         "results": results_table(runs) if len(runs) > 1 else tasks_table(runs[0]),
         "published": published_table(runs),
+        "explained": explained_table(runs),
         "diagnosis": diagnostics_table(runs),
         "runs": runs_table(runs) if len(runs) > 1 else None,
         "groups": draw_groups(section.figures, f"f{number}x"),
@@ -224,6 +227,40 @@ def published_table(runs: Sequence[Run]) -> Table | None:
         )
     headings += [("averaged over", AVERAGED), ("source", "")]
     return Table("Beside published numbers", headings, rows, notes)
+
+
+def explained_table(runs: Sequence[Run]) -> Table | None:
+    """Where the points go after the last task, one row per method, mean over the runs that `gatf explain run` was asked
+    about; None where it was asked about none."""
+    columns = {
+        "own %": ("accuracy of the method's own answers", "own"),
+        "measured anew %": ("of its rule, with old classes measured anew", "anew"),
+        "linear probe %": ("of a linear classifier on the features of all training images", "probe"),
+        "joint %": ("of a network trained on all images at once", "joint"),
+        "transport": ("points lost because old classes are carried, not measured", "transport"),
+        "readout": ("points lost by the rule on these features", "readout"),
+        "representation": ("points lost because classes came task by task", "representation"),
+    }
+    rows, notes = [], []
+    for row, group in by_row([run for run in runs if run.explained]).items():
+        last = [run.explained[-1] for run in group]
+        cells = [Cell(row, row)]
+        for _, column in columns.values():
+            known = [each[column] for each in last if each[column] is not None]
+            cells.append(number_cell(fmean(known) if known else None))
+        rows.append(cells)
+        if len(group) == 1:
+            notes += [f"{row}: {sentence}" for sentence in Explained(**explained_fields(last[0])).sentences()]
+    if not rows:
+        return None
+    return Table(
+        "Where the points go", [("method", ""), *((name, why) for name, (why, _) in columns.items())], rows, notes
+    )
+
+
+def explained_fields(row: dict[str, Any]) -> dict[str, Any]:
+    """What of a line of `explain.csv` is measured, without the differences."""
+    return {field.name: row[field.name] for field in fields(Explained)}
 
 
 def diagnostics_table(runs: Sequence[Run]) -> Table | None:

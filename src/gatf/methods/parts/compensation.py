@@ -6,6 +6,8 @@ compensator can be paired with every base learner of `distillation` and `embeddi
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from copy import deepcopy
 from typing import Annotated, Any, ClassVar, Self, TypeVar
 
 from pydantic import Field, field_validator, model_validator
@@ -143,6 +145,14 @@ class DriftCompensated(Method[DriftConfigT], ABC):
     def centres(self) -> Tensor | None:
         own_space = not (self.config.base.unit_length or self.config.normalise)
         return self.prototypes.means if own_space else None
+
+    def remeasured(self, plain: Tensor, mirrored: Tensor, labels: Tensor) -> Callable[[Tensor], Tensor] | None:
+        if self.centres() is None:
+            return None
+        prototypes = deepcopy(self.prototypes)
+        for number in labels.unique().tolist():
+            prototypes.means[number] = plain[labels == number].double().mean(0)
+        return prototypes.scores
 
     def bytes_per_class(self) -> int:
         return self.prototypes.bytes_per_class()

@@ -1,6 +1,7 @@
 """The memory of class Gaussians: what GATF and AdaGauss keep of every class, and how they read and move it."""
 
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 from typing import Any, Literal, Self
 
 import torch
@@ -131,6 +132,19 @@ class GaussianMemory(Growing):
         new = of_all_processes(moments.class_moments(features, labels - data.info.old, classes=data.info.new))
         learnt = self.storage.encode(_limited(new.covariance(), shrink, diagonal))
         self._join([(self.means, self._kept()), (new.mean, learnt)])
+
+    def remeasured(
+        self, features: Tensor, labels: Tensor, *, shrink: float = 0.0, diagonal: bool = False
+    ) -> "GaussianMemory":
+        """A copy in which the classes of these features [N, S], [N] are what `learn` would have made of them."""
+        found = moments.class_moments(features.to(self.means.device), labels, classes=len(self))
+        anew, stored = labels.unique().to(self.means.device), self.get()
+        covs = _limited(found.covariance()[anew], shrink, diagonal)
+        copy = deepcopy(self)
+        copy.set(gaussians.Gaussians(
+            stored.means.index_copy(0, anew, found.mean[anew]), stored.covs.index_copy(0, anew, covs)
+        ))  # fmt: skip
+        return copy
 
     @torch.no_grad()
     def transport(

@@ -1,0 +1,106 @@
+"""`gatf explain run`: where a run's points go, from its checkpoints, written beside its results."""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from gatf.errors import UserError
+from gatf.evaluation.losses import Explained, explain_task
+from gatf.evaluation.observer import DiagnosticsData, table_text
+from gatf.experiment import reopen
+from gatf.io.files import write_text
+from gatf.io.run_folder import SUMMARY, RunFolder, Summary
+
+LOSSES = ("transport", "readout", "representation")
+
+
+def explain_run(
+    folder: Path, *, every_task: bool = False, joint: Path | None = None, overrides: Mapping[str, Any] | None = None,
+    told: Callable[[str], None] = lambda text: None,
+) -> list[Explained]:  # fmt: skip
+    """Explain a finished run after its last task, or after every task whose checkpoint is kept, and write it down.
+
+    `joint` is the folder of a joint run of the same data and split; without it, one is looked for beside the folder.
+    `overrides` are settings of the place, such as `data.root`. `told` hears what could not be done.
+    """
+    place = RunFolder(folder)
+    summary = _summary(place)
+    ceiling = _given(joint, summary) if joint is not None else find_joint(folder, summary)
+    last = summary.tasks - 1
+    wanted = range(summary.tasks) if every_task else range(last, last + 1)
+    tasks = [task for task in wanted if place.after_task(task).is_file()]
+    if last not in tasks:
+        raise UserError(f"{folder} has no checkpoint of its last task, which explaining it needs: run it again")
+    if len(tasks) < len(wanted):
+        missing = ", ".join(str(task + 1) for task in wanted if task not in tasks)
+        told(f"no networks of task {missing}: they are kept with --set keep_networks=true")
+    if ceiling is None and summary.method != "joint":
+        told("no joint run to compare with: give one with --joint")
+    experiment = reopen(folder, overrides)
+    door = DiagnosticsData(experiment.scenario, experiment.session.pipeline, experiment.session.device)
+    rows = []
+    for task in tasks:
+        experiment.go_to(folder, task)
+        found = explain_task(experiment.method, door, task, None if ceiling is None else ceiling.accuracy_seen[task])
+        _check(found, summary)
+        rows.append(found)
+    _write(place, rows, ceiling)
+    return rows
+
+
+def _summary(place: RunFolder) -> Summary:
+    if not place.finished:
+        raise UserError(f"{place.path} holds no finished run (it has no {SUMMARY})")
+    return place.read_summary()
+
+
+def _check(found: Explained, summary: Summary) -> None:
+    """Other images or another network than the run's would explain nothing."""
+    known = summary.accuracy_seen[found.after_task]
+    if abs(found.own - known) > 1:
+        raise UserError(
+            f"the network after task {found.after_task + 1} has {found.own:.1f} % here and had {known:.1f} % in the "
+            "run: is this the same data?"
+        )
+
+
+def _given(folder: Path, summary: Summary) -> Summary:
+    ceiling = _summary(RunFolder(folder))
+    if not _comparable(ceiling, summary):
+        raise UserError(f"{folder} is no joint run of the same classes in the same tasks")
+    return ceiling
+
+
+def find_joint(folder: Path, summary: Summary) -> Summary | None:
+    """A finished joint run beside the folder, of the same classes in the same tasks; of the same seed where there is
+    one. A joint run has no other above it."""
+    if summary.method == "joint":
+        return None
+    beside = [RunFolder(path.parent) for path in sorted(folder.resolve().parent.glob(f"*/{SUMMARY}"))]
+    found = [ceiling for ceiling in (each.read_summary() for each in beside) if _comparable(ceiling, summary)]
+    return min(found, key=lambda ceiling: (ceiling.seed != summary.seed, ceiling.seed), default=None)
+
+
+def _comparable(ceiling: Summary, summary: Summary) -> bool:
+    def split(of: Summary) -> tuple[Any, ...]:
+        return of.dataset, of.class_order, [len(row) for row in of.accuracy_by_class]
+
+    return ceiling.method == "joint" and split(ceiling) == split(summary)
+
+
+def _write(place: RunFolder, rows: list[Explained], ceiling: Summary | None) -> None:
+    table = [as_row(row) for row in rows]
+    write_text(place.explained, table_text(table))
+    told = {
+        "rows": table,
+        "joint_seed": None if ceiling is None else ceiling.seed,
+        "sentences": rows[-1].sentences(),
+    }
+    write_text(place.explained_in_words, json.dumps(told, indent=1))
+
+
+def as_row(row: Explained) -> dict[str, Any]:
+    """Accuracies and losses; None where there is nothing to say."""
+    return {**asdict(row), **{loss: getattr(row, loss) for loss in LOSSES}}
