@@ -31,7 +31,7 @@ def diverged(
         section, rate = rate.removesuffix(".lr"), None
     rates = {**(also or {}), rate or f"{section}.lr": stage.lr}
     advice = []
-    if rate is None and stage.lr_backbone is not None:
+    if rate is None and isinstance(stage.lr_backbone, float):
         rates[f"{section}.lr_backbone"] = stage.lr_backbone
     advice += [f"lower {path}, now {value:g}" for path, value in rates.items()]
     if stage.clip is not None:
