@@ -16,11 +16,12 @@ import pytest
 import torch
 import yaml
 
-from gatf.config import RunConfig
-from gatf.errors import UserError
+from gatf.config import RunConfig, nest
+from gatf.errors import Diverged, UserError
 from gatf.experiment import Experiment, resume, start
 from gatf.io import container
 from gatf.io.events import Event, Step, Task
+from gatf.settings import deep_merge
 from gatf.training.loop import Interrupted
 
 Tiny = Callable[..., RunConfig]
@@ -224,6 +225,97 @@ def test_a_second_run_in_the_folder_is_refused(tmp_path: Path, tiny_config: Tiny
     assert len(refused) == 2
     assert "finetune" in (folder / "config.yaml").read_text(encoding="utf-8")
     assert not (folder / ".lock").exists()
+
+
+def stop_after_task(event: Event) -> None:
+    if isinstance(event, Task):
+        signal.raise_signal(signal.SIGINT)
+
+
+@pytest.fixture
+def stopped(tmp_path: Path, tiny_config: Tiny) -> Path:
+    """A run of three tasks that was stopped after the first."""
+    with pytest.raises(Interrupted):
+        start(tiny_config("finetune", checkpoint_every=None), tmp_path / "stopped", (stop_after_task,))
+    return tmp_path / "stopped"
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "said"),
+    [
+        ("seed", 1, r"seed was 0, is 1\."),
+        ("optimisation.next.lr", 0.5, r"optimisation\.next\.lr was 0\.01, is 0\.5\."),
+        ("scenario.tasks", 2, r"scenario\.tasks was 5, is 2\."),
+        ("data.augment", ["flip"], r"data\.augment was \['crop:1'\], is \['flip'\]\."),
+    ],
+)
+def test_a_checkpoint_of_another_config_is_refused(stopped: Path, path: str, value: Any, said: str) -> None:
+    config = yaml.safe_load((stopped / "config.yaml").read_text(encoding="utf-8"))
+    edited = deep_merge(config, nest(path, value))
+    (stopped / "config.yaml").write_text(yaml.safe_dump(edited), encoding="utf-8")
+    before = (stopped / "metrics.jsonl").read_bytes()
+    with pytest.raises(UserError, match=rf"task001.*made with another config.*: {said}.*--force-config"):
+        resume(stopped)
+    assert (stopped / "metrics.jsonl").read_bytes() == before
+
+
+def test_a_checkpoint_of_another_method_is_refused_even_when_forced(stopped: Path, tiny_config: Tiny) -> None:
+    (stopped / "config.yaml").write_text(tiny_config("gatf").to_yaml(), encoding="utf-8")
+    with pytest.raises(UserError, match=r"method\.name was finetune, is gatf"):
+        resume(stopped)
+    with pytest.raises(UserError, match="not one of this method"):
+        resume(stopped, force_config=True)
+
+
+def test_where_a_run_is_computed_may_change(stopped: Path, tmp_path: Path, tiny_config: Tiny) -> None:
+    config = (stopped / "config.yaml").read_text(encoding="utf-8").replace("device: auto", "device: cpu")
+    (stopped / "config.yaml").write_text(config, encoding="utf-8")
+    assert resume(stopped).config_changes == []
+
+
+def test_a_forced_config_goes_on_and_is_recorded(stopped: Path) -> None:
+    """Also when the run is stopped again, and goes on without being forced: the new config is the run's own then."""
+    with pytest.raises(Interrupted):
+        resume(stopped, (stop_after_task,), force_config=True, overrides={"optimisation.next.lr": 0.02})
+    change = ["optimisation.next.lr was 0.01, is 0.02"]
+    summary = resume(stopped)
+    assert summary.config_changes == change
+    kept = [json.loads(line) for line in (stopped / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert [e["text"] for e in kept if e["event"] == "warning"] == [f"the run goes on with another config: {change[0]}"]
+    assert [e["lr"] for e in kept if e["event"] == "epoch"][3] == 0.02
+
+
+def test_a_run_that_diverged_goes_on_at_a_lower_rate(tmp_path: Path, tiny_config: Tiny) -> None:
+    """To the bits of a run that had that rate from the start."""
+    calm = tiny_config("lwf", **{"optimisation.next.warmup": 0.0})
+    start(calm, tmp_path / "whole")
+    wild = {"optimisation.next.lr": 1e12, "optimisation.next.warmup": 0.0}
+    with pytest.raises(Diverged):
+        start(tiny_config("lwf", checkpoint_every=None, **wild), tmp_path / "run")
+    lower = {"optimisation.next.lr": calm.optimisation.next.lr}
+    summary = resume(tmp_path / "run", force_config=True, overrides=lower)
+    assert len(summary.config_changes) == 1
+    assert_same(tmp_path / "whole", tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [(b"\xff\xfe", "cannot be read"), (b"a: 2001-99-99", "not valid YAML"), (b"seed: x", "seed"), (b"- 1", "mapping")],
+)
+def test_a_config_that_was_edited_badly_is_one_sentence(stopped: Path, content: bytes, said: str) -> None:
+    (stopped / "config.yaml").write_bytes(content)
+    with pytest.raises(UserError, match=said):
+        resume(stopped)
+
+
+def test_a_half_written_summary_is_one_sentence(stopped: Path) -> None:
+    summary = resume(stopped)
+    whole = (stopped / "summary.json").read_text(encoding="utf-8")
+    (stopped / "summary.json").write_text(whole[: len(whole) // 2], encoding="utf-8")
+    with pytest.raises(UserError, match=r"summary\.json cannot be read.*remove it to go on"):
+        resume(stopped)
+    (stopped / "summary.json").unlink()
+    assert resume(stopped).accuracy_matrix == summary.accuracy_matrix
 
 
 def test_closed_data_cannot_be_touched(tiny_config: Tiny) -> None:

@@ -61,6 +61,8 @@ class Progress:
     old_to_new: list[float | None] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
     peak_memory_mb: list[float] = field(default_factory=list)
+    config_changes: list[str] = field(default_factory=list)
+    """Settings that were changed on purpose when the run went on."""
     seconds_of_task: float = 0.0
     """Spent on the task in hand by earlier processes."""
 
@@ -89,16 +91,28 @@ def start(
         return experiment.run(folder, listeners)
 
 
-def resume(folder: Path, listeners: tuple[Listener, ...] = (), *, backbone: nn.Module | None = None) -> Summary:
-    """Go on with an interrupted run, or return the summary of a finished one; `backbone` as it was given to `start`."""
+def resume(
+    folder: Path, listeners: tuple[Listener, ...] = (), *, backbone: nn.Module | None = None,
+    force_config: bool = False, overrides: Mapping[str, Any] | None = None,
+) -> Summary:  # fmt: skip
+    """Go on with an interrupted run, or return the summary of a finished one; `backbone` as it was given to `start`.
+
+    A checkpoint of another config than the folder's is refused, unless `force_config` says that this is meant; then the
+    run records what was changed. `overrides` (dotted paths) change the folder's config first.
+    """
     place = RunFolder(folder)
     if not place.begun:
         raise UserError(f"{folder} holds no run to resume (it has no {CONFIG})")
     if place.finished:
         return place.read_summary()
-    experiment = Experiment(validated(read_recipe(str(place.config))), backbone)
+    values = read_recipe(str(place.config))
+    for path, value in (overrides or {}).items():
+        values = deep_merge(values, nest(path, value))
+    experiment = Experiment(validated(values), backbone)
     with _alone(place):
-        return experiment.run(folder, listeners)
+        if overrides and ranks.is_first():
+            place.create(experiment.config.to_yaml())
+        return experiment.run(folder, listeners, force_config=force_config)
 
 
 def _alone(place: RunFolder) -> AbstractContextManager[None]:
@@ -149,8 +163,8 @@ class Experiment:
             all_so_far=not self.method.exemplar_free,
         )  # fmt: skip
 
-    def run(self, folder: Path, listeners: tuple[Listener, ...]) -> Summary:
-        """Train all tasks; of several processes the first one writes and tells."""
+    def run(self, folder: Path, listeners: tuple[Listener, ...], *, force_config: bool = False) -> Summary:
+        """Train all tasks; of several processes the first one writes and tells. `force_config` as `resume` has it."""
         place = RunFolder(folder)
         written = JsonLines(place.events if ranks.is_first() else None)
         listeners = listeners if ranks.is_first() else ()
@@ -161,7 +175,7 @@ class Experiment:
             stop = stopping if ranks.world() == 1 else AgreedStop(stopping, self.session.device)
             try:
                 with losing_a_process(folder):
-                    return _Run(self, place, written, listeners, stop).run()
+                    return _Run(self, place, written, listeners, stop).run(force_config)
             except Diverged as error:
                 raise error.offer(folder) from error
             finally:
@@ -194,6 +208,17 @@ class Experiment:
         return ranks.gather_rows(scores).cpu(), labels
 
 
+@dataclass
+class _Found:
+    """A checkpoint to go on from."""
+
+    path: Path
+    tensors: dict[str, Tensor]
+    meta: dict[str, Any]
+    changes: list[str] = field(default_factory=list)
+    """What its config has otherwise than the run's."""
+
+
 class _Run:
     """One process's part of a run: a loop over the tasks, its checkpoints and what it tells."""
 
@@ -211,13 +236,16 @@ class _Run:
         for listener in self.listeners:
             listener(event)
 
-    def run(self) -> Summary:
+    def run(self, force_config: bool) -> Summary:
         tasks = len(self.experiment.scenario)
-        first, resumed, found = self._restore()
+        found = self._find(force_config)
+        first, resumed = self._restore(found)
         method = self.config.method.name
-        self.tell(events.RunStart(tasks=tasks, method=method, resumed_at=first if found else None))
+        self.tell(events.RunStart(tasks=tasks, method=method, resumed_at=None if found is None else first))
         for sentence in self.experiment.warnings:
             self.tell(events.Warning(text=sentence))
+        if found is not None and found.changes:
+            self._record_changes(found)
         for task in range(first, tasks):
             self._learn(task, resumed if task == first else None)
             if self.stop() and task + 1 < tasks:
@@ -309,17 +337,37 @@ class _Run:
             if old not in kept:
                 old.unlink()
 
-    def _restore(self) -> tuple[int, Resumed | None, bool]:
-        """The task to go on with, the place in it, and whether there was a checkpoint at all."""
+    def _find(self, force_config: bool) -> _Found | None:
+        """The newest checkpoint, if there is one; a `UserError` if it is of another config and that is not meant."""
         newest = ranks.from_first(next(reversed(self.folder.saved_checkpoints()), None))
-        tensors, meta = checkpoint.load(newest) if newest is not None else ({}, {})
-        self.written.truncate(meta.get("events", 0))
-        if not meta:
-            return 0, None, False
-        self.progress = Progress(**meta["progress"])
-        task = meta["task"]
-        within = self.experiment.task_info(task) if meta["within_task"] else None
-        return task, self.session.restore(tensors, meta, within), True
+        if newest is None:
+            return None
+        found = _Found(newest, *checkpoint.load(newest))
+        found.changes = self.session.changes(found.meta)
+        if found.changes and not force_config:
+            raise UserError(
+                f"{newest} was made with another config than {self.folder.config} has now: {'; '.join(found.changes)}. "
+                "Put that back, or add --force-config to go on with what is there now; the run will say so"
+            )
+        return found
+
+    def _restore(self, found: _Found | None) -> tuple[int, Resumed | None]:
+        """The task to go on with, and the place in it."""
+        self.written.truncate(0 if found is None else found.meta["events"])
+        if found is None:
+            return 0, None
+        self.progress = Progress(**found.meta["progress"])
+        task = found.meta["task"]
+        within = self.experiment.task_info(task) if found.meta["within_task"] else None
+        return task, self.session.restore(found.tensors, found.meta, within)
+
+    def _record_changes(self, found: _Found) -> None:
+        """Tell what was changed, and put it into the checkpoint with the new config: from there it is this run's."""
+        self.progress.config_changes += found.changes
+        self.tell(events.Warning(text=f"the run goes on with another config: {'; '.join(found.changes)}"))
+        if ranks.is_first():
+            now = {"progress": asdict(self.progress), "events": self.written.position()}
+            checkpoint.save(found.path, found.tensors, {**found.meta, **now, **self.session.described()})
 
     def summary(self) -> Summary:
         progress, scenario = self.progress, self.experiment.scenario
@@ -346,6 +394,7 @@ class _Run:
             peak_memory_mb=progress.peak_memory_mb,
             bytes_per_class=self.method.bytes_per_class(),
             versions=versions(),
+            config_changes=progress.config_changes,
         )
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from gatf import ranks
-from gatf.config import RunConfig
+from gatf.config import RunConfig, differences
 from gatf.data.augment import Pipeline, parse_augmentation
 from gatf.data.base import ImageSet
 from gatf.data.loader import TaskData, TaskInfo, views
@@ -35,6 +35,8 @@ from gatf.training.task import Resumed, SaveAt, train_task
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
+CONFIG = "config"
+"""In the description of a checkpoint."""
 METHOD, SUMS = "method.", "sums."
 """Prefixes of tensors in a checkpoint; the optimiser's are `checkpoint.flatten_optimiser`'s."""
 
@@ -145,20 +147,36 @@ class Session:
         self, path: Path, meta: dict[str, Any], *, phase: int = 0, position: Position | None = None,
         optimiser: torch.optim.Optimizer | None = None,
     ) -> None:  # fmt: skip
-        """Write a checkpoint: between tasks, or with an optimiser within one."""
+        """Write a checkpoint: between tasks, or with an optimiser within one. It has the config, for `changes`."""
         position = position or Position()
         tensors = {METHOD + name: value for name, value in self.method.state_dict().items()}
         tensors |= {SUMS + name: value for name, value in position.sums.items()}
         if optimiser is not None:
             tensors |= checkpoint.flatten_optimiser(optimiser)
         place = {"phase": phase, "epoch": position.epoch, "step": position.step, "within_task": optimiser is not None}
-        checkpoint.save(path, tensors, {**meta, **place})
+        checkpoint.save(path, tensors, {**meta, **place, **self.described()})
+
+    def described(self) -> dict[str, Any]:
+        """The config, as a checkpoint has it."""
+        return {CONFIG: self.config.model_dump(mode="json")}
+
+    def changes(self, meta: dict[str, Any]) -> list[str]:
+        """What the config of a checkpoint has otherwise than this session's; nothing if it was made before checkpoints
+        had it."""
+        try:
+            return differences(meta[CONFIG], self.config) if CONFIG in meta else []
+        except UserError as error:
+            raise UserError(f"a checkpoint was made with settings that this version does not have: {error}") from None
 
     def restore(self, tensors: dict[str, Tensor], meta: dict[str, Any], within: TaskInfo | None) -> Resumed | None:
         """Put the method where a checkpoint was; returns the place within the task, if it was within one."""
-        if within is not None:
-            self.method.begin_task(within)
-        self.method.load_state_dict(_under(tensors, METHOD))
+        try:
+            if within is not None:
+                self.method.begin_task(within)
+            self.method.load_state_dict(_under(tensors, METHOD))
+        except (RuntimeError, LookupError, ValueError) as error:
+            reason = " ".join(str(error).split())[:200]
+            raise UserError(f"the checkpoint is not one of this method and scenario: {reason}") from None
         if within is None:
             return None
         return Resumed(meta["phase"], Position(meta["epoch"], meta["step"], _under(tensors, SUMS)), tensors)

@@ -78,3 +78,19 @@ def test_a_mistake_is_one_sentence_and_exit_code_2(call, tmp_path, monkeypatch, 
     assert len(error.strip().splitlines()) == 1
     assert "Traceback" not in error + text
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_run_that_diverges_exits_with_2_and_the_command_it_offers_works(call, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    wild = ["--set", "optimisation.next.lr=1e12", "--set", "optimisation.next.warmup=0"]
+    code, _, error = call("run", "--method", "finetune", "--out", str(out), *SMALL, *wild)
+    assert code == 2
+    assert len(error.strip().splitlines()) == 1
+    offered = error.split("gatf run --resume ")[1].split()
+    assert offered == [str(out), "--force-config", "--set", "optimisation.next.lr=1e+11"]
+    code, _, error = call("run", "--resume", str(out), "--set", "optimisation.next.lr=0.01")
+    assert (code, "--set" in error) == (2, True)
+    code, text, _ = call("run", "--resume", str(out), "--force-config", "--set", "optimisation.next.lr=0.01")
+    assert code == 0
+    assert "optimisation.next.lr was 1000000000000.0, is 0.01" in " ".join(text.split())
+    assert call("run", "--force-config")[0] == 2

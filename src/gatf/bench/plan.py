@@ -7,20 +7,11 @@ from typing import Any
 
 from pydantic import Field, ValidationError, model_validator
 
-from gatf.config import BENCH_RECIPES, RunConfig, load_config, read_recipe
+from gatf.config import BENCH_RECIPES, ELSEWHERE, RunConfig, load_config, read_recipe
 from gatf.errors import UserError, near_misses
 from gatf.settings import Strict, explain
 
-HARMLESS = {
-    "data.root",
-    "data.hub",
-    "data.workers",
-    "device",
-    "precision",
-    "diagnostics",
-    "checkpoint_every",
-    "keep_networks",
-}
+HARMLESS = ELSEWHERE | {"precision"}
 """Settings that leave a protocol what it is. A bench with others is not shown beside published numbers."""
 
 

@@ -2,6 +2,7 @@
 
 import sys
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -35,6 +36,10 @@ def run(
         list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="Any other setting, e.g. method.ridge=0.1.")
     ] = None,
     resume: Annotated[Path | None, typer.Option(help="Go on with the run in this folder.")] = None,
+    force_config: Annotated[
+        bool,
+        typer.Option("--force-config", help="With --resume: go on though the config was changed; --set may change it."),
+    ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only the result.")] = False,
     diagnostics: Annotated[
         bool, typer.Option("--diagnostics", help="Also measure why it forgets, on old images the method cannot reach.")
@@ -51,6 +56,7 @@ def run(
 
     from gatf import experiment
     from gatf.cli.summary import print_summary
+    from gatf.config import parse_overrides
     from gatf.training.display import LiveDisplay
     from gatf.training.loop import Interrupted
 
@@ -59,9 +65,11 @@ def run(
         folder, chosen = resume, None
         _refuse_with_resume(
             dataset=dataset, method=method, tasks=tasks, seed=seed, epochs=epochs, batch_size=batch_size, out=out,
-            recipe=recipe, set=settings, data_root=data_root, on_bad_image=on_bad_image, device=device,
-            diagnostics=diagnostics,
+            recipe=recipe, set=None if force_config else settings, data_root=data_root, on_bad_image=on_bad_image,
+            device=device, diagnostics=diagnostics,
         )  # fmt: skip
+    elif force_config:
+        raise UserError("--force-config goes with --resume: a new run has no checkpoint that could differ")
     else:
         options = {
             "data.root": data_root,
@@ -79,14 +87,15 @@ def run(
         folder = out or _new_folder(chosen)
     if devices * nodes > 1:
         raise typer.Exit(_launch(folder, devices, nodes, given_out=out is not None or resume is not None))
+    go_on = partial(experiment.resume, force_config=force_config, overrides=parse_overrides(settings or []))
     if not tells():
-        experiment.start(chosen, folder) if chosen else experiment.resume(folder)
+        experiment.start(chosen, folder) if chosen else go_on(folder)
         return
     display = LiveDisplay(console)
     trackers = _trackers(track or [], folder, chosen)
     listeners = (*(() if quiet else (display,)), *trackers)
     try:
-        summary = experiment.start(chosen, folder, listeners) if chosen else experiment.resume(folder, listeners)
+        summary = experiment.start(chosen, folder, listeners) if chosen else go_on(folder, listeners)
     except Interrupted:
         display.close()
         console.print(f"stopped and saved; go on with: gatf run --resume {folder}", highlight=False, soft_wrap=True)

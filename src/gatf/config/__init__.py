@@ -22,6 +22,10 @@ from gatf.settings import (
 )
 
 PER_METHOD, PRESETS = "per_method", "presets"
+ELSEWHERE = frozenset(
+    {"data.root", "data.hub", "data.workers", "device", "checkpoint_every", "diagnostics", "keep_networks"}
+)
+"""Settings that say where and how a run is computed, and may differ when it goes on: what is computed is the same."""
 
 
 class RunConfig(Strict):
@@ -87,7 +91,10 @@ def read_recipe(name_or_file: str, package: str = RECIPES) -> dict[str, Any]:
         path = Path(name_or_file)
         if not path.is_file():
             raise UserError(f"there is no recipe file {path}")
-        text = path.read_text(encoding="utf-8")
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(f"recipe '{path}' cannot be read: {error}") from None
     elif name_or_file in recipe_names(package):
         text = files(package).joinpath(f"{name_or_file}.yaml").read_text(encoding="utf-8")
     else:
@@ -99,7 +106,7 @@ def read_recipe(name_or_file: str, package: str = RECIPES) -> dict[str, Any]:
 def _mapping(text: str, origin: str) -> dict[str, Any]:
     try:
         loaded = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # such as a 13th month, a list in itself
         raise UserError(f"recipe '{origin}' is not valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(loaded, dict):
         raise UserError(f"recipe '{origin}' must be a mapping of sections such as data, scenario, method")
@@ -232,3 +239,14 @@ def flat(values: Mapping[str, Any]) -> dict[str, Any]:
         else:
             leaves[key] = value
     return leaves
+
+
+def differences(saved: Mapping[str, Any], config: RunConfig) -> list[str]:
+    """What a saved config has otherwise than this one, each as a half sentence: `seed was 0, is 1`."""
+    before, now = (flat(each.model_dump(mode="json")) for each in (validated(saved), config))
+    paths = [path for path in {**before, **now} if path not in ELSEWHERE and before.get(path) != now.get(path)]
+    return [f"{path} was {_shown(before.get(path))}, is {_shown(now.get(path))}" for path in paths]
+
+
+def _shown(value: Any) -> str:
+    return "null" if value is None else str(value)

@@ -178,7 +178,12 @@ class _Update:
     def _resume(self) -> Resumed | None:
         if self.run.checkpoints is None or not (self.run.checkpoints / STATE).is_file():
             return None
-        return self.session.restore(*checkpoint.load(self.run.checkpoints / STATE), self.data.info)
+        tensors, meta = checkpoint.load(self.run.checkpoints / STATE)
+        if changes := self.session.changes(meta):
+            raise UserError(
+                f"the interrupted update had other settings: {'; '.join(changes)}; forget it with --restart"
+            )
+        return self.session.restore(tensors, meta, self.data.info)
 
     # --- measuring
 

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -73,6 +73,8 @@ class Summary:
     """What the method keeps of each class, beside the networks."""
     versions: dict[str, str]
     """Of Python, gatf, torch, numpy, lightning-fabric."""
+    config_changes: list[str] = field(default_factory=list)
+    """Settings that were changed on the way, with `--force-config`; `config.yaml` has the last ones."""
 
 
 @dataclass(frozen=True)
@@ -171,7 +173,9 @@ class RunFolder:
         try:
             loaded = json.loads(self.summary.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
-            raise UserError(f"{self.summary} cannot be read: {error}") from None
+            raise UserError(
+                f"{self.summary} cannot be read: {error}; remove it to go on from the last checkpoint"
+            ) from None
         try:
             return parse_summary(loaded)
         except ValueError as error:

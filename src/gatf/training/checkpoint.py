@@ -28,6 +28,14 @@ def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     return tensors, header.model
 
 
+BUFFERS = {
+    torch.optim.SGD: frozenset({"momentum_buffer"}),
+    torch.optim.Adam: frozenset({"step", "exp_avg", "exp_avg_sq"}),
+}
+"""What each kind of optimiser keeps of a parameter."""
+LOOKAHEAD = frozenset({"slow", "taken"})
+
+
 def flatten_optimiser(optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
     """The optimiser's per-parameter tensors, named `optimiser.<parameter>.<buffer>`."""
     state = optimiser.state_dict()["state"]
@@ -40,12 +48,16 @@ def flatten_optimiser(optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
 
 
 def restore_optimiser(optimiser: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
-    """Put saved tensors back, in the memory layout of their parameters."""
+    """Put saved tensors back, in the memory layout of their parameters; a `UserError` if they are of another kind of
+    optimiser, or of other parameters."""
+    known = LOOKAHEAD.union(*(names for kind, names in BUFFERS.items() if isinstance(optimiser, kind)))
     parameters = [parameter for group in optimiser.param_groups for parameter in group["params"]]
     state: dict[int, dict[str, Tensor]] = {}
     for key, value in tensors.items():
         if key.startswith("optimiser."):
             _, index, name = key.split(".")
+            if name not in known or int(index) >= len(parameters):
+                raise UserError("the checkpoint's optimiser is another than the config's; begin the run anew")
             parameter = parameters[int(index)]
             if value.shape == parameter.shape:
                 value = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
