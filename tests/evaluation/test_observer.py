@@ -98,6 +98,16 @@ def test_a_resumed_run_writes_the_same_tables(watched: Path, tmp_path: Path, tin
         assert table(tmp_path / "run", name) == table(watched, name), name
 
 
+@pytest.mark.parametrize("method", ["pass", "sdc", "dpcr"])
+def test_what_was_just_learnt_has_no_error(method: str, tmp_path: Path, tiny_config: Tiny) -> None:
+    """These keep the means of plain images, which are not compared with means that count mirror images."""
+    one_task = {"scenario.stop_after": 2, "optimisation.first.epochs": 1, "optimisation.next.epochs": 1}
+    start(tiny_config(method, diagnostics=True, **one_task), tmp_path / "run")
+    for row in table(tmp_path / "run", "errors"):
+        if row["after_task"] == row["past_task"]:
+            assert float(row["drift"]) < 1e-4
+
+
 def test_methods_that_keep_means_alone(tmp_path: Path, tiny_config: Tiny) -> None:
     start(tiny_config("sdc", diagnostics=True), tmp_path / "run")
     assert {path.stem for path in (tmp_path / "run" / "diagnostics").glob("*.csv")} == {

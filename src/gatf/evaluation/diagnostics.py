@@ -4,6 +4,8 @@ small tidy tables. Where the paper's supplement is not public the definition is 
 They may look at old images; learning may not (`observer.DiagnosticsData` is a door no method is given).
 """
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -19,12 +21,59 @@ FLOOR = 1e-12
 """Smallest eigenvalue relative to the largest."""
 
 
-def prototype_drift(true: Tensor, estimated: Tensor, task_of_class: Tensor) -> Table:
-    """Mean over the classes of each past task of ‖μ_c(true) − μ̂_c‖₂ (Sec. 4.2): both [C, S], tasks [C]."""
-    distances = (true.double() - estimated.double()).norm(dim=1)
+@dataclass(frozen=True)
+class TrueMeans:
+    """Class means in the current feature space, measured on some of each class's images, and how precise they are."""
+
+    means: Tensor
+    """[C, S], float64."""
+    spread: Tensor
+    """√tr Σ_c, [C]: the usual distance of an image's features from the mean of its class."""
+    noise: Tensor
+    """Expected squared distance of these means from those over all training images of a class, [C]."""
+
+
+def true_means(features: Tensor, labels: Tensor, images: Tensor, *, mirrored: bool = False) -> TrueMeans:
+    """From features [N, S] of the first images of each class, which has `images` [C] of them in all; with `mirrored`
+    those of the mirror images follow, [2N, S].
+
+    A mean over n of a class's N images is off from that over all by tr Σ·(1/n − 1/N) in the expected square, where an
+    image and its mirror image count as one.
+    """
+    classes, copies = len(images), 2 if mirrored else 1
+    one_each = features.double().reshape(copies, -1, features.shape[1])  # [copies, N, S]
+    of_class = labels[: one_each.shape[1]]
+    counts = torch.bincount(of_class, minlength=classes).double()
+
+    def by_class(values: Tensor) -> Tensor:
+        return torch.zeros(classes, *values.shape[1:], dtype=torch.float64).index_add_(0, of_class, values)
+
+    means = by_class(one_each.mean(0)) / counts[:, None]
+    around = one_each - means[of_class]
+    variance = by_class(around.square().sum(-1).mean(0)) * copies / (copies * counts - 1).clamp_min(1)
+    between = by_class(around.mean(0).square().sum(-1)) / (counts - 1).clamp_min(1)
+    return TrueMeans(means, variance.sqrt(), between * (1 / counts - 1 / images).clamp_min(0))
+
+
+def drift(estimated: Tensor, true: TrueMeans) -> Tensor:
+    """‖μ_c(true) − μ̂_c‖₂ (Sec. 4.2) of each class in units of its own spread, less the noise of the measurement, [C].
+
+    The paper gives plain distances; in spreads they can be compared between networks. The noise is subtracted from the
+    square, and what would be below zero is zero.
+    """
+    squares = (true.means - estimated.double()).square().sum(1) - true.noise
+    return squares.clamp_min(0).sqrt() / true.spread.clamp_min(torch.finfo(torch.float64).tiny)
+
+
+def prototype_drift(estimated: Tensor, true: TrueMeans, task_of_class: Tensor) -> Table:
+    """`drift` averaged over the classes of each past task, [C] → a row each; `floor` is the noise that was subtracted,
+    as a distance in spreads."""
+    found = drift(estimated, true)
+    floor = true.noise.sqrt() / true.spread.clamp_min(torch.finfo(torch.float64).tiny)
     return [
-        {"past_task": task, "drift": float(distances[task_of_class == task].mean())}
+        {"past_task": task, "drift": float(found[own].mean()), "floor": float(floor[own].mean())}
         for task in task_of_class.unique().tolist()
+        for own in (task_of_class == task,)
     ]
 
 
@@ -148,27 +197,30 @@ def symmetric_kl(one: Gaussians, other: Gaussians) -> Tensor:
     return total / 2
 
 
-def mean_errors(stored: Tensor, true: Tensor, task_of_class: Tensor) -> Table:
-    """L2 error of each class's stored mean [C, S], for methods that keep nothing else."""
-    errors = (stored.double() - true.double()).norm(dim=1).tolist()
+def mean_errors(stored: Tensor, true: TrueMeans, task_of_class: Tensor) -> Table:
+    """Error of each class's stored mean [C, S]: in the features' own units, and as `drift`."""
+    plain, relative = (stored.double() - true.means).norm(dim=1).tolist(), drift(stored, true).tolist()
     tasks = task_of_class.tolist()
-    return [{"class": number, "past_task": tasks[number], "mean_l2": error} for number, error in enumerate(errors)]
+    return [
+        {"class": number, "past_task": tasks[number], "mean_l2": plain[number], "drift": relative[number]}
+        for number in range(len(tasks))
+    ]
 
 
-def transport_errors(stored: Gaussians, true: Gaussians, task_of_class: Tensor) -> Table:
-    """How far what is stored of each class lies from its moments in the current space: L2 of means, Frobenius norm of
-    covariances (also relative to the true one's), and symmetric KL of both after the same small shrinkage."""
+def transport_errors(stored: Gaussians, true: Gaussians) -> Table:
+    """How far what is stored of each class lies from its moments in the current space: Frobenius norm of covariances
+    (also relative to the true one's), and symmetric KL of the Gaussians after the same small shrinkage."""
     covs = torch.linalg.matrix_norm(stored.covs - true.covs)
     relative = covs / torch.linalg.matrix_norm(true.covs).clamp_min(torch.finfo(torch.float64).tiny)
-    rows = mean_errors(stored.means, true.means, task_of_class)
     divergence = symmetric_kl(_shrunk(stored, SHRINK), _shrunk(true, SHRINK))
-    for number, row in enumerate(rows):
-        row |= {
+    return [
+        {
             "cov_frobenius": float(covs[number]),
             "cov_relative": float(relative[number]),
             "symmetric_kl": float(divergence[number]),
         }
-    return rows
+        for number in range(len(stored))
+    ]
 
 
 CERTIFYING_SHRINK = 1.0

@@ -6,7 +6,7 @@ import io
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -34,6 +34,8 @@ DRIFT_POINTS = 20
 
 class Observed(Protocol):
     """As much of a method as diagnostics look at."""
+
+    mirrored: ClassVar[bool]
 
     @property
     def backbone(self) -> nn.Module: ...
@@ -72,16 +74,23 @@ class DiagnosticsData:
         members, labels = self.scenario.members(self.scenario.source.test, 0, last)
         return self._through(see, self.scenario.source.test, members, mirror=False), labels
 
+    def images(self, last: int) -> Tensor:
+        """Training images of every class of tasks 0..last."""
+        _, labels = self.scenario.members(self.scenario.source.train, 0, last)
+        return torch.bincount(labels)
+
     @torch.no_grad()
-    def train(self, see: Callable[[Tensor], Tensor], last: int, per_class: int) -> tuple[Tensor, Tensor]:
-        """Likewise of the first training images of each class, under the test transform, and of their mirror images,
-        which is how Gaussian methods take their moments."""
+    def train(
+        self, see: Callable[[Tensor], Tensor], last: int, per_class: int, *, mirror: bool
+    ) -> tuple[Tensor, Tensor]:
+        """Likewise of the first training images of each class, under the test transform; with `mirror` also of their
+        mirror images, for methods that take their moments so."""
         members, labels = self.scenario.members(self.scenario.source.train, 0, last)
         chosen = torch.cat([torch.nonzero(labels == number)[:per_class, 0] for number in labels.unique().tolist()])
         members, labels = members[chosen], labels[chosen]
-        plain = self._through(see, self.scenario.source.train, members, mirror=False)
-        mirrored = self._through(see, self.scenario.source.train, members, mirror=True)
-        return torch.cat([plain, mirrored]), torch.cat([labels, labels])
+        views = [False, True] if mirror else [False]
+        seen = [self._through(see, self.scenario.source.train, members, mirror=flip) for flip in views]
+        return torch.cat(seen), labels.repeat(len(views))
 
     def _through(self, see: Callable[[Tensor], Tensor], images: ImageSet, members: Tensor, *, mirror: bool) -> Tensor:
         batches = views(images, members, self._pipeline, self._device)
@@ -150,11 +159,12 @@ class DiagnosticsObserver:
         centres = self.method.centres()
         if centres is None:
             return
-        features, labels = self.data.train(self.method.backbone, task - 1, DRIFT_IMAGES)
-        true = class_means(features, labels, classes=len(centres))
+        mirrored = self.method.mirrored
+        features, labels = self.data.train(self.method.backbone, task - 1, DRIFT_IMAGES, mirror=mirrored)
+        true = diagnostics.true_means(features, labels, self.data.images(task - 1), mirrored=mirrored)
         carried = self._carried(centres.float(), centres.device)
         estimated = centres.cpu() if carried is None else carried
-        rows = diagnostics.prototype_drift(true, estimated, self.data.task_of_class(task - 1))
+        rows = diagnostics.prototype_drift(estimated, true, self.data.task_of_class(task - 1))
         self._add("drift", [{"task": task, "epoch": self._epochs, **row} for row in rows])
         self._write("drift")
 
@@ -206,16 +216,17 @@ class DiagnosticsObserver:
         centres, stored, tasks = self.method.centres(), self.method.stored(), self.data.task_of_class(task)
         if centres is None or len(centres) != len(tasks):
             return {}
-        seen, of_class = self.data.train(self.method.backbone, task, MOMENT_IMAGES)
+        mirrored = self.method.mirrored
+        seen, of_class = self.data.train(self.method.backbone, task, MOMENT_IMAGES, mirror=mirrored)
+        means = diagnostics.true_means(seen, of_class, self.data.images(task), mirrored=mirrored)
+        errors = diagnostics.mean_errors(centres.cpu(), means, tasks)
         if stored is None:
-            true_means = class_means(seen, of_class, classes=len(centres))
-            errors = diagnostics.mean_errors(centres.cpu(), true_means, tasks)
             self._add("errors", [{"after_task": task, **row} for row in errors])
             return {}
         stored, moments = stored.to("cpu"), class_moments(seen, of_class, classes=len(centres))
         true = Gaussians(moments.mean, moments.covariance())
-        errors = diagnostics.transport_errors(stored, true, tasks)
-        self._add("errors", [{"after_task": task, **row} for row in errors])
+        more = diagnostics.transport_errors(stored, true)
+        self._add("errors", [{"after_task": task, **row, **extra} for row, extra in zip(errors, more, strict=True)])
         for name, covs in (("stored", stored.covs), ("true", true.covs)):
             rows = diagnostics.spectra(covs, tasks)
             self._add("spectra", [{"after_task": task, "of": name, **row} for row in rows])
@@ -229,12 +240,6 @@ class DiagnosticsObserver:
     def _write(self, name: str) -> None:
         if self.tables[name]:
             write_text(self.folder / f"{name}.csv", table_text(self.tables[name]))
-
-
-def class_means(features: Tensor, labels: Tensor, *, classes: int) -> Tensor:
-    """Mean of each class, float64 [classes, S]; unlike moments without anything of size S²."""
-    sums = torch.zeros(classes, features.shape[1], dtype=torch.float64).index_add_(0, labels, features.double())
-    return sums / torch.bincount(labels, minlength=classes)[:, None]
 
 
 def table_text(rows: Table) -> str:

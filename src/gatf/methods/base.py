@@ -75,6 +75,8 @@ class Method(nn.Module, ABC, Generic[ConfigT]):
     """What it trains in a task."""
     exemplar_free: ClassVar[bool] = True
     """Only `joint` says False, and is then handed the data of all tasks so far."""
+    mirrored: ClassVar[bool] = False
+    """Whether what it keeps of a class also counts the mirror images of its images; diagnostics compare likewise."""
     defaults: ClassVar[dict[str, Any]] = {}
     """Settings of other sections that belong to the method (its optimiser, no bottleneck), shaped like a config."""
 

@@ -232,7 +232,7 @@ def drift_over_tasks(runs: Sequence[Run], among: Sequence[str] = ()) -> Figure:
     draw_curves(axes, found, styles)
     axes.xaxis.grid(True, linestyle=":")
     axes.set_xlabel("tasks learnt")
-    axes.set_title("distance of stored from true class means", loc="left", color=MUTED)
+    axes.set_title("distance of stored from true class means, in spreads of the class", loc="left", color=MUTED)
     return figure
 
 

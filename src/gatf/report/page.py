@@ -266,7 +266,12 @@ def explained_fields(row: dict[str, Any]) -> dict[str, Any]:
 def diagnostics_table(runs: Sequence[Run]) -> Table | None:
     """How well old classes are followed at the end, one row per method; None where nothing was measured."""
     columns = {
-        "mean error": ("distance of stored from true class means, old classes", "errors", "mean_l2", 1),
+        "drift %": (
+            "distance of stored from true means of old classes, in spreads of the class",
+            "errors",
+            "drift",
+            100,
+        ),
         "covariance error": ("Frobenius norm of the difference, relative to the true one", "errors", "cov_relative", 1),
         "symmetric KL": ("of stored and true Gaussians", "errors", "symmetric_kl", 1),
         "certified %": ("predictions that Theorem 2 proves safe from these errors", "certified", "certified", 100),

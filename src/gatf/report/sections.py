@@ -181,18 +181,15 @@ def diagnostic_figures(runs: Sequence[Run], prefix: str = "") -> list[FigureSpec
     """The figures that the runs have tables for; runs without any are left out."""
     specs = []
     among = list(by_row(runs))
-    drift, tail, margins = (with_table(runs, name) for name in ("drift", "tail", "margins"))
+    drift = [run for run in with_table(runs, "drift") if "floor" in run.diagnostics["drift"][0]]
+    tail, margins = (with_table(runs, name) for name in ("tail", "margins"))
     errors, spectra = with_table(runs, "errors"), with_table(runs, "spectra")
     errors = [run for run in errors if any(row["past_task"] < row["after_task"] for row in run.diagnostics["errors"])]
     with_covs = [run for run in errors if "symmetric_kl" in run.diagnostics["errors"][0]]
     if drift:
         specs.append(_drift(drift, prefix, among))
-    if errors:
-        specs.append(_errors(errors, prefix, among, "mean_l2", "mean-error", "Means after transport",
-                             "distance of stored from true mean, old classes"))  # fmt: skip
     if with_covs:
-        specs.append(_errors(with_covs, prefix, among, "symmetric_kl", "kl", "Gaussians after transport",
-                             "symmetric KL of stored and true Gaussian"))  # fmt: skip
+        specs.append(_divergence(with_covs, prefix, among))
     if tail:
         specs.append(_tail(tail, prefix, among))
     if margins:
@@ -234,40 +231,37 @@ def told(values: dict[str, float], unit: str = "", digits: str = ".3g") -> str:
 
 
 def _drift(runs: Sequence[Run], prefix: str, among: Sequence[str]) -> FigureSpec:
-    ends = {}
-    for row, group in by_row(runs).items():
-        tables = [run.diagnostics["drift"] for run in group]
-        final = [max(one["epoch"] for one in rows) for rows in tables]
-        ends[row] = fmean(
-            fmean(one["drift"] for one in rows if one["epoch"] == last)
-            for rows, last in zip(tables, final, strict=True)
-        )
+    ends = at_the_end(runs, "errors", "drift")
     best, worst = best_and_worst(ends)
     if len(ends) == 1:
-        sentence = f"A line that stays low follows the moving network; at the end the distance is {ends[best]:.2g}."
+        sentence = (
+            "A line that stays low follows the moving network. After the last transport means are off by "
+            f"{100 * ends[best]:.0f} % of their class's spread."
+        )
     else:
         sentence = (
-            f"Low is good: what is stored follows the moving network. At the end {best} is off by {ends[best]:.2g}, "
-            f"{worst} by {ends[worst]:.2g}."
+            "Low is good: what is stored follows the moving network. After the last transport the means of "
+            f"{best} are off by {100 * ends[best]:.0f} % of their class's spread, those of {worst} by "
+            f"{100 * ends[worst]:.0f} %."
         )
     return FigureSpec(
         f"{prefix}drift", "Prototype drift", sentence,
-        f"Line chart of the distance between stored and true class means over epochs. At the end: {told(ends)}.",
+        "Line chart of the distance between stored and true class means over epochs, in spreads of the class. After "
+        f"the last transport: {told(ends)}.",
         lambda: figures.drift_over_tasks(runs, among), group=WHY,
     )  # fmt: skip
 
 
-def _errors(
-    runs: Sequence[Run], prefix: str, among: Sequence[str], column: str, name: str, title: str, label: str
-) -> FigureSpec:
-    ends = at_the_end(runs, "errors", column)
+def _divergence(runs: Sequence[Run], prefix: str, among: Sequence[str]) -> FigureSpec:
+    ends = at_the_end(runs, "errors", "symmetric_kl")
     best, worst = best_and_worst(ends)
     compared = "" if len(ends) == 1 else f", against {ends[worst]:.3g} of {worst}"
+    label = "symmetric KL of stored and true Gaussian"
     return FigureSpec(
-        f"{prefix}{name}", title,
+        f"{prefix}kl", "Gaussians after transport",
         f"Low is good: after the last task {best} is at {ends[best]:.3g}{compared}.",
         f"Line chart of the {label}, after each task. At the end: {told(ends)}.",
-        lambda: figures.error_over_tasks(runs, column, label, among), group=WHY,
+        lambda: figures.error_over_tasks(runs, "symmetric_kl", label, among), group=WHY,
     )  # fmt: skip
 
 
@@ -311,12 +305,11 @@ def _plane(row: str, run: Run, prefix: str) -> FigureSpec:
     place = {(one["class"], one["kind"]): complex(one["x"], one["y"]) for one in rows if one["after_task"] == last}
     classes = sorted({number for number, _ in place})
     moved = fmean(abs(place[number, "new"] - place[number, "old"]) for number in classes)
-    sentence = f"Old classes move by {moved:.2g} on average during the last task"
     if (classes[0], "carried") in place:
         left = fmean(abs(place[number, "new"] - place[number, "carried"]) for number in classes)
-        sentence += f"; the map misses where they go by {left:.2g}."
+        sentence = f"In this plane the crosses miss by {100 * left / max(moved, 1e-12):.0f} % of the arrows' length."
     else:
-        sentence += "; this method has no map of features to compare with."
+        sentence = "This method has no map of features to compare with."
     return FigureSpec(
         f"{prefix}plane-{slug(row)}", f"{row}, seed {run.summary.seed}", sentence,
         f"Scatter plot of the class means of {row} before and after the last task, with arrows. {sentence}",

@@ -15,6 +15,7 @@ class GaussianMethod(Method[ConfigT], ABC):
     """A method that tells classes apart by the Gaussians in its memory."""
 
     memory: GaussianMemory
+    mirrored = True
 
     @property
     @abstractmethod
