@@ -1,6 +1,6 @@
 """Write the generated parts of the documentation.
 
-python tools/update_docs.py                            all but results: equations, settings, methods, events, summary
+python tools/update_docs.py                            equations, settings, methods, events, summary, results/
 python tools/update_docs.py digits runs/bench-digits   also the results between the markers `results:digits`
 """
 
@@ -253,14 +253,35 @@ def replace_between(text: str, name: str, content: str) -> str:
     return f"{before}{start}\n{content}{end}{after}"
 
 
-PAGES = {"paper-map.md": paper_map, "settings.md": settings_page}
+# docs/results.md and the README's part of it
+
+
+def results() -> Any:
+    """The module beside this one, wherever this one was loaded from."""
+    if str(Path(__file__).parent) not in sys.path:
+        sys.path.append(str(Path(__file__).parent))
+    import results
+
+    return results
+
+
+def results_page() -> str:
+    return str(results().results_page())
+
+
+def readme_results() -> str:
+    return str(results().readme_part())
+
+
+PAGES = {"paper-map.md": paper_map, "settings.md": settings_page, "results.md": results_page}
 """Pages that are generated whole."""
 PARTS: dict[tuple[str, str], Callable[[], str]] = {
     ("methods.md", "methods"): method_table,
     ("formats.md", "events"): event_sections,
     ("formats.md", "summary"): summary_table,
+    ("../README.md", "results:cifar100-16px"): readme_results,
 }
-"""Parts of pages, between markers of that name."""
+"""Parts of pages in docs/, between markers of that name."""
 
 
 def main(arguments: list[str]) -> None:

@@ -1,0 +1,146 @@
+"""What is committed of runs is small and enough for the results page; the study of maps errs where it should."""
+
+import importlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from gatf.config import RunConfig
+from gatf.errors import UserError
+from gatf.experiment import start
+from gatf.io.run_folder import RunFolder
+from gatf.report.points import explain_run
+
+ROOT = Path(__file__).parent.parent
+Load = Callable[[str], ModuleType]
+Tiny = Callable[..., RunConfig]
+
+
+@pytest.fixture
+def load(monkeypatch: pytest.MonkeyPatch) -> Load:
+    for folder in ("benchmarks", "tools"):
+        monkeypatch.syspath_prepend(ROOT / folder)
+    return importlib.import_module
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory, tiny_config: Tiny) -> Path:
+    """Two finished runs and one that has just begun, where a bench of digits would have them."""
+    folder = tmp_path_factory.mktemp("runs") / "bench-digits"
+    start(tiny_config("finetune"), folder / "finetune-seed0")
+    start(tiny_config("gatf", keep_networks=True), folder / "gatf-seed0")
+    explain_run(folder / "gatf-seed0")
+    RunFolder(folder / "lwf-seed0").create(tiny_config("lwf").to_yaml())
+    return folder
+
+
+def test_what_is_collected_is_small_and_enough(bench: Path, load: Load, tmp_path: Path) -> None:
+    collect, results = load("collect"), load("results")
+    assert set(collect.collect(bench, tmp_path, threads=1, processor="a chip")) == {"finetune-seed0", "gatf-seed0"}
+    files = {path.name: path.stat().st_size for path in (tmp_path / "digits" / "gatf-seed0").iterdir()}
+    assert set(files) == {"about.json", "config.yaml", "summary.json", "curves.csv", "explain.json"}
+    assert sum(files.values()) < 20_000
+    assert not (tmp_path / "digits" / "finetune-seed0" / "explain.json").exists()
+    curves = (tmp_path / "digits" / "gatf-seed0" / "curves.csv").read_text(encoding="utf-8").splitlines()
+    assert len(curves) == 1 + 3 * 3  # three tasks of three epochs
+    one, other = results.read("digits", tmp_path)
+    assert (one.run.row, other.run.row) == ("finetune", "gatf")
+    assert other.run.summary.accuracy_seen == pytest.approx(
+        RunFolder(bench / "gatf-seed0").read_summary().accuracy_seen, abs=1e-4
+    )
+    assert other.about["processor"] == "a chip"
+
+
+def test_tables_name_what_is_missing(bench: Path, load: Load, tmp_path: Path) -> None:
+    collect, results = load("collect"), load("results")
+    assert results.accuracy_table("digits", tmp_path).count(results.NOT_YET) == 14
+    assert results.NOT_YET in results.losses_table("digits", tmp_path)
+    assert results.NOT_YET in results.transports_table("digits", tmp_path)
+    assert results.NOT_YET in results.order_table("digits", tmp_path)
+    assert results.draw("digits", tmp_path, tmp_path / "img") == []
+    collect.collect(bench, tmp_path, threads=1, processor="a chip")
+    table = results.accuracy_table("digits", tmp_path)
+    assert table.count(results.NOT_YET) == 12
+    summary = RunFolder(bench / "gatf-seed0").read_summary()
+    assert f"| gatf | 1 | {summary.a_last:.1f} | {summary.a_inc:.1f} |" in table
+    assert "| gatf | " in results.losses_table("digits", tmp_path)
+    (picture,) = results.draw("digits", tmp_path, tmp_path / "img")
+    assert picture.name == "digits.png"
+
+
+def test_the_order_is_compared_pair_by_pair(load: Load, tmp_path: Path, bench: Path) -> None:
+    """In the paper gatf is above adagauss and that above ewc; here adagauss leads."""
+    collect, results = load("collect"), load("results")
+    collect.collect(bench, tmp_path, threads=1, processor="a chip")
+    source = tmp_path / "digits" / "gatf-seed0"
+    for row, a_last in (("gatf", 50.0), ("adagauss", 60.0), ("ewc", 10.0)):
+        target = tmp_path / "digits" / f"{row}-seed0"
+        target.mkdir(exist_ok=True)
+        about = json.loads((source / "about.json").read_text(encoding="utf-8")) | {"row": row}
+        summary = json.loads((source / "summary.json").read_text(encoding="utf-8")) | {"a_last": a_last}
+        (target / "about.json").write_text(json.dumps(about), encoding="utf-8")
+        (target / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
+    text = results.order_table("digits", tmp_path)
+    assert "| gatf | 1 | 2 |\n| adagauss | 2 | 1 |\n| ewc | 3 | 3 |" in text
+    assert "Of 3 pairs, 2 are in the paper's order." in text
+    assert "adagauss 10.0 points above gatf" in text
+
+
+@pytest.fixture
+def quick(load: Load, monkeypatch: pytest.MonkeyPatch) -> Any:
+    transports = load("transports")
+    monkeypatch.setattr(transports, "PASSES", 1)
+    monkeypatch.setattr(transports, "VIEWS", 1)
+    return transports
+
+
+def test_where_nothing_moved_doing_nothing_is_exact(bench: Path, quick: Any) -> None:
+    """One network for all tasks: no map, a translation and the anchor towards the identity change nothing; the paper's
+    anchor shrinks by 1/(1 + ρ), which shows; and what is carried answers as what is measured anew."""
+    networks = quick.Networks(bench / "gatf-seed0")
+    networks.nets = [networks.nets[-1]] * 3
+    rows = {row["map"]: row for row in quick.study(networks)}
+    assert set(rows) == {*quick.MAPS, "the run's own", "measured anew"}
+    for name in ("none", "translation", "towards identity"):
+        assert rows[name]["step_error"] < 1e-5
+        assert rows[name]["chain_error"] < 1e-5
+        assert max(rows[name]["tail"]) < 1e-9
+        assert rows[name]["a_last"] == rows["measured anew"]["a_last"]
+        assert rows[name]["old_to_new"] == rows["measured anew"]["old_to_new"]
+    assert 1e-4 < rows["Sylvester"]["chain_error"] < 0.2
+    assert rows["MLP alone"]["chain_error"] > rows["Sylvester"]["chain_error"]
+
+
+def test_errors_by_hand(quick: Any) -> None:
+    """Two classes of variance 4 along one axis, carried 2 too far: one standard deviation."""
+    draws = torch.Generator().manual_seed(0)
+    labels = torch.arange(400) % 2
+    new = torch.randn(400, 2, generator=draws, dtype=torch.float64)
+    for number in (0, 1):  # exact moments within each class
+        own = new[labels == number]
+        own = own - own.mean(0)
+        lower = torch.linalg.cholesky(torch.cov(own.T))
+        new[labels == number] = torch.linalg.solve_triangular(lower, own.T, upper=False).T
+    new = new * torch.tensor([2.0, 1.0]) + 10 * labels[:, None]
+    carried = new + torch.tensor([2.0, 0.0])
+    assert quick.class_errors(carried, new, labels) == pytest.approx(1, rel=0.01)
+    sizes = quick.image_errors(carried, new, labels)
+    assert list(sizes.values()) == pytest.approx([2**-0.5] * len(sizes), rel=0.01)
+
+
+def test_the_record_and_what_it_needs(bench: Path, quick: Any, load: Load, tmp_path: Path) -> None:
+    quick.main(bench / "gatf-seed0", tmp_path / "digits" / "transports.json")
+    record = json.loads((tmp_path / "digits" / "transports.json").read_text(encoding="utf-8"))
+    own = {row["map"]: row for row in record["rows"]}["the run's own"]
+    assert own["a_last"] == pytest.approx(RunFolder(bench / "gatf-seed0").read_summary().a_last, rel=1e-4)
+    results = load("results")
+    assert results.transports_table("digits", tmp_path).count("\n") == 2 + len(record["rows"])
+    (picture,) = results.draw("digits", tmp_path, tmp_path / "img")
+    assert picture.name == "digits-transports.png"
+    with pytest.raises(UserError, match="keep_networks=true"):
+        quick.Networks(bench / "finetune-seed0")

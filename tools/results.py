@@ -1,0 +1,385 @@
+"""docs/results.md and the README's table and picture of real images, from the small files in results/.
+
+results/<bench>/<run>/ is what tools/collect.py copied of a run; results/<bench>/transports.json is what
+tools/transports.py measured. Nothing here is computed anew, and what is not there is said to be missing.
+`python tools/results.py` draws the pictures; tools/update_docs.py writes the text.
+"""
+
+import json
+import shutil
+import sys
+import tempfile
+from dataclasses import dataclass
+from functools import cache
+from itertools import combinations
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from gatf.bench.plan import load_plan
+from gatf.bench.published import load_published
+from gatf.bench.tables import MISSING, aggregate, spread
+from gatf.config import RunConfig
+from gatf.io.run_folder import parse_summary
+from gatf.nets.resnet import Stem
+from gatf.report.load import Run
+
+ROOT = Path(__file__).parent.parent
+RESULTS, IMAGES = ROOT / "results", ROOT / "docs" / "img"
+ABOUT, CONFIG, SUMMARY, CURVES = "about.json", "config.yaml", "summary.json", "curves.csv"
+EXPLAINED = "explain.json"
+TRANSPORTS = "transports.json"
+MAIN = "cifar100-16px"
+NOT_YET = "not run yet"
+PAPER_SETTING = "cifar100-t10"
+"""Where the paper's order of methods comes from."""
+FROZEN, S, BATCH = ("fetril", "fecam"), 64, 128
+"""For the cost model: methods that train the network once, features where there is no bottleneck, images of a step."""
+DRAWN = {"none", "translation", "Sylvester", "MLP alone", "anchor + residual", "refreshed"}
+"""Maps in the figure; the others lie on the Sylvester anchor's line."""
+
+
+@dataclass(frozen=True)
+class Collected:
+    """A run as it is committed."""
+
+    folder: Path
+    about: dict[str, Any]
+    run: Run
+    explained: dict[str, Any] | None
+
+
+def read(bench: str, root: Path = RESULTS) -> list[Collected]:
+    """The collected runs of a bench, in the order of its rows and seeds."""
+    found = []
+    for path in sorted((root / bench).glob(f"*/{ABOUT}")):
+        folder = path.parent
+        about = json.loads(path.read_text(encoding="utf-8"))
+        summary = parse_summary(json.loads((folder / SUMMARY).read_text(encoding="utf-8")))
+        words = folder / EXPLAINED
+        found.append(
+            Collected(
+                folder, about, Run(folder, about["setting"], about["row"], summary, {}),
+                json.loads(words.read_text(encoding="utf-8")) if words.is_file() else None,
+            )
+        )  # fmt: skip
+    rows = list(dict.fromkeys(run.row for run in load_plan(bench).runs))
+    return sorted(found, key=lambda each: (place(rows, each.run.row), each.run.summary.seed))
+
+
+def place(rows: list[str], row: str) -> int:
+    return rows.index(row) if row in rows else len(rows)
+
+
+# tables
+
+
+def table(headings: list[str], rows: list[list[str]], left: int = 1) -> str:
+    rule = "|".join(["---"] * left + ["---:"] * (len(headings) - left))
+    lines = [f"| {' | '.join(headings)} |", f"|{rule}|", *(f"| {' | '.join(row)} |" for row in rows)]
+    return "\n".join(lines) + "\n"
+
+
+def accuracy_table(bench: str, root: Path = RESULTS) -> str:
+    """A line for every row of the bench, also for those that nobody has run."""
+    collected = read(bench, root)
+    known = {row["row"]: row for row in aggregate(each.run.result for each in collected)}
+    headings = ["method", "seeds", "A_last %", "A_inc %", "forgetting", "old → new %", "minutes", "bytes per class"]
+    rows = []
+    for name in dict.fromkeys([run.row for run in load_plan(bench).runs] + list(known)):
+        row, runs = known.get(name), [each for each in collected if each.run.row == name]
+        if row is None:
+            rows.append([name, "0", NOT_YET, *[""] * 5])
+            continue
+        to_new = [each.run.old_to_new[-1] for each in runs if each.run.old_to_new]
+        rows.append([
+            name, str(row["seeds"]), *(spread(row[of], row[f"{of}_std"]) for of in ("a_last", "a_inc", "forgetting")),
+            f"{fmean(to_new):.0f}" if to_new else MISSING, f"{fmean(each.about['minutes'] for each in runs):.0f}",
+            f"{row['bytes_per_class']:,}",
+        ])  # fmt: skip
+    return table(headings, rows)
+
+
+def losses_table(bench: str, root: Path = RESULTS) -> str:
+    """Where the points go, mean over the seeds of each row that was explained."""
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for each in read(bench, root):
+        if each.explained is not None:
+            groups.setdefault(each.run.row, []).append(each.explained["rows"][-1])
+    columns = ("own", "anew", "probe", "joint", "transport", "readout", "representation")
+    headings = ["method", "own %", "measured anew %", "linear probe %", "joint %", *columns[4:]]
+    rows = []
+    for name, last in groups.items():
+        values = [[each[column] for each in last if each[column] is not None] for column in columns]
+        rows.append([name, *(f"{fmean(known):.1f}" if known else MISSING for known in values)])
+    return table(headings, rows or [[NOT_YET, *[""] * len(columns)]])
+
+
+def transports_table(bench: str, root: Path = RESULTS) -> str:
+    path = root / bench / TRANSPORTS
+    headings = [
+        "map", "error, one task", "error, whole chain", "median image", "worst 1 %", "T(S)", "median margin",
+        "old → new %", "A_last %",
+    ]  # fmt: skip
+    if not path.is_file():
+        return table(headings, [[NOT_YET, *[""] * 8]])
+    rows = []
+    for row in json.loads(path.read_text(encoding="utf-8"))["rows"]:
+        judged = "chain_error" in row
+        rows.append([
+            row["map"],
+            *([f"{row['step_error']:.2f}", f"{row['chain_error']:.2f}", f"{row['image_errors']['0.5']:.2f}",
+               f"{row['image_errors']['0.99']:.2f}", f"{row['tail'][-1]:.1f}"] if judged else [MISSING] * 5),
+            f"{row['margins']['0.5']:.3g}", f"{row['old_to_new']:.1f}", f"{row['a_last']:.1f}",
+        ])  # fmt: skip
+    return table(headings, rows)
+
+
+def order_table(bench: str, root: Path = RESULTS) -> str:
+    """The paper's order of methods and ours, by A_last: places, not numbers, for the protocols differ."""
+    theirs = {row: cells[0].a_last for row, cells in load_published().numbers[PAPER_SETTING].items()}
+    ours = {row["row"]: row["a_last"] for row in aggregate(each.run.result for each in read(bench, root))}
+    both = sorted(theirs.keys() & ours.keys(), key=lambda row: -theirs[row])
+    if len(both) < 2:
+        return f"Fewer than two of the paper's methods have been run: {NOT_YET}.\n"
+    here = sorted(both, key=lambda row: -ours[row])
+    rows = [[row, str(number), str(here.index(row) + 1)] for number, row in enumerate(both, start=1)]
+    same = [ours[better] > ours[worse] for better, worse in combinations(both, 2)]
+    apart = sorted(
+        ((ours[worse] - ours[better], better, worse) for better, worse in combinations(both, 2)), reverse=True
+    )
+    text = table(["method", "place in the paper", "place here"], rows)
+    text += f"\nOf {len(same)} pairs, {sum(same)} are in the paper's order."
+    turned = [f"{worse} {gap:.1f} points above {better}" for gap, better, worse in apart if gap > 0][:5]
+    return text + (f" The widest of the others: {', '.join(turned)}.\n" if turned else "\n")
+
+
+# what needs a GPU
+
+
+def gpu_table() -> str:
+    """Hours that the cost model of docs/scaling.md expects of the paper's benches on one GPU of assumed speed."""
+    rows = []
+    for bench in ("paper-table1", "paper-table2", "paper-table3"):
+        plan = load_plan(bench)
+        ours = {run.setting: gpu_hours(run.config) for run in plan.runs if run.config.method.name == "gatf"}
+        one = ", ".join(f"{setting} {hours:.1f}" for setting, hours in ours.items())
+        total = sum(gpu_hours(run.config) for run in plan.runs)
+        rows.append([f"`gatf bench {bench} --set device=cuda`", str(len(plan.runs)), one, f"{total:.0f}"])
+    return table(["command", "runs", "one run of gatf, hours", "all runs, hours"], rows)
+
+
+def gpu_hours(config: RunConfig) -> float:
+    """Of a run, costed as GATF is: a student trained, a teacher looked at, a refresh every ten epochs. Methods that
+    freeze the network train the first task alone."""
+    size, backbone, tasks = SIZES[config.data.name], config.backbone, config.scenario.tasks
+    images = size.images // tasks
+    network = (backbone.width, size.pixels, backbone.stem, backbone.bottleneck or S)
+    seconds = 0.0
+    for task in range(1 if config.method.name in FROZEN else tasks):
+        seen = config.optimisation.stage(task).epochs * images
+        seconds += seen * (4 if task == 0 else 1) * training_seconds(*network, first=task == 0)
+        seconds += seen / 10 * refresh_seconds(*network) if task > 0 else 0.0
+    return seconds / 3600
+
+
+@cache
+def training_seconds(width: int, pixels: int, stem: Stem, dim: int, *, first: bool) -> float:
+    """Of one image; what a step costs beside its images is shared by a batch."""
+    costs, gpu = cost_model()
+    net = costs.Network(width, pixels, stem, dim)
+    return float(gpu.seconds(costs.step_work(net, batch=BATCH, new_classes=10, first=first))) / BATCH
+
+
+@cache
+def refresh_seconds(width: int, pixels: int, stem: Stem, dim: int) -> float:
+    """Of one image."""
+    costs, gpu = cost_model()
+    return float(gpu.seconds(costs.refresh_work(costs.Network(width, pixels, stem, dim), images=BATCH))) / BATCH
+
+
+def cost_model() -> tuple[Any, Any]:
+    """What counts operations, and the GPU whose speeds are assumed."""
+    if str(ROOT / "benchmarks") not in sys.path:
+        sys.path.append(str(ROOT / "benchmarks"))
+    import costs
+    import outlook
+
+    return costs, outlook.GPU
+
+
+@dataclass(frozen=True)
+class Size:
+    """Of a data set: what its images cost."""
+
+    images: int
+    pixels: int
+
+
+SIZES = {
+    "cifar100": Size(50_000, 32),
+    "tinyimagenet": Size(100_000, 64),
+    "imagenet100": Size(130_000, 224),
+    "cub200": Size(5_994, 224),
+}
+
+
+# pictures
+
+
+def draw(bench: str, root: Path = RESULTS, images: Path = IMAGES) -> list[Path]:
+    """The picture of every table that has one."""
+    from gatf.report.figures import accuracy_over_tasks
+    from gatf.report.style import save_figure
+
+    made = []
+    runs = [each.run for each in read(bench, root)]
+    pictures = {bench: lambda: accuracy_over_tasks(runs)} if runs else {}
+    if (root / bench / TRANSPORTS).is_file():
+        pictures[f"{bench}-transports"] = lambda: tails(json.loads((root / bench / TRANSPORTS).read_text())["rows"])
+    with tempfile.TemporaryDirectory() as folder:
+        for name, picture in pictures.items():
+            _, png = save_figure(picture(), Path(folder), name)
+            images.mkdir(parents=True, exist_ok=True)
+            made.append(Path(shutil.copy(png, images / png.name)))
+    return made
+
+
+def tails(rows: list[dict[str, Any]]) -> Any:
+    """T(k), the cumulated error of carried features in units of variance, of every map."""
+    from gatf.report.style import MUTED, label_ends, line_styles, new_figure, styled
+
+    @styled
+    def figure() -> Any:
+        shown = {row["map"]: row["tail"] for row in rows if row["map"] in DRAWN}
+        drawing, axes = new_figure(3.2)
+        styles = line_styles(shown)
+        for name, tail in shown.items():
+            style = styles[name]
+            axes.plot(range(1, len(tail) + 1), tail, color=style.color, linestyle=style.dash, linewidth=style.width)
+        axes.set_yscale("log")
+        axes.set_xlim(1, max(map(len, shown.values())))
+        axes.set_xlabel("directions, widest first")
+        axes.set_title("error of carried features, in units of variance, summed", loc="left", color=MUTED)
+        label_ends(axes, {name: tail[-1] for name, tail in shown.items()}, styles)
+        return drawing
+
+    return figure()
+
+
+# pages
+
+
+def picture(name: str, alt: str, where: str = "img") -> str:
+    """The picture, or a word that there is none."""
+    return f"![{alt}]({where}/{name}.png)\n" if (IMAGES / f"{name}.png").is_file() else f"*No picture: {NOT_YET}.*\n"
+
+
+def machines(bench: str) -> str:
+    about = [each.about for each in read(bench)]
+    kinds = sorted(
+        {f"{each['processor']}, {each['threads']} thread{'s' * (each['threads'] > 1)} per run" for each in about}
+    )
+    return f"Run on {'; '.join(kinds)}." if kinds else f"Machine: {NOT_YET}."
+
+
+def readme_part() -> str:
+    """Picture and table of real images."""
+    alt = "Accuracy over all classes seen so far, after each of ten tasks of CIFAR-100"
+    return f"{picture(MAIN, alt, 'docs/img')}\n{accuracy_table(MAIN)}"
+
+
+def results_page() -> str:
+    """docs/results.md."""
+    plan = load_plan(MAIN)
+    return PAGE.format(
+        title=plan.title,
+        bench=MAIN,
+        machines=machines(MAIN),
+        picture=picture(MAIN, "Accuracy over all classes so far, after each task, every method a line"),
+        accuracies=accuracy_table(MAIN),
+        losses=losses_table(MAIN),
+        transports=transports_table(MAIN),
+        tails=picture(f"{MAIN}-transports", "Cumulated transport error by direction, each map a line"),
+        order=order_table(MAIN),
+        gpu=gpu_table(),
+    )
+
+
+PAGE = """\
+# Results
+
+Generated from the files in `results/` by `python tools/update_docs.py`. Where nothing is there yet, the page says so.
+The protocol, and what its numbers may be compared with, is in [protocol.md](protocol.md); handwritten digits and
+rendered characters are in [methods.md](methods.md).
+
+## {title}
+
+Real CIFAR-100 at 16×16 pixels, ten tasks of ten classes, 40 epochs per task, one budget for every method.
+
+```console
+$ gatf bench {bench} -j 2                                   # all of it
+$ gatf bench {bench} --methods gatf --seeds 0               # one run
+```
+
+{machines} Minutes are those of one run, training and evaluation of all tasks. Where there is one seed, there is no
+spread. `results/{bench}/<run>/` has each run's config, summary and loss curves; `gatf run --recipe
+results/{bench}/<run>/config.yaml` repeats it.
+
+{picture}
+{accuracies}
+*old → new* is the share of old-class test images that are taken for a class of the newest task after the last one.
+
+## Where the points go
+
+`gatf explain run RUN` ([what it does](diagnostics.md#where-do-the-points-go)), after the last task. The last three
+columns are points lost: by carrying old classes instead of measuring them, by the rule that tells classes apart, and
+by a network that saw the classes task by task.
+
+{losses}
+## Which map carries old classes
+
+```console
+$ gatf bench {bench} --methods gatf --seeds 0 --set keep_networks=true
+$ python tools/transports.py runs/bench-{bench}/gatf-seed0 results/{bench}/transports.json
+```
+
+From the networks of one trained run, all of them frozen: each map is fitted to augmented training images of the task
+in hand, as the method's own is, and judged on test images of older classes.
+
+- *error*: distance between the mean of a class's carried features and that of its new ones, for the same images, in
+  units of the spread within a class (Mahalanobis norm); mean over classes. Over one task it is averaged over the
+  tasks; over the whole chain features go from the network of the class's own task through all later maps.
+- *median image*, *worst 1 %*: the same error of single images after the whole chain, over √S.
+- *T(S)*: the paper's Mahalanobis tail, summed over all directions; the figure has it direction by direction.
+- *median margin*, *old → new*, *A_last*: with Gaussians that were measured in their own task and carried by the map,
+  by the method's own rule.
+
+*Refreshed* is the anchor with the residual, solved once more for what the residual leaves (`method.final_refresh`).
+*The run's own* is what the method stored: its map was trained together with the network, and is not kept, so that
+there is nothing to measure on images. *Measured anew* is what a perfect transport would give.
+
+{transports}
+{tails}
+## What reproduces, and what does not
+
+The paper's order is that of its Table 1, CIFAR-100 in ten tasks, 32 pixels, 200 epochs; ours is by A_last above.
+Places are compared and not numbers, because the protocols differ.
+
+{order}
+## What needs a GPU
+
+The paper's own tables are at full size and have not been run with this code: there was no GPU at hand. These commands
+run them and set the published numbers beside ours.
+
+{gpu}
+The hours are those of the [cost model](scaling.md), which counts operations and bytes, on one data-centre GPU with
+assumed speeds (15·10¹² operations and 10¹² bytes per second), with every method that trains its network in all tasks
+costed as GATF is. Small images use a GPU less well than that: expect more.
+"""
+
+
+if __name__ == "__main__":
+    for name in sys.argv[1:] or [MAIN]:
+        for path in draw(name):
+            print(path)

@@ -1,0 +1,282 @@
+"""Which map carries old classes best? One trained run, its networks of all tasks, and several maps between them.
+
+python tools/transports.py RUN [OUT]    OUT is results/<name>/transports.json for a run of a bench of that name
+
+RUN is a finished run of `gatf` with `--set keep_networks=true`. For every task after the first, each map is fitted to
+(old, new) features of that task's augmented training images, with both networks frozen, and judged on the test images
+of older classes, which no map has seen. What is measured, and how the results page shows it: docs/results.md.
+"""
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from update_docs import ROOT
+
+from gatf.data.loader import shuffled
+from gatf.errors import UserError
+from gatf.evaluation.diagnostics import SHRINK, mahalanobis_tail, score_margins
+from gatf.evaluation.losses import accuracy
+from gatf.evaluation.observer import DiagnosticsData
+from gatf.experiment import Experiment, reopen
+from gatf.geometry import spd
+from gatf.geometry.anchor import Affine, AnchorKind, fit_anchor
+from gatf.geometry.gaussians import Gaussians, push_forward, white_noise
+from gatf.geometry.moments import Moments, PairedMoments, class_moments
+from gatf.io.files import write_text
+from gatf.io.run_folder import RunFolder
+from gatf.methods.gatf import GATF
+from gatf.nets.mlp import feature_mlp, zero_residual
+from gatf.seeding import generator, keyed_init
+
+Map = Callable[[Tensor], Tensor]
+VIEWS = 4
+"""Augmented views of each training image that maps are fitted to."""
+PASSES, BATCH, RATE = 10, 256, 1e-3
+"""How MLPs are trained on them: Adam, its rate falling to zero along a cosine."""
+QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9, 0.99)
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Features of the same images in the old and in the new space, [N, S] each."""
+
+    old: Tensor
+    new: Tensor
+
+
+def nothing(pairs: Pairs, seed: int, ridge: float) -> Map:
+    return lambda old: old
+
+
+def translation(pairs: Pairs, seed: int, ridge: float) -> Map:
+    shift = pairs.new.mean(0) - pairs.old.mean(0)
+    return lambda old: old + shift.to(old)
+
+
+def anchor(kind: AnchorKind) -> Callable[[Pairs, int, float], Map]:
+    return lambda pairs, seed, ridge: fit_anchor(PairedMoments.of(pairs.old, pairs.new), ridge, kind=kind)
+
+
+def mlp(pairs: Pairs, seed: int, ridge: float) -> Map:
+    with keyed_init(seed, "transports", "mlp"):
+        net = feature_mlp(pairs.old.shape[1])
+    return trained(net, pairs, seed)
+
+
+def anchor_and_residual(pairs: Pairs, seed: int, ridge: float) -> Map:
+    prior = fit_anchor(PairedMoments.of(pairs.old, pairs.new), ridge)
+    return together(prior, residual_of(prior, pairs, seed))
+
+
+def refreshed(pairs: Pairs, seed: int, ridge: float) -> Map:
+    """The anchor solved once more, for what the residual leaves."""
+    residual = residual_of(fit_anchor(PairedMoments.of(pairs.old, pairs.new), ridge), pairs, seed)
+    with torch.no_grad():
+        left = pairs.new - residual(pairs.old)
+    return together(fit_anchor(PairedMoments.of(pairs.old, left), ridge), residual)
+
+
+def together(prior: Affine, residual: nn.Module) -> Map:
+    return lambda old: prior(old) + residual(old)
+
+
+def residual_of(prior: Affine, pairs: Pairs, seed: int) -> nn.Module:
+    with keyed_init(seed, "transports", "residual"):
+        net = zero_residual(pairs.old.shape[1])
+    return trained(net, Pairs(pairs.old, pairs.new - prior(pairs.old)), seed)
+
+
+def trained(net: nn.Module, pairs: Pairs, seed: int) -> nn.Module:
+    """Least squares from old to new features."""
+    steps = PASSES * -(-len(pairs.old) // BATCH)
+    optimiser = torch.optim.Adam(net.parameters(), lr=RATE)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps)
+    draws = generator(seed, "transports", "order")
+    for _ in range(PASSES):
+        for rows in torch.randperm(len(pairs.old), generator=draws).split(BATCH):
+            optimiser.zero_grad()
+            nn.functional.mse_loss(net(pairs.old[rows]), pairs.new[rows]).backward()
+            optimiser.step()
+            schedule.step()
+    return net.requires_grad_(False)
+
+
+MAPS: dict[str, Callable[[Pairs, int, float], Map]] = {
+    "none": nothing,
+    "translation": translation,
+    "ridge": anchor("ridge"),
+    "Sylvester": anchor("sylvester"),
+    "towards identity": anchor("identity"),
+    "MLP alone": mlp,
+    "anchor + residual": anchor_and_residual,
+    "refreshed": refreshed,
+}
+"""By the name that tables and figures have for it."""
+
+
+class Networks:
+    """The frozen networks of all tasks of a run, and what they make of images."""
+
+    def __init__(self, folder: Path) -> None:
+        self.experiment: Experiment = reopen(folder, {"device": "cpu"})
+        self.tasks = len(self.experiment.scenario)
+        missing = [task + 1 for task in range(self.tasks) if not RunFolder(folder).after_task(task).is_file()]
+        if missing:
+            raise UserError(f"{folder} lacks the networks of tasks {missing}: run it with --set keep_networks=true")
+        method = self.experiment.method
+        if not isinstance(method, GATF):
+            raise UserError(f"{folder} is no run of gatf")
+        self.method, self.nets = method, []
+        for task in range(self.tasks):
+            self.experiment.go_to(folder, task)
+            self.nets.append(method.frozen_copy(method.backbone))
+        session = self.experiment.session
+        self.door = DiagnosticsData(self.experiment.scenario, session.pipeline, session.device)
+
+    @torch.no_grad()
+    def pairs(self, task: int) -> Pairs:
+        """Of the task's augmented training images, by the network before it and the one after it."""
+        data, found = self.experiment.task_data(task), []
+        for view in range(VIEWS):
+            for batch in data.batches("train", purpose="transports", epoch=view, order=shuffled):
+                found.append((self.nets[task - 1](batch.images), self.nets[task](batch.images)))
+        data.close()
+        old, new = (torch.cat(part) for part in zip(*found, strict=True))
+        return Pairs(old, new)
+
+    @torch.no_grad()
+    def learnt(self, task: int) -> Gaussians:
+        """The task's own classes, measured with its own network as the method measures them."""
+        info, data, found = self.experiment.task_info(task), self.experiment.task_data(task), []
+        for batch in data.batches("test"):
+            for images in (batch.images, batch.images.flip(-1)):
+                found.append((self.nets[task](images), batch.labels - info.old))
+        data.close()
+        features, labels = (torch.cat(part) for part in zip(*found, strict=True))
+        measured = class_moments(features, labels, classes=info.new)
+        return Gaussians(measured.mean, measured.covariance())
+
+    def measured_anew(self) -> Gaussians:
+        """All classes, by the last network."""
+        features, labels = self.door.train(self.nets[-1], self.tasks - 1, sys.maxsize)
+        measured = class_moments(features, labels, classes=len(self.door.task_of_class(self.tasks - 1)))
+        return Gaussians(measured.mean, measured.covariance())
+
+
+def within_class(features: Tensor, labels: Tensor) -> Tensor:
+    """The whitener [S, S] of the covariance of features around their class means, a little shrunk."""
+    means = class_moments(features, labels, classes=int(labels.max()) + 1).mean
+    lower = spd.cholesky(spd.shrink(Moments.of(features.double() - means[labels]).covariance(), SHRINK)).lower
+    return torch.linalg.solve_triangular(lower, torch.eye(len(lower), dtype=lower.dtype), upper=False)
+
+
+def class_errors(carried: Tensor, new: Tensor, labels: Tensor) -> float:
+    """How far the mean of a class's carried features is from that of its new ones, in units of the spread within a
+    class; mean over classes. Both are of the same images, so that nothing of it is their choice."""
+    error = (carried.double() - new.double()) @ within_class(new, labels).T
+    by_class = class_moments(error, labels, classes=int(labels.max()) + 1)
+    return float(by_class.mean[by_class.count > 0].norm(dim=1).mean())
+
+
+def image_errors(carried: Tensor, new: Tensor, labels: Tensor) -> dict[str, float]:
+    """Quantiles over images of the same error, not averaged, over √S: of a map that answers another image of the class
+    it would be about √2."""
+    error = (carried.double() - new.double()) @ within_class(new, labels).T
+    sizes = error.norm(dim=1) / error.shape[1] ** 0.5
+    return {f"{share:g}": float(sizes.quantile(share)) for share in QUANTILES}
+
+
+def answers(networks: Networks, stored: Gaussians, test: Tensor, labels: Tensor) -> dict[str, Any]:
+    """What the method's rule makes of the last network's test features with these Gaussians."""
+    networks.method.keep(stored)
+    tasks = networks.door.task_of_class(networks.tasks - 1)
+    scores = networks.method.feature_scores(test)
+    old = tasks[labels] < networks.tasks - 1
+    margins = score_margins(scores, labels)[old].double()
+    return {
+        "a_last": accuracy(scores, labels),
+        "old_to_new": 100 * float((tasks[scores.argmax(1)[old]] == networks.tasks - 1).double().mean()),
+        "margins": {f"{share:g}": float(margins.quantile(share)) for share in QUANTILES},
+    }
+
+
+@torch.no_grad()
+def study(networks: Networks, told: Callable[[str], None] = lambda text: None) -> list[dict[str, Any]]:
+    """A row for every map: over single tasks, over the whole chain from a class's own task to the last, and what is
+    answered in the end. Two more rows hold what the run itself stored, and classes measured anew."""
+    last, seed, ridge = networks.tasks - 1, networks.experiment.config.seed, networks.method.config.ridge
+    stored = networks.method.stored()
+    test = [networks.door.test(net, task) for task, net in enumerate(networks.nets)]
+    learnt = [networks.learnt(task) for task in range(networks.tasks)]
+    dim = stored.means.shape[1]
+    noise = white_noise(
+        16 * dim, dim, generator=generator(seed, "transports", "noise"), matched=True, mirrored=True
+    )  # as many as the method draws
+    carried = dict.fromkeys(MAPS, learnt[0])
+    chained = dict.fromkeys(MAPS, test[0][0])
+    steps: dict[str, list[float]] = {name: [] for name in MAPS}
+    for task in range(1, networks.tasks):
+        told(f"task {task + 1} of {networks.tasks}")
+        pairs = networks.pairs(task)
+        old, labels = test[task - 1]
+        features, of = test[task]
+        is_old = of < networks.experiment.scenario.offsets[task]
+        new = features[is_old]
+        for name, fit in MAPS.items():
+            with torch.enable_grad():
+                mapping = fit(pairs, seed, ridge)
+            steps[name].append(class_errors(mapping(old), new, labels))
+            carried[name] = push_forward(carried[name], mapping, noise=noise).concat(learnt[task])
+            moved = features.clone()  # of the task's own images: nothing has carried them yet
+            moved[is_old] = mapping(chained[name])
+            chained[name] = moved
+    features, labels = test[last]
+    is_old = networks.door.task_of_class(last)[labels] < last
+    new, own = features[is_old], labels[is_old]
+    rows = []
+    for name in MAPS:
+        there = chained[name][is_old]
+        rows.append({
+            "map": name,
+            "step_error": sum(steps[name]) / len(steps[name]),
+            "chain_error": class_errors(there, new, own),
+            "image_errors": image_errors(there, new, own),
+            "tail": [row["tail"] for row in mahalanobis_tail(there, new)],
+            **answers(networks, carried[name], features, labels),
+        })  # fmt: skip
+    rows.append({"map": "the run's own", **answers(networks, stored, features, labels)})
+    rows.append({"map": "measured anew", **answers(networks, networks.measured_anew(), features, labels)})
+    return rows
+
+
+def rounded(value: Any) -> Any:
+    """Numbers to five digits."""
+    if isinstance(value, dict):
+        return {key: rounded(part) for key, part in value.items()}
+    if isinstance(value, list):
+        return [rounded(part) for part in value]
+    return float(f"{value:.5g}") if isinstance(value, float) else value
+
+
+def main(folder: Path, out: Path) -> None:
+    networks = Networks(folder)
+    rows = study(networks, lambda text: print(text, flush=True))
+    config = networks.experiment.config
+    record = {
+        "run": folder.name, "seed": config.seed, "ridge": config.method.ridge, "views": VIEWS, "passes": PASSES,
+        "test_images": len(networks.experiment.scenario.source.test), "rows": rounded(rows),
+    }  # fmt: skip
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_text(out, json.dumps(record, indent=1) + "\n")
+    print(out)
+
+
+if __name__ == "__main__":
+    place = Path(sys.argv[1]).resolve()
+    main(place, Path(sys.argv[2]) if len(sys.argv) > 2 else ROOT / "results" / place.parent.name / "transports.json")
