@@ -84,7 +84,7 @@ def explain_task(method: Observed, data: DiagnosticsData, task: int, joint: floa
     over their test images. `joint` is the accuracy of a joint network after the same task, where one is known."""
     with method.frozen():
         method.eval()
-        seen, of_class = data.train(method.backbone, task, sys.maxsize)
+        seen, of_class = data.train(method.backbone, task, sys.maxsize, mirror=True)
         test, labels = data.test(method.backbone, task)
         scores, _ = data.test(method.scores, task)
     plain, mirrored = seen.chunk(2)
