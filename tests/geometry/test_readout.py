@@ -1,3 +1,5 @@
+import math
+
 import pytest
 import torch
 from torch import nn
@@ -10,6 +12,7 @@ from gatf.geometry import (
     mahalanobis_readout,
     margins,
     nearest_mean_distances,
+    rda_readout,
     readout,
 )
 
@@ -125,6 +128,30 @@ def test_no_classes_and_no_features_have_no_distances(gaussians):
 
 def test_features_at_the_origin_have_distances(gaussians):
     assert bayes_readout(gaussians).distances(torch.zeros(1, 5)).isfinite().all()
+
+
+def test_rda_by_hand():
+    """Variances (1, 3) and (5, 7) are (3, 5) pooled, half-way (2, 4) and (4, 6), with γ = ½ (2.5, 3.5), (4.5, 5.5)."""
+    two = Gaussians(torch.tensor([[0.0, 0.0], [1.0, 2.0]]), torch.diag_embed(torch.tensor([[1.0, 3.0], [5.0, 7.0]])))
+    first = 1 / 2.5 + 4 / 3.5 + math.log(2.5 * 3.5)  # z = (1, 2)
+    second = math.log(4.5 * 5.5)
+    got = rda_readout(two, 0.5, 0.5).scores(torch.tensor([[1.0, 2.0]]))
+    torch.testing.assert_close(got, torch.tensor([[-first, -second]], dtype=F64))
+
+
+def test_rda_is_quadratic_linear_or_nearest_mean_at_its_corners(gaussians, features):
+    densities = [
+        torch.distributions.MultivariateNormal(mean, cov).log_prob(features)
+        for mean, cov in zip(gaussians.means, gaussians.covs, strict=True)
+    ]
+    twice = 2 * torch.stack(densities, dim=1) + 5 * math.log(2 * math.pi)
+    torch.testing.assert_close(rda_readout(gaussians, 0.0, 0.0).scores(features), twice)
+    pooled = torch.linalg.inv(gaussians.covs.mean(0))
+    linear = features @ pooled @ gaussians.means.mT - ((gaussians.means @ pooled) * gaussians.means).sum(1) / 2
+    got = rda_readout(gaussians, 1.0, 0.0).scores(features) / 2
+    torch.testing.assert_close(got - got[:, :1], linear - linear[:, :1])
+    nearest = nearest_mean_distances(features, gaussians.means).argmin(1)
+    assert torch.equal(rda_readout(gaussians, 1.0, 1.0).scores(features).argmax(1), nearest)
 
 
 def test_nearest_mean_by_hand():

@@ -248,6 +248,8 @@ ROWS = {
     "topology and anchor, refined": {"method.refine": True},
     "paper": {},
     "final refresh": {"method.final_refresh": True},
+    "final refresh, linear": {"method.final_refresh": True, "method.readout": "linear"},
+    "regularised discriminant analysis": {"method.readout": "rda"},
     "release": {"method.preset": "release"},
     "release for CUB": {"method.preset": "release", "method.perturb": 0.5, "method.map_lr": 0.05},
     "anchor alone": {"method.top_aware": False},

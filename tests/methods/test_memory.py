@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from gatf.geometry.compact import fit_low_rank
 from gatf.geometry.gaussians import Gaussians
 from gatf.io import container
 from gatf.methods.adagauss import AdaGaussConfig
+from gatf.methods.base import TaskInfo
 from gatf.methods.gatf import GATFConfig
 from gatf.methods.parts import memory as memory_module
 from gatf.methods.parts.memory import GaussianMemory
@@ -285,7 +287,7 @@ def test_scores_are_those_of_the_matrices(kind: str, rule: str, shrink: float | 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("rule", ["bayes", "mahalanobis", "nmc", "linear"])
+@pytest.mark.parametrize("rule", ["bayes", "mahalanobis", "nmc", "linear", "rda"])
 def test_the_graph_of_a_readout_gives_its_scores(kind: str, rule: str) -> None:
     memory = filled(kind, rule=rule)
     features = torch.randn(30, 6, generator=torch.Generator().manual_seed(1))
@@ -312,7 +314,7 @@ def test_the_linear_rule_learns_from_the_same_draws(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("rule", ["bayes", "mahalanobis", "nmc", "linear"])
+@pytest.mark.parametrize("rule", ["bayes", "mahalanobis", "nmc", "linear", "rda"])
 def test_every_rule_tells_far_classes_apart(kind: str, rule: str) -> None:
     memory, means = empty(kind, 4, rule=rule), 20 * torch.eye(4)[:3]
     memory.set(Gaussians(means, some(3, 4).covs))
@@ -322,7 +324,79 @@ def test_every_rule_tells_far_classes_apart(kind: str, rule: str) -> None:
     assert (scores.argmax(1).reshape(20, 3) == torch.arange(3)).all()
 
 
+def two_classes(seed: int, spread: float, images: int = 400) -> tuple[Tensor, Tensor]:
+    """Features [images, 6] of two classes around ±½ in every coordinate, the second `spread` times as wide."""
+    labels = torch.arange(images) % 2
+    noise = torch.randn(images, 6, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return (labels - 0.5)[:, None] + noise * torch.where(labels == 1, spread, 1.0)[:, None], labels
+
+
+def learnt_from(features: Tensor, labels: Tensor, monkeypatch: pytest.MonkeyPatch) -> GaussianMemory:
+    """A memory that chooses, after learning these features of a task's two classes as those of plain images."""
+    twice = (torch.cat([features, features]), torch.cat([labels, labels]))
+    monkeypatch.setattr(memory_module, "own_features", lambda net, data, mirror: twice)
+    memory = empty("full", rule="rda")
+    memory.learn(nn.Identity(), SimpleNamespace(info=TaskInfo(0, 0, 2, len(labels))))  # type: ignore[arg-type]
+    return memory
+
+
+def test_rda_chooses_what_tells_the_images_apart_that_it_held_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few images of equal spread had better share a covariance; a class five times as wide has its own."""
+    mixtures = []
+    for spread in (1.0, 5.0):
+        features, labels = two_classes(0, spread, images=60)
+        memory = learnt_from(features, labels, monkeypatch)
+        mixtures.append(memory_module.RDA_CHOICES[int(memory.evidence.argmax())][0])
+        torch.testing.assert_close(memory.get().means[0], features[labels == 0].mean(0), rtol=1e-5, atol=1e-5)
+    assert mixtures[0] >= 0.75
+    assert mixtures[1] <= 0.25
+
+
+def test_the_evidence_of_rda_is_the_log_probability_of_images_held_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    features, labels = two_classes(1, 2.0)
+    memory = learnt_from(features, labels, monkeypatch)
+    held = torch.arange(400) % 5 == 0
+    rest = [features[~held & (labels == each)].repeat(2, 1) for each in (0, 1)]
+    fitted = Gaussians(torch.stack([each.mean(0) for each in rest]), torch.stack([each.T.cov() for each in rest]))
+    number = memory_module.RDA_CHOICES.index((0.25, 0.1))
+    scores = readout.rda_readout(fitted, 0.25, 0.1).scores(features[held]) / 2
+    expected = 2 * torch.nn.functional.cross_entropy(scores, labels[held], reduction="sum")  # plain and mirrored
+    assert memory.evidence[number].item() == pytest.approx(-expected.item(), rel=1e-5)
+
+
+def test_rda_adds_up_evidence_and_has_a_choice_before_there_is_any(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = filled("full", rule="rda")
+    features = torch.randn(9, 6, generator=torch.Generator().manual_seed(1))
+    expected = readout.rda_readout(memory.get(), 0.5, 0.03).scores(features)
+    torch.testing.assert_close(memory.scores(features), expected)
+    memory = learnt_from(*two_classes(2, 2.0), monkeypatch)
+    once = memory.evidence.clone()
+    memory.learn(nn.Identity(), SimpleNamespace(info=TaskInfo(0, 0, 2, 400)))  # type: ignore[arg-type]
+    assert torch.equal(memory.evidence, 2 * once)
+    assert memory.bytes_per_class() == empty("full").bytes_per_class()
+
+
 # --- in methods -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["gatf", "adagauss"])
+@pytest.mark.parametrize("kind", ["full", "diag"])
+def test_a_model_that_chooses_comes_back_from_its_file(
+    method: str, kind: str, tiny_classifier: Tiny, digit_images: Any, tmp_path: Path
+) -> None:
+    images, labels = digit_images
+    told = {"method.samples": 100, "method.readout": "rda", "method.covariance": kind}
+    classifier = tiny_classifier(method=method, epochs=10, settings=told)
+    for names in (("d0", "d1", "d2"), ("d1", "d3")):
+        chosen = np.isin(labels, names)
+        classifier.partial_fit(images[chosen][:240], labels[chosen][:240])
+    assert classifier.model_.method.memory.evidence.unique().numel() > 1
+    classifier.save(tmp_path / "shop.gatf")
+    loaded = IncrementalClassifier.load(tmp_path / "shop.gatf", device="cpu")
+    assert (loaded.predict_proba(images[:50]) == classifier.predict_proba(images[:50])).all()
+    with torch.no_grad():
+        scores, _, _ = Graph(loaded.model_).eval()(torch.from_numpy(images[:50, None]))
+    torch.testing.assert_close(scores, loaded._look(images[:50]).scores, rtol=1e-4, atol=1e-3)
 
 
 @pytest.mark.parametrize("method", ["gatf", "adagauss"])

@@ -28,6 +28,7 @@ from gatf.geometry.readout import (
     mahalanobis_readout,
     margins,
     nearest_mean_distances,
+    rda_readout,
 )
 from gatf.geometry.spd import (
     Factor,
@@ -67,6 +68,7 @@ __all__ = [
     "pack",
     "push_affine",
     "push_forward",
+    "rda_readout",
     "sample",
     "score_bound",
     "shrink",

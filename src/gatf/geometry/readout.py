@@ -7,7 +7,7 @@ know no more of it; those of compact covariances are in `compact`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Protocol
 
@@ -56,6 +56,8 @@ class QuadraticReadout:
     """Whether features are divided by their norm first."""
     repaired: Tensor | None = None
     """Classes whose matrix needed the ladder of spd.cholesky, bool [C]."""
+    constants: Tensor | None = None
+    """What the scores of each class are lowered by beside its distance, [C]."""
 
     @classmethod
     def of(
@@ -116,7 +118,12 @@ class QuadraticReadout:
         return out
 
     def scores(self, features: Tensor) -> Tensor:
-        return -self.distances(features)
+        distances = self.distances(features)
+        return -(distances if self.constants is None else distances + self.constants)
+
+    def log_determinants(self) -> Tensor:
+        """log det M_c, [C]."""
+        return -2 * self.whiteners.diagonal(dim1=-2, dim2=-1).log().sum(-1)
 
     def graph(self) -> nn.Module:
         return QuadraticGraph(self)
@@ -127,6 +134,7 @@ class QuadraticGraph(nn.Module):
 
     weight: Tensor
     offset: Tensor
+    constants: Tensor
 
     def __init__(self, readout: QuadraticReadout) -> None:
         super().__init__()
@@ -135,11 +143,13 @@ class QuadraticGraph(nn.Module):
         self.register_buffer("weight", readout.whiteners.reshape(classes * dim, dim))
         whitened = (readout.whiteners @ readout.centres[:, :, None]).reshape(classes * dim)
         self.register_buffer("offset", whitened)
+        none = readout.centres.new_zeros(classes)
+        self.register_buffer("constants", none if readout.constants is None else readout.constants)
 
     def forward(self, features: Tensor) -> Tensor:
         vectors = seen(features, self.normalise)
         offsets = vectors @ self.weight.T - self.offset
-        return -offsets.square().reshape(-1, self.classes, self.dim).sum(-1)
+        return -offsets.square().reshape(-1, self.classes, self.dim).sum(-1) - self.constants
 
 
 def bayes_readout(gaussians: Gaussians, shrink: float = BAYES_SHRINK, *, normalise: bool = True) -> QuadraticReadout:
@@ -159,6 +169,25 @@ def bayes_readout(gaussians: Gaussians, shrink: float = BAYES_SHRINK, *, normali
 def mahalanobis_readout(gaussians: Gaussians, shrink: float = MAHALANOBIS_SHRINK) -> QuadraticReadout:
     """GATF, Eq. 3 taken literally: (z − μ_c)ᵀ sh(Σ_c, shrink)⁻¹ (z − μ_c) on raw features."""
     return bayes_readout(gaussians, shrink, normalise=False)
+
+
+def rda_readout(gaussians: Gaussians, mixture: float, shrinkage: float) -> QuadraticReadout:
+    """Regularised discriminant analysis (Friedman, "Regularized discriminant analysis", JASA 1989) on raw features:
+    scores −(z − μ_c)ᵀ M_c⁻¹ (z − μ_c) − log det M_c with M_c = (1 − γ)·S_c + γ·mean(diag S_c)·I and
+    S_c = (1 − λ)·Σ_c + λ·Σ, where Σ is the mean of all Σ_c.
+
+    `mixture` λ and `shrinkage` γ are from 0 to 1: (0, 0) is quadratic discriminant analysis, (1, 0) linear, (1, 1) the
+    nearest mean. All classes are taken to be equally likely.
+    """
+    pooled = gaussians.covs.mean(0)
+
+    def prepare(covs: Tensor) -> Tensor:
+        mixed = torch.lerp(covs, pooled, mixture)
+        level = mixed.diagonal(dim1=-2, dim2=-1).mean(-1)[:, None, None]
+        return torch.lerp(mixed, level * torch.eye(pooled.shape[-1]).to(mixed), shrinkage)
+
+    plain = QuadraticReadout.of(gaussians.means, gaussians.covs, normalise=False, prepare=prepare)
+    return replace(plain, constants=plain.log_determinants())
 
 
 def nearest_mean_distances(features: Tensor, means: Tensor, *, normalise: bool = False) -> Tensor:

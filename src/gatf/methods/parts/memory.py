@@ -1,5 +1,6 @@
 """The memory of class Gaussians: what GATF and AdaGauss keep of every class, and how they read and move it."""
 
+import itertools
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from typing import Any, Literal, Self
@@ -18,6 +19,7 @@ from gatf.geometry.readout import (
     NearestMeanReadout,
     Readout,
     linear_from_samples,
+    rda_readout,
 )
 from gatf.methods.base import TaskData
 from gatf.methods.parts.components import Growing, of_all_processes, own_features
@@ -25,7 +27,16 @@ from gatf.methods.parts.storage import DiagonalStorage, FullStorage, Kept, LowRa
 from gatf.seeding import generator, key
 from gatf.settings import MethodConfig
 
-Rule = Literal["bayes", "mahalanobis", "nmc", "linear"]
+Rule = Literal["bayes", "mahalanobis", "nmc", "linear", "rda"]
+RDA_CHOICES = tuple(
+    sorted(
+        itertools.product((0.0, 0.25, 0.5, 0.75, 1.0), (0.001, 0.01, 0.03, 0.1, 0.3, 0.6)),
+        key=lambda choice: choice != (0.5, 0.03),
+    )
+)
+"""Mixtures and shrinkages among which `rda` chooses, the same in every task; the first where nothing speaks for any."""
+HELD_BACK = 5
+"""Every so-manieth image of a task is held back from the Gaussians by which `rda` chooses."""
 PLAIN_SAMPLES, SAMPLES_PER_DIMENSION = 10_000, 16
 """Points drawn from each Gaussian to move it: plain ones as published, or mirrored ones with exact moments."""
 CHUNK_ELEMENTS = 2**21
@@ -72,6 +83,8 @@ class GaussianMemory(Growing):
     """One Gaussian per class: its mean, and what the storage keeps of its covariance; float32."""
 
     means: Tensor
+    evidence: Tensor
+    """Of `rda`: how likely the held-back images of all tasks are to be told right, by `RDA_CHOICES`."""
 
     def __init__(
         self, dim: int, *, rule: Rule, seed: int, readout_shrink: float | None = None,
@@ -89,7 +102,8 @@ class GaussianMemory(Growing):
 
     def shapes(self, classes: int) -> dict[str, tuple[int, ...]]:
         """Names and shapes of the buffers for so many classes."""
-        return {"means": (classes, self.dim), **self.storage.shapes(classes)}
+        evidence = {"evidence": (len(RDA_CHOICES),)} if self.rule == "rda" else {}
+        return {"means": (classes, self.dim), **self.storage.shapes(classes), **evidence}
 
     def get(self) -> gaussians.Gaussians:
         """The Gaussians in float64, covariances as matrices."""
@@ -129,9 +143,18 @@ class GaussianMemory(Growing):
     def learn(self, net: nn.Module, data: TaskData, *, shrink: float = 0.0, diagonal: bool = False) -> None:
         """Append the new classes: moments of the features of every image and of its mirror image (AdaGauss)."""
         features, labels = own_features(net, data, mirror=True)
-        new = of_all_processes(moments.class_moments(features, labels - data.info.old, classes=data.info.new))
-        learnt = self.storage.encode(_limited(new.covariance(), shrink, diagonal))
-        self._join([(self.means, self._kept()), (new.mean, learnt)])
+
+        def gaussians_of(rows: Tensor | slice) -> gaussians.Gaussians:
+            own = moments.class_moments(features[rows], labels[rows] - data.info.old, classes=data.info.new)
+            new = of_all_processes(own)
+            return gaussians.Gaussians(new.mean, _limited(new.covariance(), shrink, diagonal))
+
+        if self.rule == "rda":
+            image = torch.arange(len(features), device=features.device) % (len(features) // 2)  # plain, then mirrored
+            held = image % HELD_BACK == 0
+            self.evidence += _evidence(gaussians_of(~held), features[held], labels[held] - data.info.old)
+        new = gaussians_of(slice(None))
+        self._join([(self.means, self._kept()), (new.means, self.storage.encode(new.covs))])
 
     def remeasured(
         self, features: Tensor, labels: Tensor, *, shrink: float = 0.0, diagonal: bool = False
@@ -195,6 +218,8 @@ class GaussianMemory(Growing):
         if self.rule == "linear":
             draws = torch.Generator(self.means.device).manual_seed(key(self.seed, "linear readout", len(self)))
             return LinearReadout(*linear_from_samples(self.storage.sampler(means, kept), generator=draws))
+        if self.rule == "rda":
+            return rda_readout(self.get(), *RDA_CHOICES[int(self.evidence.argmax())])
         bayes = self.rule == "bayes"
         usual = BAYES_SHRINK if bayes else MAHALANOBIS_SHRINK
         shrink = usual if self.readout_shrink is None else self.readout_shrink
@@ -211,6 +236,16 @@ class GaussianMemory(Growing):
     def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *args: Any) -> None:
         self._readout = None
         super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+def _evidence(fitted: gaussians.Gaussians, features: Tensor, labels: Tensor) -> Tensor:
+    """Sum over features [B, S] of the log-probability of their label [B] among the classes of the task, for each of
+    `RDA_CHOICES`. The network has seen these images; the Gaussians have not."""
+    sums = []
+    for mixture, shrinkage in RDA_CHOICES:
+        scores = rda_readout(fitted, mixture, shrinkage).scores(features) / 2  # log-densities, up to a constant
+        sums.append(torch.log_softmax(scores, dim=1).gather(1, labels[:, None]).sum())
+    return ranks.total(torch.stack(sums)).float()
 
 
 def _on(kept: Kept, device: str) -> Kept:
