@@ -30,7 +30,10 @@ class Door:
         labels = torch.arange(2 * (last + 1)).repeat_interleave(4)
         return see(PLACES[labels]), labels
 
-    def train(self, see: Callable[[Tensor], Tensor], last: int, per_class: int) -> tuple[Tensor, Tensor]:
+    def train(
+        self, see: Callable[[Tensor], Tensor], last: int, per_class: int, *, mirror: bool
+    ) -> tuple[Tensor, Tensor]:
+        assert mirror
         labels = torch.arange(2 * (last + 1)).repeat_interleave(10)
         return see(torch.cat([PLACES[labels]] * 2)), torch.cat([labels, labels])
 
