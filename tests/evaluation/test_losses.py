@@ -117,7 +117,7 @@ def test_measuring_again_what_was_just_measured_changes_nothing(method: str, tmp
     learner, door = experiment.method, door_of(experiment)
     before = {name: value.clone() for name, value in learner.state_dict().items()}
     with torch.no_grad(), learner.frozen():
-        seen, labels = door.train(learner.backbone, 0, 1000)
+        seen, labels = door.train(learner.backbone, 0, 1000, mirror=True)
         test, _ = door.test(learner.backbone, 0)
         scores, _ = door.test(learner.scores, 0)
         half = len(seen) // 2

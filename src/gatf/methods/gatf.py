@@ -83,7 +83,7 @@ class GATFConfig(CovarianceConfig):
     perturb: NotNegative = 0.0
     """Step of the release's task-0 feature perturbation, from which only the head learns (0.5 in its CUB script)."""
     readout: Rule = "bayes"
-    """How classes are told apart: by distances as released (bayes), by Mahalanobis distances, by the nearest mean (nmc),
+    """How classes are told apart: by distances as released (bayes), Mahalanobis distances, the nearest mean (nmc),
     by a classifier trained on draws from the Gaussians (linear), or by regularised discriminant analysis (rda)."""
 
     @classmethod
