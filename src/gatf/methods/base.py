@@ -72,6 +72,9 @@ class Method(nn.Module, ABC, Generic[ConfigT]):
     """What it trains in a task."""
     exemplar_free: ClassVar[bool] = True
     """Only `joint` says False, and is then handed the data of all tasks so far."""
+    revisits: ClassVar[bool] = False
+    """Whether a task may hold images of classes seen before, under their old numbers, as an update of a classifier may.
+    `TaskInfo.new` counts the other classes."""
     defaults: ClassVar[dict[str, Any]] = {}
     """Settings of other sections that belong to the method (its optimiser, no bottleneck), shaped like a config."""
 
