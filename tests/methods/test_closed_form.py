@@ -1,6 +1,7 @@
 """Methods solved from sums: neither order nor split of the classes matters, and all images at once give the same."""
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,12 +14,14 @@ from torch import Tensor, nn
 
 from gatf import IncrementalClassifier
 from gatf.config import RunConfig
-from gatf.experiment import Experiment
+from gatf.experiment import Experiment, start
+from gatf.io.run_folder import Summary
 from gatf.methods import METHODS
 from gatf.methods.base import TaskInfo
 from gatf.methods.parts.closed_form import ClosedForm
 from gatf.methods.ranpac import RIDGES, held_out_errors
 from gatf.model import file as model_file
+from gatf.nets.small import SmallNet
 from gatf.settings import OptimisationConfig
 
 NAMES = ("ncm", "slda", "ranpac", "klda")
@@ -235,12 +238,94 @@ def test_the_network_is_trained_in_the_first_task_unless_pretrained(
 
 
 def test_a_frozen_network_stays_as_it_was(
-    tiny_config: Callable[..., RunConfig], learn: Callable[..., Experiment]
+    tiny_config: Callable[..., RunConfig], learn: Callable[..., Experiment], own_cache: Path
 ) -> None:
     config = tiny_config("slda", **{"method.train_first": False})
     fresh = Experiment(config).method.backbone.state_dict()
     for name, value in learn(config, tasks=2).method.backbone.state_dict().items():
         assert torch.equal(value, fresh[name]), name
+
+
+FROZEN: dict[str, dict[str, Any]] = {
+    "ncm": {"method.train_first": False},
+    "slda": {"method.train_first": False},
+    "ranpac": {"method.train_first": False, "method.projections": 50},
+    "klda": {"method.train_first": False, "method.projections": 50},
+    "fecam": {"method.train_network": False, "method.first_task_rule": "maha"},
+    "fetril": {"method.train_network": False},
+}
+
+
+@pytest.fixture
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("GATF_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+class TestFeaturesAreComputedOnce:
+    def runs(self, config: RunConfig, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Summary, int]:
+        """A run's summary, and how many images its network saw."""
+        seen = 0
+        forward = SmallNet.forward
+
+        def counted(net: SmallNet, images: Tensor) -> Tensor:
+            nonlocal seen
+            seen += len(images)
+            return forward(net, images)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(SmallNet, "forward", counted)
+            patch.setattr("gatf.methods.base.folded", lambda net: net)  # a folded copy would run uncounted
+            patch.setattr("gatf.methods.parts.components.folded", lambda net: net)
+            return start(config, folder), seen
+
+    def test_by_the_first_of_all_methods_with_the_network(
+        self, tiny_config: Callable[..., RunConfig], own_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        first = True
+        for name, settings in FROZEN.items():
+            config = tiny_config(name, **settings)
+            source = Experiment(config).scenario.source
+            _, seen = self.runs(config, tmp_path / name, monkeypatch)
+            assert seen == (len(source.train) + len(source.test) if first else 0), name
+            first = False
+        assert len(list(own_cache.glob("features-*.safetensors"))) == 2
+
+    @pytest.mark.parametrize("name", FROZEN)
+    def test_results_are_those_of_running_the_network(
+        self, name: str, tiny_config: Callable[..., RunConfig], own_cache: Path, tmp_path: Path
+    ) -> None:
+        """A network handed over from Python is not cached."""
+        config = tiny_config(name, **FROZEN[name])
+        cached = start(config, tmp_path / "cached")
+        network = Experiment(config).method.backbone
+        assert Experiment(config, backbone=network).features is None
+        plain = start(config, tmp_path / "plain", backbone=network)
+        assert plain.accuracy_matrix == cached.accuracy_matrix
+
+    def test_for_each_weights_pixels_and_normalisation(
+        self, tiny_config: Callable[..., RunConfig], own_cache: Path, tmp_path: Path
+    ) -> None:
+        changes: list[dict[str, Any]] = [{}, {"seed": 1}, {"data.max_per_class": 30}, {"data.test_crop": 6}]
+        found = [Experiment(tiny_config("ncm", **FROZEN["ncm"], **change)).features for change in changes]
+        assert len(list(own_cache.glob("features-*.safetensors"))) == 7  # fewer training images, the same test images
+        assert found[0] is not None
+        for other in found[1:]:
+            assert other is not None
+            assert not torch.equal(other.train[:5], found[0].train[:5]) or len(other.train) < len(found[0].train)
+
+    @pytest.mark.parametrize("settings", [{"method.train_first": None}, {"backbone.bottleneck": 4}])
+    def test_not_of_a_network_that_changes(
+        self, settings: dict[str, Any], tiny_config: Callable[..., RunConfig], own_cache: Path
+    ) -> None:
+        assert Experiment(tiny_config("slda", **FROZEN["slda"] | settings)).features is None
+
+    def test_and_are_gone_with_the_task(self, tiny_config: Callable[..., RunConfig], own_cache: Path) -> None:
+        data = Experiment(tiny_config("ncm", **FROZEN["ncm"])).task_data(0)
+        assert data.known_features() is not None
+        data.close()
+        with pytest.raises(RuntimeError, match="are gone"):
+            data.known_features()
 
 
 # --- as a classifier --------------------------------------------------------------------------------------------------
