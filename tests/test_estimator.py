@@ -225,6 +225,17 @@ def test_certificate_by_hand() -> None:
     assert not judge.certificates(points, 1 - nearest).any(), "another answer than the nearest mean's is not certified"
 
 
+def test_a_shared_covariance_is_judged_as_copies_of_it() -> None:
+    draws = torch.Generator().manual_seed(0)
+    means, points = (torch.randn(n, 3, generator=draws, dtype=torch.float64) for n in (4, 20))
+    factor = torch.randn(3, 3, generator=draws, dtype=torch.float64)
+    shared = Gaussians.sharing(means, factor @ factor.T)
+    copies = Gaussians(means, shared.covs.clone())
+    one, other = (Judge(stored, torch.zeros(4, dtype=torch.float64)) for stored in (shared, copies))
+    torch.testing.assert_close(one.nearest(points), other.nearest(points))
+    torch.testing.assert_close(one.metric(points), other.metric(points))
+
+
 def test_certified_answers_survive_the_error(grown: Any, digit_images: Digits) -> None:
     """Moving every old mean by the measured error, in any direction, changes no certified answer of the rule."""
     images, _ = some_digits(digit_images, *grown.classes_, test=True)

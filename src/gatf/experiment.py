@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
-from functools import partial
+from functools import cached_property, partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,8 @@ from torch import Tensor, nn
 
 from gatf import ranks
 from gatf.config import RunConfig, nest, read_recipe, validated
-from gatf.data.loader import TaskData, TaskInfo, split_pipeline
+from gatf.data.features import SourceFeatures, cached_features, network_identity
+from gatf.data.loader import EVALUATION_BATCH, TaskData, TaskInfo, split_pipeline
 from gatf.data.scenario import Scenario, build_scenario
 from gatf.data.sources import open_source
 from gatf.errors import Diverged, UserError
@@ -37,6 +38,7 @@ from gatf.io import events
 from gatf.io.events import Event, JsonLines, Listener
 from gatf.io.run_folder import CONFIG, RunFolder, Summary
 from gatf.methods import Method
+from gatf.methods.parts.features import FeatureMethod
 from gatf.model import file as model_file
 from gatf.model.record import UpdateRecord
 from gatf.model.state import Model
@@ -137,6 +139,7 @@ class Experiment:
 
     def __init__(self, config: RunConfig, backbone: nn.Module | None = None) -> None:
         self.config = config
+        self._network_is_named = backbone is None
         source = open_source(config.data)
         self.scenario: Scenario = build_scenario(source, config.scenario, config.order_seed)
         self.session = Session(config, Preprocessing(source.image_shape, source.mean, source.std), backbone=backbone)
@@ -153,6 +156,18 @@ class Experiment:
         self.session.restore(tensors, meta, None)
         self.method.eval()
 
+    @cached_property
+    def features(self) -> SourceFeatures | None:
+        """Of all images, from the cache, where no task trains the network; None where it has to be run. A network from
+        Python may be another tomorrow, and a bottleneck may be set when the first task begins."""
+        method, config = self.method, self.config
+        fixed = isinstance(method, FeatureMethod) and method.network_is_fixed
+        if not fixed or not self._network_is_named or config.backbone.bottleneck is not None or ranks.world() > 1:
+            return None
+        identity = network_identity(str(method.backbone), method.backbone.state_dict())
+        net = method.frozen_copy(method.backbone)
+        return cached_features(self.scenario.source, net, identity, self.session.pipeline, self.session.device)
+
     def task_info(self, task: int) -> TaskInfo:
         return self.scenario.task_info(task, all_so_far=not self.method.exemplar_free)
 
@@ -160,7 +175,7 @@ class Experiment:
         """The task's training images; of all tasks so far for a method that is not exemplar-free."""
         return self.scenario.task_data(
             task, self.session.pipeline, seed=self.config.seed, device=self.session.device,
-            all_so_far=not self.method.exemplar_free,
+            all_so_far=not self.method.exemplar_free, features=None if self.features is None else self.features.train,
         )  # fmt: skip
 
     def run(self, folder: Path, listeners: tuple[Listener, ...], *, force_config: bool = False) -> Summary:
@@ -191,7 +206,7 @@ class Experiment:
         wanted = labels[own].to(self.session.device)
         chosen, done = [], 0
         finite = torch.ones((), dtype=torch.bool, device=self.session.device)
-        for scores in self.session.scored(self.scenario.source.test, members[own]):
+        for scores in self._scored(members[own]):
             finite &= scores.isfinite().all()
             chosen.append(choose(scores, wanted[done : done + len(scores)], tasks))
             done += len(scores)
@@ -204,8 +219,16 @@ class Experiment:
         """Scores [N, classes seen] and labels [N] of the test images of tasks 0..task, on the CPU."""
         members, labels = self.scenario.members(self.scenario.source.test, 0, task)
         own = members[ranks.part(len(members))]
-        scores = torch.cat(list(self.session.scored(self.scenario.source.test, own)))
+        scores = torch.cat(list(self._scored(own)))
         return ranks.gather_rows(scores).cpu(), labels
+
+    def _scored(self, members: Tensor) -> Iterator[Tensor]:
+        """Scores [B, classes] of some test images, a batch at a time."""
+        if self.features is None or not isinstance(self.method, FeatureMethod):
+            yield from self.session.scored(self.scenario.source.test, members)
+            return
+        for rows in members.split(EVALUATION_BATCH):
+            yield self.method.eval().feature_scores(self.features.test[rows].to(self.session.device))
 
 
 @dataclass

@@ -84,6 +84,8 @@ def small_config(method: str, data: Path, **overrides: Any) -> RunConfig:
         "ewc": {"method.preset": "facil", "method.penalty": 5e8, "method.fisher_cap": 1e-8},
         "ldc": {"method.projector_updates": 200, "method.projector_lr": 0.005},
         "efc": {"optimisation.next.lr": 1e-3},
+        "ranpac": {"method.projections": 100},
+        "klda": {"method.projections": 100},
         "dpcr": {"optimisation.next.lr": 0.05},  # as published: a linear map does not follow a network that runs off
     }
     settings |= own.get(method, {})

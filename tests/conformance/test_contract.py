@@ -158,8 +158,8 @@ def test_more_than_a_hundred_classes(method: str, tmp_path: Path) -> None:
     assert scores.isfinite().all()
 
 
-S, D = 12, 32
-"""Features with and without the bottleneck in `small_config`."""
+S, D, RANDOM = 12, 32, 100
+"""Features with and without the bottleneck in `small_config`, and random features made of them."""
 TRIANGLE_S, TRIANGLE_D = S * (S + 1) // 2, D * (D + 1) // 2
 STATISTICS = {
     "gatf": S + TRIANGLE_S,  # mean and covariance
@@ -176,6 +176,10 @@ STATISTICS = {
     "fecam": D + TRIANGLE_D,  # mean and covariance
     "efc": D + TRIANGLE_D,
     "dpcr": D + TRIANGLE_D + 1,  # mean, Gram matrix, count
+    "ncm": 2 * (D + 1),  # mean and count, in float64
+    "slda": 2 * (D + 1),
+    "ranpac": 2 * (RANDOM + 1),
+    "klda": 2 * (RANDOM + 1),
 }
 """Numbers (4 bytes each) that a method keeps of each class for later tasks, by its specification."""
 BESIDE = {
@@ -185,6 +189,9 @@ BESIDE = {
     "fetril": D + 1,  # the classifier fitted last, made anew after each task
     "efc": D,  # a row of the head without bias
     "dpcr": D + D,  # a row of the cosine head, and of the classifier made anew after each task
+    "slda": 2 * (D + 1),  # the classifier made anew after each task, in float64
+    "ranpac": 2 * (RANDOM + 1),
+    "klda": 2 * (RANDOM + 1),
 }
 """Numbers a class that the state grows by beside those: heads that count as part of the network."""
 

@@ -187,3 +187,20 @@ def test_triangles_by_hand_and_back(make_spd):
     assert torch.equal(unpack(pack(covs), 5), covs)
     with pytest.raises(ValueError, match="15 numbers"):
         unpack(pack(covs), 4)
+
+
+class TestSharing:
+    def test_one_matrix_in_memory(self, make_spd):
+        cov = make_spd(seeded(), 1, 4)[0]
+        shared = Gaussians.sharing(torch.zeros(1000, 4), cov)
+        for some in (shared, shared[5:900], shared.to("cpu")):
+            assert some.common is not None
+            assert some.common.data_ptr() == cov.data_ptr()
+            assert torch.equal(some.covs[-1], cov)
+        assert torch.equal(shared.mean_cov(), cov)
+
+    def test_classes_with_their_own_share_nothing(self, make_spd):
+        own = random_gaussians(make_spd, 3, 4)
+        assert own.common is None
+        torch.testing.assert_close(own.mean_cov(), own.covs.mean(0))
+        assert Gaussians.empty(4).common is None

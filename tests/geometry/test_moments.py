@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gatf.geometry import Moments, PairedMoments, class_moments, moments
+from gatf.geometry import Moments, PairedMoments, PooledMoments, class_moments, moments
 
 
 def random_features(seed, *shape):
@@ -164,3 +164,47 @@ def test_moments_over_holders_are_those_of_all_vectors() -> None:
         torch.testing.assert_close(result.mean, whole.mean)
         torch.testing.assert_close(result.scatter, whole.scatter)
         assert result.count == 11
+
+
+class TestPooled:
+    def test_by_hand(self):
+        features, labels = torch.tensor([[0.0, 1.0], [2.0, 1.0], [5.0, 5.0]]), torch.tensor([0, 0, 1])
+        pooled = PooledMoments.of(features, labels, classes=3)
+        assert pooled.counts.tolist() == [2, 1, 0]
+        assert pooled.means.tolist() == [[1, 1], [5, 5], [0, 0]]
+        assert pooled.scatter.tolist() == [[2, 0], [0, 0]]
+        assert pooled.freedom() == 1
+        assert pooled.gram().tolist() == [[29, 27], [27, 27]]
+        assert pooled.sums().tolist() == [[2, 2], [5, 5], [0, 0]]
+
+    @settings(deadline=None, max_examples=40)
+    @given(st.integers(0, 10_000), st.integers(1, 5), st.integers(1, 30), st.integers(0, 30))
+    def test_merged_parts_are_the_whole(self, seed, classes, one, other):
+        """Also where a part has fewer classes, none of them, or no vectors."""
+        generator = torch.Generator().manual_seed(seed)
+        features = torch.randn(one + other, 3, generator=generator, dtype=torch.float64) + 10
+        labels = torch.randint(classes, (one + other,), generator=generator)
+        parts = [
+            PooledMoments.of(features[rows], labels[rows], classes=int(labels[rows].max()) + 1 if len(rows) else 0)
+            for rows in (torch.arange(one), torch.arange(one, one + other))
+        ]
+        whole = PooledMoments.of(features, labels, classes=int(labels.max()) + 1)
+        for merged in (parts[0].merge(parts[1]), parts[1].merge(parts[0])):
+            for name in ("counts", "means", "scatter"):
+                torch.testing.assert_close(getattr(merged, name), getattr(whole, name), rtol=1e-9, atol=1e-9)
+
+    def test_scatter_is_the_sum_over_classes(self):
+        features, labels = random_features(5, 50, 3) + 1e4, torch.arange(50) % 3
+        by_class = class_moments(features, labels, classes=3)
+        pooled = PooledMoments.of(features, labels, classes=3)
+        torch.testing.assert_close(pooled.scatter, by_class.scatter.sum(0))
+        torch.testing.assert_close(pooled.covariance(), by_class.scatter.sum(0) / 47)
+
+    def test_no_class_with_two_vectors_has_no_covariance(self):
+        pooled = PooledMoments.of(random_features(5, 3, 2), torch.arange(3), classes=3)
+        assert pooled.covariance().tolist() == [[0, 0], [0, 0]]
+
+    def test_share_of_noise(self):
+        """As many vectors, less one of each class, as dimensions: one half."""
+        pooled = PooledMoments.of(random_features(5, 6, 4), torch.arange(6) % 2, classes=2)
+        assert pooled.noise_share() == 0.5

@@ -8,12 +8,15 @@ from gatf.geometry import (
     Gaussians,
     QuadraticReadout,
     bayes_readout,
+    blend,
+    linear_discriminant,
     linear_from_samples,
     mahalanobis_readout,
     margins,
     nearest_mean_distances,
     rda_readout,
     readout,
+    ridge_readout,
 )
 
 F64 = torch.float64
@@ -210,3 +213,36 @@ def test_linear_separates_what_can_be_separated_and_repeats():
     labels = torch.arange(4).repeat_interleave(500)
     points = centres[labels] + torch.randn(2000, 4, generator=seeded(6))
     assert ((points.double() @ weight.mT + bias).argmax(1) == labels).double().mean() > 0.99
+
+
+class TestLinearDiscriminant:
+    def test_by_hand(self):
+        """Means 1 and 5 with variance 2: w = (μ − 3)/2, and the border half-way at 3."""
+        found = linear_discriminant(torch.tensor([[1.0], [5.0]]), torch.tensor([[2.0]]), 0.0)
+        torch.testing.assert_close(found.weight, torch.tensor([[-1.0], [1.0]], dtype=F64))
+        scores = found.scores(torch.tensor([[3.0], [4.0]]))
+        torch.testing.assert_close(scores, torch.tensor([[-1.0, -1.0], [-2.0, 0.0]], dtype=F64))
+
+    def test_differences_are_those_of_gaussian_log_densities(self, gaussians, features):
+        cov = gaussians.covs[0]
+        scores = linear_discriminant(gaussians.means, cov, 0.2).scores(features)
+        matrix = blend(cov, 0.2)
+        laws = [torch.distributions.MultivariateNormal(mean, matrix) for mean in gaussians.means]
+        densities = torch.stack([law.log_prob(features) for law in laws], dim=1)
+        torch.testing.assert_close(scores - scores[:, :1], densities - densities[:, :1])
+
+    def test_keeps_its_digits_far_from_the_origin(self, gaussians, features):
+        near = linear_discriminant(gaussians.means, gaussians.covs[0], 0.2).scores(features)
+        far = linear_discriminant(gaussians.means + 1e6, gaussians.covs[0], 0.2).scores(features + 1e6)
+        torch.testing.assert_close(far - far[:, :1], near - near[:, :1], rtol=1e-6, atol=1e-6)
+
+    def test_graph_gives_the_scores(self, gaussians, features):
+        found = linear_discriminant(gaussians.means, gaussians.covs[0], 0.2)
+        torch.testing.assert_close(found.graph()(features), found.scores(features))
+
+
+def test_ridge_by_hand():
+    """(4 + 6)⁻¹·5 and (4 + 6)⁻¹·1."""
+    found = ridge_readout(torch.tensor([[4.0]], dtype=F64), torch.tensor([[5.0], [1.0]]), 6.0)
+    torch.testing.assert_close(found.weight, torch.tensor([[0.5], [0.1]], dtype=F64))
+    assert found.bias.tolist() == [0, 0]

@@ -3,7 +3,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gatf.geometry import cholesky, clip_eigenvalues, condition_number, correlation, shrink, symmetrise
+from gatf.geometry import blend, cholesky, clip_eigenvalues, condition_number, correlation, shrink, symmetrise
 
 
 def matrix(*rows):
@@ -170,3 +170,11 @@ def test_cholesky_never_fails_on_finite_input_and_only_ever_adds(seed, dim, rank
     assert added.min() > -1e-9 * size
     if not factor.climbed:
         assert added.max() < 1e-9 * size
+
+
+def test_blend_by_hand():
+    """Variances 1 and 3, mean 2; a quarter of the way."""
+    cov = torch.tensor([[1.0, 0.8], [0.8, 3.0]], dtype=torch.float64)
+    torch.testing.assert_close(blend(cov, 0.25), torch.tensor([[1.25, 0.6], [0.6, 2.75]], dtype=torch.float64))
+    assert torch.equal(blend(cov, 0.0), cov)
+    torch.testing.assert_close(blend(cov, 1.0), 2 * torch.eye(2, dtype=torch.float64))

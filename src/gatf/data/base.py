@@ -1,5 +1,6 @@
 """What a data source is made of: labelled images in two parts, names, and what there is to say about them."""
 
+import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -25,6 +26,12 @@ class ImageSet:
         """Channels, height, width."""
         _, channels, height, width = self.images.shape
         return channels, height, width
+
+    def identity(self) -> str:
+        """A digest of the images: of their pixels, or of names, sizes and times of change of the files they are in."""
+        if isinstance(self.images, Tensor):
+            return hashlib.blake2b(self.images.contiguous().cpu().numpy().data, digest_size=16).hexdigest()
+        return self.images.encoded.stamp()
 
     def take(self, numbers: Tensor) -> "ImageSet":
         """Some of the images, by number, with their pixels or the places where those lie."""

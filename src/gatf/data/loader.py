@@ -82,14 +82,16 @@ class TaskData:
 
     def __init__(
         self, info: TaskInfo, images: ImageSet, members: tuple[Tensor, Tensor], *, pipeline: Pipeline, seed: int,
-        device: torch.device,
+        device: torch.device, features: Tensor | None = None,
     ) -> None:  # fmt: skip
+        """`features` [all images, S]: what a network that is not trained makes of the images, where that is known."""
         indices, labels = members
         self.info = info
         taken = images.take(indices).images
         self._images: ImageSet | None = ImageSet(
             taken.to(device) if isinstance(taken, Tensor) else taken, labels.to(device)
         )
+        self._features = None if features is None else features[indices].to(device)
         self._window, self._pipeline = split_pipeline(images, pipeline)
         self._seed = seed
         self._device = device
@@ -101,6 +103,11 @@ class TaskData:
         """Batches an epoch."""
         images = len(self) if order is None else len(self._visited(order, torch.Generator()))
         return _steps(images, batch_size, drop_last)
+
+    def known_features(self) -> tuple[Tensor, Tensor] | None:
+        """Features [N, S] of the plain images, and their labels [N]; None where the network has to be asked."""
+        labels = self._open().labels
+        return None if self._features is None else (self._features, labels)
 
     def _visited(self, order: Order, draws: torch.Generator) -> Tensor:
         return order(self._open().labels.cpu(), draws)
@@ -148,8 +155,8 @@ class TaskData:
         return draws if self._device.type == "cpu" else generator(seed, "loss", device=self._device)
 
     def close(self) -> None:
-        """Forget the images, and where they lie."""
-        self._images = None
+        """Forget the images, where they lie, and what is known of them."""
+        self._images = self._features = None
 
     def _open(self) -> ImageSet:
         if self._images is None:

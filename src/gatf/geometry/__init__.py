@@ -19,19 +19,22 @@ from gatf.geometry.certificate import (
     whitened_errors,
 )
 from gatf.geometry.gaussians import Gaussians, pack, push_affine, push_forward, sample, unpack, white_noise
-from gatf.geometry.moments import Moments, PairedMoments, class_moments
+from gatf.geometry.moments import Moments, PairedMoments, PooledMoments, class_moments
 from gatf.geometry.readout import (
     QuadraticReadout,
     Readout,
     bayes_readout,
+    linear_discriminant,
     linear_from_samples,
     mahalanobis_readout,
     margins,
     nearest_mean_distances,
     rda_readout,
+    ridge_readout,
 )
 from gatf.geometry.spd import (
     Factor,
+    blend,
     cholesky,
     clip_eigenvalues,
     condition_number,
@@ -48,10 +51,12 @@ __all__ = [
     "Gaussians",
     "Moments",
     "PairedMoments",
+    "PooledMoments",
     "QuadraticReadout",
     "Readout",
     "anchor_objective",
     "bayes_readout",
+    "blend",
     "certified",
     "certified_range",
     "cholesky",
@@ -61,6 +66,7 @@ __all__ = [
     "correlation",
     "distance_range",
     "fit_anchor",
+    "linear_discriminant",
     "linear_from_samples",
     "mahalanobis_readout",
     "margins",
@@ -69,6 +75,7 @@ __all__ = [
     "push_affine",
     "push_forward",
     "rda_readout",
+    "ridge_readout",
     "sample",
     "score_bound",
     "shrink",

@@ -25,7 +25,7 @@ class Gaussians:
     means: Tensor
     """[C, S]."""
     covs: Tensor
-    """[C, S, S]."""
+    """[C, S, S]; where classes share one matrix, C views of it, see `sharing`."""
 
     def __post_init__(self) -> None:
         if self.means.ndim != 2 or self.covs.shape != (*self.means.shape, self.means.shape[-1]):
@@ -40,6 +40,21 @@ class Gaussians:
         """No classes yet."""
         return cls(torch.zeros(0, dim, device=device), torch.zeros(0, dim, dim, device=device))
 
+    @classmethod
+    def sharing(cls, means: Tensor, cov: Tensor) -> Gaussians:
+        """Means [C, S] around which one covariance [S, S] holds, which is not copied for each class."""
+        return cls(means, cov.expand(len(means), -1, -1))
+
+    @property
+    def common(self) -> Tensor | None:
+        """The covariance [S, S] that all classes share in memory; None where each has its own."""
+        shared = len(self.covs) > 0 and self.covs.stride(0) == 0
+        return self.covs[0] if shared else None
+
+    def mean_cov(self) -> Tensor:
+        """The mean of the classes' covariances, [S, S]."""
+        return self.covs.mean(0) if self.common is None else self.common
+
     def __len__(self) -> int:
         return len(self.means)
 
@@ -53,6 +68,8 @@ class Gaussians:
 
     def to(self, device: torch.device | str) -> Gaussians:
         """The same on a device."""
+        if self.common is not None:
+            return Gaussians.sharing(self.means.to(device), self.common.to(device))
         return Gaussians(self.means.to(device), self.covs.to(device))
 
 

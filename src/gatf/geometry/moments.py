@@ -6,6 +6,7 @@ LeVeque, "Updating formulae and a pairwise algorithm for computing sample varian
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -121,6 +122,72 @@ def class_moments(features: Tensor, labels: Tensor, *, classes: int) -> Moments:
         torch.cat([block.mean for block in blocks])[back],
         torch.cat([block.scatter for block in blocks])[back],
     )
+
+
+@dataclass(frozen=True)
+class PooledMoments:
+    """Count and mean of every class, and one scatter around the class means for all of them; float64.
+
+    What nearest means, linear discriminants and ridge regression need, in C·S + S² numbers instead of C·S². Merging is
+    exact, so that neither the order of classes nor how they are split into tasks matters beyond rounding.
+    """
+
+    counts: Tensor
+    """Vectors of each class, [C]."""
+    means: Tensor
+    """[C, S]; zero where the count is zero."""
+    scatter: Tensor
+    """Σ_n (z_n − mean of its class)(z_n − mean of its class)ᵀ, [S, S]."""
+
+    @classmethod
+    def of(cls, features: Tensor, labels: Tensor, *, classes: int) -> PooledMoments:
+        """Features [N, S], labels [N] in 0..classes−1. Sums are products with the one-hot labels, so that they are
+        added in the same order on every run and device."""
+        features = features.to(torch.float64)
+        members = (labels[:, None] == torch.arange(classes, device=labels.device)).to(features)  # [N, C]
+        counts = members.sum(0)
+        means = members.mT @ features / counts.clamp_min(1)[:, None]
+        centred = features - means[labels]
+        return cls(counts, means, centred.mT @ centred)
+
+    def merge(self, other: PooledMoments) -> PooledMoments:
+        """Moments of both sets of vectors together: class k of one is class k of the other, and where one has more
+        classes they are appended."""
+        classes = max(len(self.counts), len(other.counts))
+        (counts, means), (more, more_means) = self._padded(classes), other._padded(classes)
+        total = counts + more
+        weight = more / total.clamp_min(1)  # [C]
+        delta = more_means - means  # [C, S]
+        apart = delta * (counts * weight).sqrt()[:, None]
+        between = apart.mT @ apart  # zero unless a class is in both
+        return PooledMoments(total, means + delta * weight[:, None], self.scatter + other.scatter + between)
+
+    def _padded(self, classes: int) -> tuple[Tensor, Tensor]:
+        more = classes - len(self.counts)
+        pad = torch.nn.functional.pad
+        return pad(self.counts, (0, more)), pad(self.means, (0, 0, 0, more))
+
+    def freedom(self) -> float:
+        """Vectors less class means: what the scatter is divided by for an unbiased covariance, at least 1."""
+        return max(1.0, float((self.counts - 1).clamp_min(0).sum()))
+
+    def covariance(self) -> Tensor:
+        """Unbiased covariance within classes, [S, S]; zero where no class has two vectors."""
+        return symmetrise(self.scatter / self.freedom())
+
+    def noise_share(self) -> float:
+        """√S/(√S + √n), n the degrees of freedom of the scatter: near 0 where a covariance is well known, ½ where there
+        are as many vectors as dimensions, near 1 where there are few. A share for `spd.blend` that suits photos from 2
+        to 30 images per class and 32 to 1 280 dimensions (docs/methods.md)."""
+        return 1 / (1 + math.sqrt(self.freedom() / self.means.shape[1]))
+
+    def gram(self) -> Tensor:
+        """Σ_n z_n z_nᵀ, [S, S]."""
+        return symmetrise(self.scatter + (self.means.mT * self.counts) @ self.means)
+
+    def sums(self) -> Tensor:
+        """Σ z_n of every class, [C, S]."""
+        return self.counts[:, None] * self.means
 
 
 @dataclass(frozen=True)

@@ -234,6 +234,30 @@ class LinearReadout:
         return LinearGraph(self.weight, self.bias)
 
 
+def linear_discriminant(means: Tensor, cov: Tensor, share: float) -> LinearReadout:
+    """Fisher's linear discriminant with equal priors: w_c = M⁻¹(μ_c − o), b_c = −½ w_c·(μ_c + o), M = blend(Σ, share).
+
+    Means [C, S], Σ [S, S]. Up to a number that all classes share these are the log-densities of Gaussians N(μ_c, M). o
+    is the mean of the means, which spares the digits a common offset would cost.
+    """
+    means = means.to(torch.float64)
+    origin = means.mean(0) if len(means) else means.new_zeros(means.shape[1])
+    lower = spd.cholesky(spd.blend(cov, share)).lower
+    weight = torch.cholesky_solve((means - origin).mT, lower).mT.contiguous()  # [C, S]
+    return LinearReadout(weight, -(weight * (means + origin)).sum(-1) / 2)
+
+
+def ridge_readout(gram: Tensor, sums: Tensor, ridge: float) -> LinearReadout:
+    """Ridge regression on one-hot labels without intercept: (G + ridge·I)⁻¹ Σ z of every class.
+
+    G = Σ z zᵀ, [S, S], sums [C, S].
+    """
+    identity = torch.eye(len(gram), dtype=torch.float64, device=gram.device)
+    lower = spd.cholesky(gram + ridge * identity).lower
+    weight = torch.cholesky_solve(sums.to(torch.float64).mT, lower).mT.contiguous()
+    return LinearReadout(weight, weight.new_zeros(len(weight)))
+
+
 class LinearGraph(nn.Module):
     """w_c·z + b_c, less ‖z‖² where asked."""
 

@@ -56,6 +56,13 @@ def shrink(cov: Tensor, amount: float, *, off_diagonal: float = 0.0) -> Tensor:
     return shrunk
 
 
+def blend(cov: Tensor, share: float) -> Tensor:
+    """(1 − share)·Σ + share·V₁·I, V₁ the mean variance: shrinkage that keeps the trace (Ledoit & Wolf, "A
+    well-conditioned estimator for large-dimensional covariance matrices", 2004). [..., S, S] → [..., S, S]."""
+    cov = cov.to(torch.float64)
+    return _plus_diagonal((1 - share) * cov, share * _mean_variance(cov))
+
+
 def correlation(cov: Tensor) -> Tensor:
     """R_ij = Σ_ij / √(Σ_ii Σ_jj), with a diagonal of exactly one. [..., S, S] → [..., S, S].
 

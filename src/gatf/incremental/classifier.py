@@ -32,8 +32,8 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):
     Parameters
     ----------
     method : str, default "gatf"
-        Any exemplar-free method of `gatf methods`. Certificates, the rejection of unknown images and going on with
-        known classes need one that keeps Gaussians: gatf or adagauss.
+        Any exemplar-free method of `gatf methods`. Certificates and the rejection of unknown images need one that keeps
+        Gaussians: gatf, adagauss or slda. Going on with known classes can these, ncm, ranpac and klda.
     backbone : str, default "auto"
         The network: "small", "resnet18" or "timm:MODEL". Here and below "auto" chooses from the first images.
     width : int or "auto"
@@ -84,7 +84,8 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):
     -----
     `partial_fit` with a class that is known: its stored Gaussian is first carried into the new feature space like all
     others, then merged with the moments of the new images, weighted by the number of images of either; the class stays
-    one class. If `fit` or `partial_fit` fails or is interrupted, the classifier stays as it was.
+    one class. With slda, ncm, ranpac and klda nothing is carried, and the result is that of all images at once. If
+    `fit` or `partial_fit` fails or is interrupted, the classifier stays as it was.
     """
 
     def __init__(

@@ -18,7 +18,7 @@ ANCHORS_PER_UPDATE = 30
 """How often GATF estimates its anchor during an update."""
 FIXED = (
     "method.name", "method.preset", "method.readout", "method.covariance", "method.covariance_rank",
-    "method.distillation",
+    "method.distillation", "method.projections", "method.gamma", "method.unit_features",
 )  # fmt: skip
 """Settings that decide what a model consists of, beside the sections backbone and scenario."""
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from gatf.data.listing import share_of_each_class, some
 from gatf.errors import UserError
-from gatf.methods.parts.gaussian import keeps_gaussians_only
+from gatf.methods.parts.gaussian import carries_gaussians
 from gatf.model.state import Label, Model
 from gatf.seeding import generator
 
@@ -25,6 +25,8 @@ class Split:
     added: tuple[Label, ...]
     numbers: Tensor
     """Task class of each image, [N]: the revisited classes first, then the added ones."""
+    final_numbers: Tensor
+    """Class number of each image in the updated model, [N]."""
     trained: Tensor
     held_out: Tensor
 
@@ -35,28 +37,32 @@ class Split:
 
 def split_update(model: Model, answers: np.ndarray, share: float, seed: int) -> Split:
     """Which classes are new, and a share of each class's images to keep back: none of classes with fewer than five."""
-    distinct, places = np.unique(answers, return_inverse=True)
+    distinct, found = np.unique(answers, return_inverse=True)
     labels: list[Label] = distinct.tolist()
     _check_kind(model.labels, labels)
     again = [label for label in labels if label in model.labels]
-    if again and not keeps_gaussians_only(model.method):
+    if again and not (model.method.revisits or carries_gaussians(model.method)):
         raise UserError(
             f"method '{model.config.method.name}' cannot go on with classes it knows ({some(again)}); give new "
-            "classes only, or use gatf or adagauss"
+            "classes only, or use gatf, adagauss, ncm, slda, ranpac or klda"
         )
     known = {label: number for number, label in enumerate(model.labels)}
     order = sorted(range(len(labels)), key=lambda place: (labels[place] not in known, place))
     rank = torch.empty(len(labels), dtype=torch.int64)
     rank[order] = torch.arange(len(labels))
-    numbers = rank[torch.from_numpy(places.reshape(-1))]
+    numbers = rank[torch.from_numpy(found.reshape(-1))]
     back = torch.zeros(len(numbers), dtype=torch.bool)
     if share > 0:
         draws = [generator(seed, "held out", len(model.history), number) for number in range(len(labels))]
         back = share_of_each_class(numbers, share, draws, fewest=FEWEST_TO_SPLIT)
+    revisited = tuple(known[labels[place]] for place in order if labels[place] in known)
+    added = tuple(labels[place] for place in order if labels[place] not in known)
+    places = torch.tensor([*revisited, *range(len(known), len(known) + len(added))], dtype=torch.int64)
     return Split(
-        revisited=tuple(known[labels[place]] for place in order if labels[place] in known),
-        added=tuple(labels[place] for place in order if labels[place] not in known),
+        revisited=revisited,
+        added=added,
         numbers=numbers,
+        final_numbers=places[numbers],
         trained=torch.nonzero(~back).squeeze(1),
         held_out=torch.nonzero(back).squeeze(1),
     )

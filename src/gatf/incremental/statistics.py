@@ -4,9 +4,10 @@ import torch
 from torch import Tensor
 
 from gatf.data.base import ImageSet
-from gatf.geometry.gaussians import Gaussians, sample, white_noise
+from gatf.geometry.gaussians import Gaussians, white_noise
 from gatf.geometry.moments import Moments
-from gatf.methods.parts.gaussian import GaussianMethod
+from gatf.geometry.spd import cholesky
+from gatf.methods.parts.gaussian import GaussianClassifier
 from gatf.seeding import generator
 
 DRAWS_PER_CLASS = 200
@@ -36,14 +37,16 @@ def merge(carried: Gaussians, carried_images: Tensor, new: Gaussians, new_images
 
 
 @torch.no_grad()
-def expected_accuracy(method: GaussianMethod, seed: int) -> Tensor:
+def expected_accuracy(method: GaussianClassifier, seed: int) -> Tensor:
     """Percent of points drawn from each stored Gaussian that are answered with its class, [C]: what the accuracy on
     images would be if features were Gaussian and the transport without error."""
     stored = method.stored()
     draws = generator(seed, "expected accuracy")
     noise = white_noise(DRAWS_PER_CLASS, stored.means.shape[1], generator=draws, matched=False)
-    points = sample(stored, noise.to(stored.means.device))  # [C, N, S]
+    lowers = cholesky(stored.covs if stored.common is None else stored.common[None]).lower  # [C or 1, S, S]
+    deviations = (noise.to(lowers) @ lowers.mT).expand(len(stored), -1, -1)  # [C, N, S]
     right = [
-        100 * (method.feature_scores(drawn).argmax(1) == number).double().mean() for number, drawn in enumerate(points)
+        100 * (method.feature_scores(mean + deviation).argmax(1) == number).double().mean()
+        for number, (mean, deviation) in enumerate(zip(stored.means, deviations, strict=True))
     ]
     return torch.stack(right).cpu()

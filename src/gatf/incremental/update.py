@@ -24,7 +24,7 @@ from gatf.incremental.split import Split, split_update
 from gatf.incremental.statistics import expected_accuracy, merge, normalisation
 from gatf.io.events import Event, Listener, RunStart, TaskEvent
 from gatf.methods.parts.components import extract
-from gatf.methods.parts.gaussian import GaussianMethod, keeps_gaussians_only
+from gatf.methods.parts.gaussian import GaussianMethod, carries_gaussians, keeps_gaussians_only
 from gatf.model.judge import Judge, Metric, fit_temperature, transport_error
 from gatf.model.record import UpdateRecord
 from gatf.model.state import Model
@@ -77,7 +77,8 @@ def learn(
     if not model.labels and len(np.unique(answers)) < 2:
         raise UserError("a first fit needs images of at least two classes, but there is only one class in y")
     split = split_update(model, answers, held_out, config.seed)
-    images = image_set(given, model.preprocessing.shape, split.numbers + len(model.labels))
+    numbers = split.final_numbers if model.method.revisits else split.numbers + len(model.labels)
+    images = image_set(given, model.preprocessing.shape, numbers)
     update = _Update(model, config, split, images, run)
     update.train()
     judged = update.judge()
@@ -96,10 +97,10 @@ class _Update:
         self.method = self.session.method
         self.method.load_state_dict(model.method.state_dict())  # a copy: nothing done here reaches the model's
         self.warnings: list[str] = []
-        info = TaskInfo(len(model.history), self.old, split.classes, len(split.trained))
-        labels = images.labels[split.trained]
-        self.data = self.session.task_data(info, images, (split.trained, labels))
-        self.counts = torch.bincount(labels - self.old, minlength=split.classes)  # [classes of the task]
+        new = len(split.added) if self.method.revisits else split.classes
+        info = TaskInfo(len(model.history), self.old, new, len(split.trained))
+        self.data = self.session.task_data(info, images, (split.trained, images.labels[split.trained]))
+        self.counts = torch.bincount(split.numbers[split.trained], minlength=split.classes)  # [classes of the task]
         self.errors = torch.zeros(self.old + len(split.added), dtype=torch.float64)
         self.drift: float | None = None
         self.rejection: Literal["promised", "estimated", "withdrawn"] | None = None
@@ -113,7 +114,7 @@ class _Update:
     def train(self) -> None:
         """Train, carry what is stored of the old classes into the new feature space, and store the new ones."""
         end: Callable[[TaskData], None] | None = None
-        if self.old and keeps_gaussians_only(self.method):
+        if self.old and carries_gaussians(self.method):
             end = partial(self._end_with_stand_ins, self.method, self.method.stored(), self._class_gaussians())
         resumed = self._resume()
         self.run.listener(RunStart(tasks=1, method=self.config.method.name, resumed_at=None))
@@ -204,7 +205,7 @@ class _Update:
         if not all_finite([looks.scores]):
             raise self.session.diverged(self.data.info.index, "evaluation", "scores not finite")
         self.predicted = looks.scores.argmax(1)
-        numbers = self._final_numbers(split.held_out)
+        numbers = split.final_numbers[split.held_out]
         temperature = fit_temperature(looks.scores, numbers)
         distances = model.distances
         if looks.features is not None:
@@ -234,7 +235,9 @@ class _Update:
         """By how much the transport lengthens distances of an old class's images to it, measured on the added classes:
         held-out features against the carried stand-ins, and against the classes themselves; the largest ratio of any
         class. None where no image of an added class was kept back: those of classes that came back say too little, for
-        the update trains on them and on no image of the others."""
+        the update trains on them and on no image of the others. 1 where nothing is carried, for nothing moved."""
+        if not carries_gaussians(self.method):
+            return 1.0
         stored = self.method.stored()
         if self.moved is None or stored is None or not self.split.added:
             return None
@@ -251,19 +254,13 @@ class _Update:
         ]
         return max(1.0, *ratios)
 
-    def _final_numbers(self, chosen: Tensor) -> Tensor:
-        """Class numbers in the updated model of some of the update's images."""
-        split = self.split
-        places = [*split.revisited, *range(self.old, self.old + len(split.added))]
-        return torch.tensor(places, dtype=torch.int64)[split.numbers[chosen]]
-
     def finish(self, updated: Model, seconds: float) -> Model:
         """The updated model with a record of what happened."""
         split = self.split
         accuracy = taken = expected = None
         predicted = self.predicted
         if predicted is not None:
-            truth = self._final_numbers(split.held_out)
+            truth = split.final_numbers[split.held_out]
             accuracy = 100 * float((predicted == truth).double().mean())
             if self.old:
                 taken = 100 * float(((predicted < self.old) & (truth >= self.old)).double().mean())

@@ -12,11 +12,15 @@ from gatf.methods.fetril import FeTrIL
 from gatf.methods.finetune import Finetune
 from gatf.methods.gatf import GATF
 from gatf.methods.joint import Joint
+from gatf.methods.klda import KLDA
 from gatf.methods.ldc import LDC
 from gatf.methods.lwf import LwF
+from gatf.methods.ncm import NCM
 from gatf.methods.outside import imported, is_outside
 from gatf.methods.pass_ import PASS
+from gatf.methods.ranpac import RanPAC
 from gatf.methods.sdc import SDC
+from gatf.methods.slda import SLDA
 
 __all__ = ["METHODS", "Method", "is_outside", "method_class"]
 
@@ -35,6 +39,10 @@ METHODS: dict[str, type[Method]] = {
     "fecam": FeCAM,
     "efc": EFC,
     "dpcr": DPCR,
+    "ncm": NCM,
+    "slda": SLDA,
+    "ranpac": RanPAC,
+    "klda": KLDA,
 }
 
 

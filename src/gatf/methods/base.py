@@ -77,6 +77,9 @@ class Method(nn.Module, ABC, Generic[ConfigT]):
     """Only `joint` says False, and is then handed the data of all tasks so far."""
     mirrored: ClassVar[bool] = False
     """Whether what it keeps of a class also counts the mirror images of its images; diagnostics compare likewise."""
+    revisits: ClassVar[bool] = False
+    """Whether a task may hold images of classes seen before, under their old numbers, as an update of a classifier may.
+    `TaskInfo.new` counts the other classes."""
     defaults: ClassVar[dict[str, Any]] = {}
     """Settings of other sections that belong to the method (its optimiser, no bottleneck), shaped like a config."""
 

@@ -10,8 +10,10 @@ from torch.nn.functional import cross_entropy, normalize
 
 from gatf.errors import UserError
 from gatf.geometry import gaussians, moments, readout, spd
-from gatf.methods.base import Batch, Method, Phase, TaskData, TaskInfo
+from gatf.methods.base import Batch, Phase, TaskData, TaskInfo
 from gatf.methods.parts.components import Growing, class_means, extract, task_batch
+from gatf.methods.parts.features import FeatureMethod
+from gatf.methods.parts.stages import FIRST_TASK_OPTIMISATION
 from gatf.nets.heads import CosineHeads
 from gatf.settings import MethodConfig, NotNegative
 
@@ -151,7 +153,7 @@ def prepare(features: Tensor, config: FeCAMConfig) -> Tensor:
     return normalize(features, dim=-1, eps=NORM_GUARD) if config.unit_features else features
 
 
-class FeCAM(Method[FeCAMConfig]):
+class FeCAM(FeatureMethod[FeCAMConfig]):
     """A backbone frozen after task 0 and a Mahalanobis distance of every class's own."""
 
     name = "fecam"
@@ -160,21 +162,17 @@ class FeCAM(Method[FeCAMConfig]):
     paper = "Goswami et al., FeCAM: Exploiting the Heterogeneity of Class Distributions, NeurIPS 2023"
     keeps = "mean and covariance of each class"
     trains = "backbone at task 0; later nothing"
-    defaults: ClassVar[dict[str, Any]] = {
-        "backbone": {"bottleneck": None},
-        "optimisation": {
-            "first": {
-                "optimiser": "sgd", "lr": 0.1, "momentum": 0.9, "weight_decay": 5e-4, "schedule": "cosine",
-                "clip": None, "drop_last": False, "warmup": 0.0,
-            }
-        },
-    }  # fmt: skip
+    defaults: ClassVar[dict[str, Any]] = {"backbone": {"bottleneck": None}, "optimisation": FIRST_TASK_OPTIMISATION}
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.head = CosineHeads(self.feature_dim)  # of task 0
         self.memory = TukeyMemory(self.feature_dim, self.config)
         self.views = 4 if self.config.task0_rotation else 1
+
+    @property
+    def network_is_fixed(self) -> bool:
+        return not self.config.train_network
 
     def begin_task(self, task: TaskInfo) -> None:
         if task.index == 0:
@@ -235,8 +233,7 @@ class FeCAM(Method[FeCAMConfig]):
         share = task.old / task.seen
         return share * gaussians.unpack(self.memory.spreads.double(), self.feature_dim)[0] + (1 - share) * new
 
-    def scores(self, images: Tensor) -> Tensor:
-        features = self.backbone(images)
+    def feature_scores(self, features: Tensor) -> Tensor:
         classes = len(self.memory.means)
         only_task0 = len(self.head.weight) == self.views * classes
         if self.config.first_task_rule == "head" and only_task0:

@@ -14,8 +14,10 @@ from gatf.data.augment import RandomFlip
 from gatf.data.policies import AugMix
 from gatf.errors import UserError
 from gatf.geometry.svm import fit_svm
-from gatf.methods.base import Batch, ForTask, Method, Phase, TaskData, TaskInfo
+from gatf.methods.base import Batch, ForTask, Phase, TaskData, TaskInfo
 from gatf.methods.parts.components import Growing, class_means, extract, task_batch
+from gatf.methods.parts.features import FeatureMethod
+from gatf.methods.parts.stages import FIRST_TASK_OPTIMISATION
 from gatf.nets.heads import CosineHeads, wide_linear
 from gatf.nets.resnet import ResNet18
 from gatf.seeding import generator
@@ -47,6 +49,8 @@ class FeTrILConfig(MethodConfig):
     """Features per step of the linear layer."""
     task0_rotation: bool = False
     """Learn four rotations of every class at task 0 (the protocol of EFC and AdaGauss)."""
+    train_network: bool = True
+    """Train the network at task 0; off: take a pretrained one as it is."""
     recipe: Literal["pycil", "official"] = "pycil"
     """Task 0 as `optimisation.first` says, or in the authors' two stages with their own optimisers: a cosine head on
     features without the last ReLU on mirrored images, then a linear head with it under Lookahead and AugMix. The
@@ -148,7 +152,7 @@ class LinearMemory(Growing):
         self.register_buffer("bias", torch.zeros(0))
 
 
-class FeTrIL(Method[FeTrILConfig]):
+class FeTrIL(FeatureMethod[FeTrILConfig]):
     """A backbone frozen after task 0; old classes are imitated by translated features of new ones."""
 
     name = "fetril"
@@ -159,15 +163,7 @@ class FeTrIL(Method[FeTrILConfig]):
     trains = "backbone at task 0; later only a linear classifier"
     head = ForTask[nn.Linear]()
     cosine_head = ForTask[CosineHeads]()
-    defaults: ClassVar[dict[str, Any]] = {
-        "backbone": {"bottleneck": None},
-        "optimisation": {
-            "first": {
-                "optimiser": "sgd", "lr": 0.1, "momentum": 0.9, "weight_decay": 5e-4, "schedule": "cosine",
-                "clip": None, "drop_last": False, "warmup": 0.0,
-            }
-        },
-    }  # fmt: skip
+    defaults: ClassVar[dict[str, Any]] = {"backbone": {"bottleneck": None}, "optimisation": FIRST_TASK_OPTIMISATION}
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -177,8 +173,12 @@ class FeTrIL(Method[FeTrILConfig]):
             )
         self.memory = LinearMemory(self.feature_dim)
 
+    @property
+    def network_is_fixed(self) -> bool:
+        return not self.config.train_network
+
     def begin_task(self, task: TaskInfo) -> None:
-        if task.index == 0:
+        if task.index == 0 and self.config.train_network:
             outputs = 4 * task.new if self.config.task0_rotation else task.new
             official = self.config.recipe == "official"
             self.head = self.make(
@@ -189,7 +189,7 @@ class FeTrIL(Method[FeTrILConfig]):
 
     def phases(self, task: TaskInfo) -> list[Phase]:
         """Task 0 only. What is fitted later never touches the network and is done in `end_task`."""
-        if task.index > 0:
+        if task.index > 0 or not self.config.train_network:
             return []
         if self.config.recipe == "official":
             first, second = official_stages(self.config)
@@ -226,7 +226,7 @@ class FeTrIL(Method[FeTrILConfig]):
         pseudo = Imitations.of(features, labels, torch.cat([old, new]), sources)
         if self.config.classifier == "svc":
             self._fit_svc(pseudo, task.seen)
-        elif task.index == 0:
+        elif task.index == 0 and self.config.train_network:
             memory.weight, memory.bias = self.head.weight[: task.new].clone(), self.head.bias[: task.new].clone()
         else:
             self._train_fc(pseudo, task)
@@ -247,8 +247,7 @@ class FeTrIL(Method[FeTrILConfig]):
         start = torch.cat([memory.weight, fresh.weight]), torch.cat([memory.bias, fresh.bias])
         memory.weight, memory.bias = fit_linear(pseudo, *start, self.config, generator(self.seed, "fc", task.index))
 
-    def scores(self, images: Tensor) -> Tensor:
-        features = self.backbone(images)
+    def feature_scores(self, features: Tensor) -> Tensor:
         if self.config.classifier == "svc":
             features = normalize(features, dim=1, eps=NORM_GUARD)
         return linear(features, self.memory.weight, self.memory.bias)

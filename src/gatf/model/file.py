@@ -19,7 +19,7 @@ from gatf.io import container
 from gatf.io.container import Damaged
 from gatf.io.run_folder import RunFolder
 from gatf.methods import Method, is_outside
-from gatf.methods.parts.gaussian import keeps_gaussians_only
+from gatf.methods.parts.gaussian import carries_gaussians
 from gatf.model.record import UpdateRecord
 from gatf.model.state import Model
 from gatf.model.upgrade import upgraded_config, upgraded_state
@@ -214,7 +214,7 @@ def _method(
 def _check_classes(
     path: Path, method: Method, state: dict[str, Tensor], shape: tuple[int, int, int], classes: int
 ) -> None:
-    if keeps_gaussians_only(method):  # by shape: unpacking all triangles would take several times the file's size
+    if carries_gaussians(method):  # by shape: unpacking all triangles would take several times the file's size
         fits = all(state[f"memory.{name}"].shape == size for name, size in method.memory.shapes(classes).items())
     else:
         with torch.no_grad():

@@ -9,6 +9,7 @@ from torch import Tensor
 from gatf.errors import UserError
 from gatf.geometry import spd
 from gatf.geometry.certificate import certified, score_bound
+from gatf.geometry.compact import SharedReadout, shared_readout
 from gatf.geometry.gaussians import Gaussians
 from gatf.geometry.readout import QuadraticReadout, mahalanobis_readout
 
@@ -75,7 +76,7 @@ class Metric:
 
     @classmethod
     def of(cls, stored: Gaussians) -> "Metric":
-        lower = spd.cholesky(spd.shrink(stored.covs.mean(0), METRIC_SHRINK)).lower
+        lower = spd.cholesky(spd.shrink(stored.mean_cov(), METRIC_SHRINK)).lower
         eye = torch.eye(len(lower), dtype=lower.dtype, device=lower.device)
         return cls(torch.linalg.solve_triangular(lower, eye, upper=False))
 
@@ -101,7 +102,10 @@ class Judge:
         return Metric.of(self.stored)
 
     @cached_property
-    def _rejecting(self) -> QuadraticReadout:
+    def _rejecting(self) -> QuadraticReadout | SharedReadout:
+        common = self.stored.common
+        if common is not None:  # one whitener for all classes
+            return shared_readout(self.stored.means, common, UNKNOWN_SHRINK, normalise=False)
         return mahalanobis_readout(self.stored, UNKNOWN_SHRINK)
 
     def certificates(self, features: Tensor, answers: Tensor) -> Tensor:

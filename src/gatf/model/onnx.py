@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from gatf.data.base import ImageSet
 from gatf.errors import UserError
 from gatf.io.container import replace_file
-from gatf.methods.parts.gaussian import keeps_gaussians_only
+from gatf.methods.parts.gaussian import carries_gaussians
 from gatf.model.judge import softmax_with_temperature
 from gatf.model.state import Model
 
@@ -52,8 +52,8 @@ class Graph(nn.Module):
 
 
 def _readout(model: Model) -> nn.Module | None:
-    """The readout of a method that keeps Gaussians alone; None: the method's own scores are traced."""
-    return model.method.memory.readout().graph() if keeps_gaussians_only(model.method) else None
+    """The readout of a memory of Gaussians; None: the method's own scores are traced."""
+    return model.method.memory.readout().graph() if carries_gaussians(model.method) else None
 
 
 def export_onnx(model: Model, target: Path) -> str:

@@ -11,6 +11,7 @@ from gatf.data.base import ImageSet
 from gatf.data.loader import views
 from gatf.errors import UserError
 from gatf.methods import Method
+from gatf.methods.parts.features import FeatureMethod
 from gatf.methods.parts.gaussian import keeps_gaussians_only
 from gatf.model.judge import Judge
 from gatf.model.record import UpdateRecord
@@ -53,7 +54,7 @@ class Model:
         if not keeps_gaussians_only(self.method):  # nor was the transport's error measured: nothing could be certified
             raise UserError(
                 f"method '{self.config.method.name}' keeps no Gaussians alone, which certificates and the rejection of "
-                "unknown images need; use gatf or adagauss"
+                "unknown images need; use gatf, adagauss or slda"
             )
         return Judge(self.method.stored().to("cpu"), self.errors)
 
@@ -77,10 +78,10 @@ class Model:
         scores, features = [], []
         everything = torch.arange(len(images))
         for inputs in views(images, everything, self.preprocessing.pipeline(self.config), method.device):
-            if keeps_gaussians_only(method):
+            if isinstance(method, FeatureMethod):
                 seen = self._backbone.to(method.device)(inputs)
                 features.append(seen.cpu())
                 scores.append(method.feature_scores(seen).double().cpu())
             else:
                 scores.append(method.scores(inputs).double().cpu())
-        return Looks(torch.cat(scores), torch.cat(features) if features else None)
+        return Looks(torch.cat(scores), torch.cat(features) if keeps_gaussians_only(method) else None)

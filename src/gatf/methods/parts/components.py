@@ -96,7 +96,11 @@ def perturbation_terms(
 @torch.no_grad()
 def own_features(net: nn.Module, data: TaskData, *, mirror: bool = False) -> tuple[Tensor, Tensor]:
     """Features [N, S] and labels [N] of this process's share of a task's images under the test transform, `net` in
-    eval mode. With `mirror` the horizontally flipped images follow the plain ones."""
+    eval mode. With `mirror` the horizontally flipped images follow the plain ones. Features that the data knows,
+    because no task trains the backbone, are not computed again."""
+    known = None if mirror else data.known_features()
+    if known is not None:
+        return known
     net = folded(net.eval())
     features, labels = [], []
     for flip in (False, True) if mirror else (False,):

@@ -1,32 +1,28 @@
 """What a method can do more when its classifier is one Gaussian per class in the backbone's feature space."""
 
 from abc import ABC, abstractmethod
-from typing import TypeGuard
+from typing import Protocol, TypeGuard
 
 from torch import Tensor
 
 from gatf.geometry.gaussians import Gaussians
 from gatf.methods.base import ConfigT, Method
+from gatf.methods.parts.features import FeatureMethod
 from gatf.methods.parts.memory import GaussianMemory
 from gatf.settings import MethodConfig
 
 
-class GaussianMethod(Method[ConfigT], ABC):
-    """A method that tells classes apart by the Gaussians in its memory."""
+class GaussianMethod(FeatureMethod[ConfigT], ABC):
+    """A method that tells classes apart by the Gaussians in its memory, and moves them when the network moves."""
 
     memory: GaussianMemory
     mirrored = True
 
     @property
     @abstractmethod
-    def gaussians_only(self) -> bool:
-        """Whether backbone and Gaussians are all that is kept between tasks, which may depend on the settings."""
-
-    def scores(self, images: Tensor) -> Tensor:
-        return self.feature_scores(self.backbone(images))
+    def gaussians_only(self) -> bool: ...
 
     def feature_scores(self, features: Tensor) -> Tensor:
-        """`scores` from features [B, S] on."""
         return self.memory.scores(features)
 
     def stored(self) -> Gaussians:
@@ -37,7 +33,21 @@ class GaussianMethod(Method[ConfigT], ABC):
         self.memory.set(stored)
 
 
-def keeps_gaussians_only(method: Method) -> TypeGuard[GaussianMethod[MethodConfig]]:
-    """Whether between tasks there is nothing but the backbone and one Gaussian per class. Then images can be certified
-    and rejected, the transport's error can be measured, and a class that comes back is merged into what is stored."""
+class GaussianClassifier(Protocol):
+    """As much of a method as judging its answers needs."""
+
+    def feature_scores(self, features: Tensor) -> Tensor: ...
+
+    def stored(self) -> Gaussians: ...
+
+
+def keeps_gaussians_only(method: Method) -> TypeGuard[GaussianClassifier]:
+    """Whether between tasks there is nothing but the backbone and one Gaussian per class, whose covariance classes may
+    share. Then images can be certified and rejected."""
+    return isinstance(method, FeatureMethod) and method.gaussians_only
+
+
+def carries_gaussians(method: Method) -> TypeGuard[GaussianMethod[MethodConfig]]:
+    """Whether these Gaussians follow the network as well. Then the transport's error can be measured, and a class that
+    comes back is merged into what was carried."""
     return isinstance(method, GaussianMethod) and method.gaussians_only

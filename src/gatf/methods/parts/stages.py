@@ -30,3 +30,11 @@ LWF_OPTIMISATION: dict[str, Any] = {
     },
 }  # fmt: skip
 """How the ADC, LDC and DPCR releases train LwF on CIFAR-100 and ImageNet-100 (200 then 100 epochs, batch 128)."""
+
+FIRST_TASK_OPTIMISATION: dict[str, Any] = {
+    "first": {
+        "optimiser": "sgd", "lr": 0.1, "momentum": 0.9, "weight_decay": 5e-4, "schedule": "cosine", "clip": None,
+        "drop_last": False, "warmup": 0.0,
+    }
+}  # fmt: skip
+"""How PyCIL trains a network that is frozen after the first task (FeTrIL, FeCAM)."""

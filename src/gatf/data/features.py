@@ -1,0 +1,53 @@
+"""Features of a source's images under a network that no task trains: computed once, kept in the cache for all methods
+that ask for them. As in a test an image is seen plain and once, never augmented."""
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gatf import __version__
+from gatf.data import cache
+from gatf.data.augment import Pipeline
+from gatf.data.base import ImageSet, Source
+from gatf.data.loader import views
+
+
+@dataclass(frozen=True)
+class SourceFeatures:
+    """What a network makes of every image of a source, in the source's order."""
+
+    train: Tensor
+    """[N, S]."""
+    test: Tensor
+
+
+def cached_features(
+    source: Source, net: Callable[[Tensor], Tensor], identity: str, pipeline: Pipeline, device: torch.device
+) -> SourceFeatures:
+    """From the cache, or computed and put there. `identity` is the network's, see `network_identity`."""
+    return SourceFeatures(*(_of(part, net, identity, pipeline, device) for part in (source.train, source.test)))
+
+
+@torch.no_grad()
+def _of(
+    images: ImageSet, net: Callable[[Tensor], Tensor], identity: str, pipeline: Pipeline, device: torch.device
+) -> Tensor:
+    def make() -> dict[str, Tensor]:
+        batches = views(images, torch.arange(len(images)), pipeline, device)
+        return {"features": torch.cat([net(batch).float().cpu() for batch in batches])}
+
+    seen = (str(pipeline.mean), str(pipeline.std), str(pipeline.test_crop), str(images.image_shape))
+    key = cache.digest(__version__, identity, images.identity(), *seen)
+    return cache.cached_tensors("features", key, make)["features"]
+
+
+def network_identity(architecture: str, weights: Mapping[str, Tensor]) -> str:
+    """A digest of a network's layers, as text, and of every weight."""
+    total = hashlib.blake2b(architecture.encode(), digest_size=16)
+    for name, weight in weights.items():
+        total.update(f"{name} {weight.dtype} {list(weight.shape)}".encode())
+        total.update(weight.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return total.hexdigest()

@@ -1,0 +1,30 @@
+"""Methods whose answer to an image follows from the backbone's features of it."""
+
+from abc import ABC, abstractmethod
+
+from torch import Tensor
+
+from gatf.methods.base import ConfigT, Method
+
+
+class FeatureMethod(Method[ConfigT], ABC):
+    """A method that sees of an image what the backbone makes of it, and no more."""
+
+    @abstractmethod
+    def feature_scores(self, features: Tensor) -> Tensor:
+        """`scores` from features [B, S] on."""
+
+    def scores(self, images: Tensor) -> Tensor:
+        return self.feature_scores(self.backbone(images))
+
+    @property
+    def network_is_fixed(self) -> bool:
+        """Whether no task trains the backbone. Then features of all images can be computed beforehand, once for all
+        such methods, and the method asks for nothing else: `end_task` extracts features of the plain images."""
+        return False
+
+    @property
+    def gaussians_only(self) -> bool:
+        """Whether backbone and the Gaussians in `stored` are all that is kept between tasks, which may depend on the
+        settings."""
+        return False
