@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from pydantic import ConfigDict, ValidationError
-from torch import Tensor
+from torch import Tensor, nn
 
 from gatf import __version__
 from gatf.config import RunConfig, method_name, validated
@@ -22,7 +22,7 @@ from gatf.model.record import UpdateRecord
 from gatf.model.state import Model
 from gatf.model.upgrade import upgraded_config, upgraded_state
 from gatf.session import Preprocessing, build_method
-from gatf.settings import INSIDE, Strict
+from gatf.settings import INSIDE, PYTHON, Strict
 
 METHOD = "method."
 LARGEST_SIDE = 4096
@@ -48,7 +48,7 @@ def save(model: Model, path: Path) -> None:
     """Write the model; what was at the path stays valid until the new file is complete."""
     if not model.labels:
         raise UserError("there is nothing to save: the model has learnt no class yet")
-    if model.config.backbone.name.startswith("timm:") and ":" in model.config.backbone.name.removeprefix("timm:"):
+    if ":" in _bare(model.config.backbone.name):
         raise UserError("backbones from the hub cannot be saved by name: loading a model must not fetch code")
     config = model.config.model_dump(mode="json")
     config["backbone"]["pretrained"] = INSIDE if getattr(model.method.backbone, "pretrained", False) else None
@@ -75,9 +75,9 @@ def model_path(path: Path) -> Path:
     return written if written.is_file() else path
 
 
-def load(path: Path, device: str = "cpu") -> Model:
+def load(path: Path, device: str = "cpu", *, backbone: nn.Module | None = None) -> Model:
     """Read a model, or the one in a run's folder. Runs no code of the file's; a damaged, foreign or newer file is a
-    `UserError`."""
+    `UserError`, and so is one whose network came from Python and is not given again as `backbone`."""
     path = model_path(path)
     tensors, header = container.read(path)
     told, config, history = _described(path, header)
@@ -94,11 +94,26 @@ def load(path: Path, device: str = "cpu") -> Model:
         raise Damaged(path, "it holds tensors that belong to nothing")
     if header.format == 1:
         state = upgraded_state(config.method.name, state)
-    method = _method(path, config, shape, state, classes=len(told.labels))
+    method = _method(path, config, shape, state, classes=len(told.labels), backbone=_demanded(path, config, backbone))
     return Model(
         config, Preprocessing(shape, tuple(told.mean), tuple(told.std)), method.to(device).eval(), tuple(told.labels),
         tensors["counts"], told.temperature, tensors["errors"], tensors["distances"], history,
     )  # fmt: skip
+
+
+def _demanded(path: Path, config: RunConfig, backbone: nn.Module | None) -> nn.Module | None:
+    """The backbone that was given, if and only if the file's came from Python."""
+    name = config.backbone.name
+    if not name.startswith(PYTHON):
+        if backbone is not None:
+            raise UserError(f"{path} brings its own network, {name}: leave out backbone")
+        return None
+    if backbone is None:
+        raise UserError(
+            f"{path} was made with a network from Python, {name.removeprefix(PYTHON)[:80]}, and no code is run because "
+            "a file names it: IncrementalClassifier.load(path, backbone=module) takes it"
+        )
+    return backbone
 
 
 def describe(path: Path) -> tuple[Description, RunConfig, tuple[UpdateRecord, ...], container.Header]:
@@ -135,9 +150,14 @@ def _described(path: Path, header: container.Header) -> tuple[Description, RunCo
     )
     if not sound:
         raise Damaged(path, "its description contradicts itself")
-    if config.backbone.pretrained not in (None, INSIDE) or ":" in config.backbone.name.removeprefix("timm:"):
+    if config.backbone.pretrained not in (None, INSIDE) or ":" in _bare(config.backbone.name):
         raise Damaged(path, "it asks for weights from elsewhere, which a model must not")
     return told, config, history
+
+
+def _bare(backbone: str) -> str:
+    """A backbone's name without the prefix that says whose it is."""
+    return backbone.removeprefix(PYTHON) if backbone.startswith(PYTHON) else backbone.removeprefix("timm:")
 
 
 def _refuse_code(path: Path, config: Any) -> None:
@@ -151,12 +171,13 @@ def _refuse_code(path: Path, config: Any) -> None:
 
 
 def _method(
-    path: Path, config: RunConfig, shape: tuple[int, int, int], state: dict[str, Tensor], *, classes: int
-) -> Method:
-    """The method with the file's state; sizes are compared on a network without memory first."""
+    path: Path, config: RunConfig, shape: tuple[int, int, int], state: dict[str, Tensor], *, classes: int,
+    backbone: nn.Module | None,
+) -> Method:  # fmt: skip
+    """The method with the file's state; sizes are compared first, on a network without memory unless one is given."""
     try:
-        with torch.device("meta"):
-            plan = build_method(config, shape)
+        with torch.device("cpu" if backbone is not None else "meta"):
+            plan = build_method(config, shape, backbone)
         expected = plan.state_dict()
         for name, tensor in expected.items():
             fixed = name.startswith("backbone.") or tensor.numel() > 0
@@ -165,7 +186,7 @@ def _method(
         wanted = sum(tensor.numel() * tensor.element_size() for tensor in (*plan.parameters(), *plan.buffers()))
         if wanted > sum(tensor.numel() * tensor.element_size() for tensor in state.values()):
             raise Damaged(path, "its settings call for a larger network than it holds")
-        method = build_method(config, shape)
+        method = build_method(config, shape, backbone)
         method.load_state_dict(state)
         _check_classes(path, method, state, shape, classes)
     except (RuntimeError, ValueError, TypeError, IndexError, AssertionError, OverflowError) as error:

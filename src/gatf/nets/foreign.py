@@ -8,11 +8,16 @@ from gatf.nets.base import Backbone
 
 
 class Wrapped(Backbone):
-    """A module that returns features [B, D], with D known, and perhaps a linear bottleneck after it."""
+    """A module that returns features [B, D], with D known, and perhaps a linear bottleneck after it.
+
+    If the module has attributes `pretrained` and `normalisation`, as a `Backbone` has them, they hold.
+    """
 
     def __init__(self, net: nn.Module, dim: int, bottleneck: int | None = None) -> None:
         super().__init__()
         self.net = net
+        self.pretrained = bool(getattr(net, "pretrained", False))
+        self.normalisation = getattr(net, "normalisation", None)
         self._end_with(dim, bottleneck)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -25,6 +30,12 @@ def wrap_backbone(module: nn.Module, image_shape: tuple[int, int, int]) -> nn.Mo
     if isinstance(getattr(module, "feature_dim", None), int):
         return module
     return Wrapped(module, probe_dim(module, image_shape))
+
+
+def constructor_name(module: nn.Module) -> str:
+    """The dotted name of what made a module, by which a person can find it again; nothing imports it."""
+    kind = type(module)
+    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 @torch.no_grad()
