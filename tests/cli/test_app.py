@@ -54,5 +54,5 @@ def test_methods_and_data_are_listed_a_line_each(call) -> None:
 def test_doctor(call) -> None:
     code, text, _ = call("doctor")
     assert code == 0
-    for word in ("python", "torch", "cache", "digits", "at hand", "all is well"):
+    for word in ("python", "torch", "cache", "digits", "at hand", "weights efficientnet_lite0", "all is well"):
         assert word in text

@@ -22,7 +22,9 @@ def learn(
     batch_size: Annotated[int | None, typer.Option(help="Images per step. [default: by their number]")] = None,
     held_out: Annotated[float, typer.Option(help="Share of the images kept back to measure with.")] = 0.1,
     method: Annotated[str | None, typer.Option(help="New models only: see `gatf methods`. [default: gatf]")] = None,
-    backbone: Annotated[str | None, typer.Option(help="New models only: see docs/data.md. [default: by size]")] = None,
+    backbone: Annotated[
+        str | None, typer.Option(help="New models only: e.g. efficientnet_lite0. [default: seen]")
+    ] = None,
     width: Annotated[int | None, typer.Option(help="New models only: channels of the first stage.")] = None,
     image_size: Annotated[int | None, typer.Option(help="New models only: side in pixels. [default: seen]")] = None,
     seed: Annotated[int | None, typer.Option(help="New models only: seed of all random draws. [default: 0]")] = None,
