@@ -2,13 +2,24 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import pytest
 import torch
+from PIL import Image
 from safetensors.torch import save_file
+from torch import Tensor, nn
 
+from gatf import IncrementalClassifier
 from gatf.config import RunConfig, load_config
+from gatf.data.inputs import read_images
+from gatf.errors import UserError
 from gatf.experiment import Experiment
-from gatf.nets.pretrained import IMAGENET
+from gatf.model.file import describe
+from gatf.model.onnx import export_onnx
+from gatf.nets.mobile import EfficientNetLite0, MobileNet, Stage
+from gatf.nets.pretrained import IMAGENET, LITE
 from gatf.nets.resnet import ResNet18
 
 
@@ -34,3 +45,165 @@ def test_grey_images_keep_their_own(tmp_path: Path, tiny_config: Callable[..., R
     plain, fine = (Experiment(tiny_config("gatf", **settings, **more)).session for more in ({}, path))
     assert fine.preprocessing == plain.preprocessing
     assert fine.method.backbone.pretrained
+
+
+# --- the classifier ---------------------------------------------------------------------------------------------------
+
+
+def photos(count: int, side: int, *, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Noise around a colour of each class, uint8 [N, side, side, 3], and names of two classes."""
+    draws = np.random.default_rng(seed)
+    numbers = np.arange(count) % 2
+    colours = np.array([[60, 120, 180], [180, 120, 60]])[numbers][:, None, None]
+    pixels = np.clip(colours + draws.normal(0, 30, (count, side, side, 3)), 0, 255).astype(np.uint8)
+    return pixels, np.array(["sky", "sand"])[numbers]
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Weights as if the extra `pretrained` were there."""
+    torch.manual_seed(0)
+    torch.save(EfficientNetLite0().state_dict(), tmp_path / "lite0.pth")
+    for module in ("nets.pretrained", "incremental.defaults"):
+        monkeypatch.setattr(f"gatf.{module}.packaged_weights", lambda: tmp_path / "lite0.pth")
+    return tmp_path
+
+
+def test_photos_get_the_pretrained_network_and_a_line_says_so(installed: Path) -> None:
+    classifier = IncrementalClassifier(device="cpu")
+    told = classifier.describe(read_images(photos(4, 64)[0]))
+    assert told.startswith(
+        "64×64 colour images, backbone efficientnet_lite0 (ImageNet's weights, features 64), method "
+    )
+    assert "15 epochs" in told
+
+
+@pytest.mark.parametrize("given", ["grey", "small", "width", "backbone"])
+def test_what_is_no_photo_or_asked_for_otherwise_does_not(installed: Path, given: str) -> None:
+    pixels = photos(4, 32 if given == "small" else 64)[0]
+    asked = {"width": {"width": 16}, "backbone": {"backbone": "resnet18"}}.get(given, {})
+    told = IncrementalClassifier(**asked).describe(read_images(pixels[..., 0] if given == "grey" else pixels))
+    assert "backbone resnet18 (width 16, features 64)" in told
+
+
+def test_without_the_weights_photos_are_learnt_from_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gatf.incremental.defaults.packaged_weights", lambda: None)
+    assert "backbone resnet18" in IncrementalClassifier().describe(read_images(photos(4, 64)[0]))
+
+
+@pytest.mark.parametrize(
+    ("size", "mode", "side"),
+    [
+        ((300, 400), "RGB", 224),
+        ((150, 120), "RGB", 96),
+        ((70, 90), "RGB", 64),
+        ((60, 200), "RGB", None),
+        ((300, 400), "L", None),
+    ],
+)
+def test_photos_keep_their_size_up_to_224(
+    installed: Path, tmp_path: Path, size: tuple[int, int], mode: str, side: int | None
+) -> None:
+    """Rounded down to a multiple of 32; narrow or grey pictures are no photos."""
+    for number in range(3):
+        Image.new(mode, size).save(tmp_path / f"{number}.png")
+    classifier, given = IncrementalClassifier(), read_images(tmp_path)
+    assert classifier.shape_for(given) == (3, side or 224, side or 224)
+    assert ("efficientnet_lite0" in classifier.describe(given)) == (side is not None)
+
+
+def test_a_pretrained_model_is_fitted_saved_and_goes_on_learning(installed: Path) -> None:
+    """The file holds the weights: neither loading it nor going on looks for them elsewhere."""
+    images, names = photos(24, 32)
+    settings = {"method.rotation": False, "method.samples": 40, "data.augment": []}
+    classifier = IncrementalClassifier(
+        backbone="efficientnet_lite0", feature_dim=8, epochs=1, batch_size=12, device="cpu", settings=settings
+    ).fit(images, names)
+    model = classifier.model_
+    assert (model.preprocessing.mean, model.preprocessing.std) == LITE
+    assert model.method.backbone.pretrained
+    classifier.save(installed / "birds.gatf")
+    (installed / "lite0.pth").unlink()
+    loaded = IncrementalClassifier.load(installed / "birds.gatf", device="cpu")
+    assert loaded.model_.config.backbone.pretrained == "inside"
+    assert loaded.model_.method.backbone.pretrained
+    np.testing.assert_array_equal(loaded.decision_function(images), classifier.decision_function(images))
+    loaded.set_params(epochs=1, batch_size=12, settings=settings)
+    loaded.partial_fit(photos(12, 32, seed=1)[0], np.array(["sea", "snow"] * 6))
+    assert loaded.model_.method.backbone.fixed_norm
+    assert loaded.model_.preprocessing.mean == LITE[0]
+    assert loaded.classes_.tolist() == ["sand", "sky", "sea", "snow"]
+
+
+# --- modules from Python ----------------------------------------------------------------------------------------------
+
+
+class Colours(nn.Module):
+    """Features of an image: its mean colour, widened."""
+
+    def __init__(self, dim: int = 6) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(self.layer(x.mean((2, 3))))
+
+
+def tiny(**parameters: Any) -> IncrementalClassifier:
+    settings = {"method.samples": 40, "method.rotation": False} if parameters.get("method") is None else {}
+    return IncrementalClassifier(epochs=2, batch_size=16, device="cpu", settings=settings, **parameters)
+
+
+def test_a_module_is_learnt_saved_and_must_be_given_again(tmp_path: Path) -> None:
+    images, names = photos(40, 16)
+    module = Colours()
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    classifier = tiny(backbone=module).fit(images, names)
+    assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
+    classifier.partial_fit(255 - images, np.where(names == "sky", "fire", "ink"))
+    assert classifier.model_.method.feature_dim == 6
+    path = tmp_path / "colours.gatf"
+    classifier.save(path)
+    with pytest.raises(
+        UserError, match=r"a network from Python, .*Colours, and no code is run .*load\(path, backbone="
+    ):
+        IncrementalClassifier.load(path)
+    loaded = IncrementalClassifier.load(path, backbone=Colours(), device="cpu")
+    np.testing.assert_array_equal(loaded.decision_function(images), classifier.decision_function(images))
+    loaded.set_params(epochs=1, settings={"method.samples": 40}).partial_fit(images // 2, np.char.add("dark ", names))
+    assert len(loaded.classes_) == 6
+    with pytest.raises(UserError, match=r"tensor 'backbone.net.layer.weight' is not the one"):
+        IncrementalClassifier.load(path, backbone=Colours(5))
+    assert str(describe(path)[1].backbone).startswith("python:")
+
+
+class Mobile(MobileNet):
+    """EfficientNet-Lite0's kinds of layers, fewer of them: exporting all takes half a minute."""
+
+    stages = (Stage(1, 16, 1, 1), Stage(6, 24, 2, 2, 5))
+    style = EfficientNetLite0.style
+
+
+def test_mobile_networks_as_onnx(tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime", reason="the extra 'onnx' is not installed")
+    model = tiny(backbone=Mobile(bottleneck=6)).fit(*photos(40, 36)).model_
+    assert export_onnx(model, tmp_path / "mobile.onnx") == "onnxruntime gives the same answers"
+
+
+def test_a_file_that_brings_its_network_takes_no_other(grown: Any, tmp_path: Path) -> None:
+    grown.save(tmp_path / "digits.gatf")
+    with pytest.raises(UserError, match="brings its own network, small: leave out backbone"):
+        IncrementalClassifier.load(tmp_path / "digits.gatf", backbone=Colours())
+
+
+def test_many_features_of_a_module_get_a_bottleneck() -> None:
+    module = Colours(100)
+    module.pretrained, module.normalisation = True, ((0.5,) * 3, (0.25,) * 3)  # type: ignore[assignment]
+    model = tiny(backbone=module, feature_dim=5).fit(*photos(40, 16)).model_
+    assert model.method.feature_dim == 5
+    assert model.preprocessing.mean == (0.5,) * 3
+    assert model.config.backbone.pretrained == "inside"
+    usual = tiny(backbone=Colours(100))
+    assert "features 64" in usual.describe(read_images(photos(40, 32)[0]))
+    assert "all its features" in tiny(backbone=Colours(64)).describe(read_images(photos(40, 32)[0]))
+    assert "all its features" in tiny(backbone=Colours(100), method="fecam").describe(read_images(photos(40, 32)[0]))

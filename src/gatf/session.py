@@ -20,12 +20,13 @@ from gatf.errors import Diverged, UserError
 from gatf.io.events import Listener, Trained
 from gatf.methods import Method, method_class
 from gatf.methods.parts.bottleneck import start_bottleneck
-from gatf.nets import build_backbone, wrap_backbone
+from gatf.nets import build_backbone, given_backbone, wrap_backbone
 from gatf.nets.base import Backbone
 from gatf.nets.folding import check_folding
 from gatf.nets.foreign import Wrapped
 from gatf.nets.shared_norm import share_batch_norm
 from gatf.seeding import keyed_init
+from gatf.settings import PYTHON
 from gatf.training import checkpoint
 from gatf.training.divergence import check_finite, diverged, noticing
 from gatf.training.loop import Position
@@ -194,11 +195,13 @@ def build_method(
 
     What is worth saying about pretrained weights is added to `notes`.
     """
-    if backbone is not None:
-        backbone = wrap_backbone(backbone, image_shape)
-    else:
-        with keyed_init(config.seed, "init", "backbone"):
+    with keyed_init(config.seed, "init", "backbone"):
+        if backbone is None:
             backbone = build_backbone(config.backbone, image_shape[0], notes)
+        elif config.backbone.name.startswith(PYTHON):
+            backbone = given_backbone(backbone, config.backbone, image_shape)
+        else:
+            backbone = wrap_backbone(backbone, image_shape)
     backbone = backbone.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     if isinstance(backbone, Wrapped) or not isinstance(backbone, Backbone):
         check_folding(backbone, image_shape)

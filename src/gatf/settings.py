@@ -124,6 +124,8 @@ class ScenarioConfig(Strict):
     """Stop after this number of tasks."""
 
 
+PYTHON = "python:"
+"""Begins the name of a backbone that was handed over in Python; the constructor's dotted name follows."""
 PACKAGE, INSIDE = "package", "inside"
 """Words for where pretrained weights are: in a package that is installed, or in the model file itself."""
 LITE0 = "efficientnet_lite0"
@@ -153,6 +155,14 @@ class BackboneConfig(Strict):
     batch_norm: Literal["auto", "train", "fixed"] = "auto"
     """Statistics of batch-norm while training: of each batch, or fixed where they are. auto: fixed for a pretrained
     network, whose statistics of a million images are better than those of a few."""
+
+    def __str__(self) -> str:
+        """In a few words, for a line on the terminal."""
+        about = f"features {self.bottleneck}" if self.bottleneck else "all its features"
+        if self.name in ("resnet18", "resnet50", "small"):
+            about = f"width {self.width}, {about}"
+        weights = {None: "", PACKAGE: "ImageNet's weights, ", INSIDE: "pretrained, "}
+        return f"{self.name} ({weights.get(self.pretrained, f'weights of {self.pretrained}, ')}{about})"
 
     @model_validator(mode="before")
     @classmethod

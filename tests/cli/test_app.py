@@ -56,7 +56,7 @@ def test_doctor(call, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GATF_DATA", raising=False)
     code, text, _ = call("doctor")
     assert code == 0
-    for word in ("python", "torch", "cache", "digits", "at hand", "all is well"):
+    for word in ("python", "torch", "cache", "digits", "at hand", "weights efficientnet_lite0", "all is well"):
         assert word in text
 
 

@@ -107,7 +107,7 @@ def test_inspect_tells_everything(call: Any, shop: Path) -> None:
     for words in (
         "2 classes",
         "8×8 colour",
-        "network: small, width 8",
+        "network: small (width 8,",
         "bytes per class",
         "First fit: added",
         "kept back",

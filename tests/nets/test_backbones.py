@@ -224,6 +224,32 @@ def test_timm_that_does_not_import(monkeypatch: pytest.MonkeyPatch) -> None:
         build_backbone(BackboneConfig(name="timm:resnet50"), 3)
 
 
+def test_timm_beside_a_torchvision_without_its_operators(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its first import fails as torchvision's wheel does beside a CPU build of torch; it is tried again once the
+    operators are declared."""
+    declared: list[str] = []
+
+    def imported(name: str) -> Any:
+        if "torchvision::qnms" not in declared:
+            raise RuntimeError("operator torchvision::nms does not exist")
+        return SimpleNamespace(create_model=lambda name, *, in_chans, **given: FakeModel(in_chans))
+
+    monkeypatch.setattr("gatf.nets.foreign.import_module", imported)
+    monkeypatch.setattr(torch.library, "define", lambda name, schema: declared.append(name))
+    assert build_backbone(BackboneConfig(name="timm:tiny_vit", bottleneck=None), 3).feature_dim == 6
+    assert declared == ["torchvision::nms", "torchvision::qnms"]
+
+
+def test_timm_that_fails_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    def imported(name: str) -> Any:
+        raise RuntimeError("no kernel")
+
+    monkeypatch.setattr("gatf.nets.foreign.import_module", imported)
+    monkeypatch.setattr(torch.library, "define", lambda name, schema: pytest.fail("declared without need"))
+    with pytest.raises(UserError, match=r"does not import here \(no kernel\)"):
+        build_backbone(BackboneConfig(name="timm:tiny_vit"), 3)
+
+
 def test_a_name_nobody_knows() -> None:
     with pytest.raises(UserError, match="no backbone is called 'resnet8'; did you mean 'resnet18'"):
         build_backbone(BackboneConfig(name="resnet8"), 3)

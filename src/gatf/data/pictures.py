@@ -20,31 +20,47 @@ SMALL = 64
 """Images up to this height and width are decoded once and kept in memory."""
 LARGE_DEFAULT = 224
 """Height and width that images of larger or differing sizes are given."""
+GREY_MODES = ("1", "L", "LA", "F")
 LOOKED_AT = 64
 """Images whose size is looked up to choose one for all."""
 
 
 def natural_side(images: Encoded, smallest: int = 1) -> int:
     """The side to give images: small ones that all have one size keep it, others become 224."""
-    sizes = _header_sizes(images)
+    sizes = {(header.width, header.height) for header in _headers(images)} or {(LARGE_DEFAULT, LARGE_DEFAULT)}
     side = max(max(size) for size in sizes)
     return side if smallest <= side <= SMALL and sizes == {(side, side)} else LARGE_DEFAULT
 
 
-def _header_sizes(images: Encoded) -> set[tuple[int, int]]:
-    """Width and height of some images, spread over the set; damaged ones are met later, when decoding."""
-    sizes = set()
+def photo_side(images: Encoded) -> int | None:
+    """The shorter side of a typical image; None where most images are grey."""
+    seen = _headers(images)
+    if not seen or 2 * sum(header.grey for header in seen) > len(seen):
+        return None
+    return sorted(min(header.width, header.height) for header in seen)[len(seen) // 2]
+
+
+@dataclass(frozen=True)
+class _Header:
+    width: int
+    height: int
+    grey: bool
+
+
+def _headers(images: Encoded) -> list[_Header]:
+    """What some images, spread over the set, say of themselves; damaged ones are met later, when decoding."""
+    seen = []
     with careful_pillow():
         for number in range(0, len(images), -(-len(images) // LOOKED_AT)):
             try:
                 data = images.read(number)
                 with Image.open(io.BytesIO(data), formats=likely_formats(data)) as image:
-                    sizes.add(image.size)
+                    seen.append(_Header(*image.size, grey=image.mode in GREY_MODES or image.mode.startswith("I")))
             except (BadImage, OSError, ValueError, SyntaxError):
                 continue
             except (Image.DecompressionBombWarning, Image.DecompressionBombError):
                 continue
-    return sizes or {(LARGE_DEFAULT, LARGE_DEFAULT)}
+    return seen
 
 
 def decode_all(

@@ -9,6 +9,7 @@ from typing import Any, Self
 import numpy as np
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.exceptions import NotFittedError
+from torch import nn
 
 from gatf.config import RunConfig
 from gatf.data.inputs import Given, read_labelled
@@ -19,6 +20,8 @@ from gatf.model import file as model_file
 from gatf.model.answers import Answers, answer, available_device, look
 from gatf.model.record import UpdateRecord
 from gatf.model.state import Label, Looks, Model
+from gatf.nets.foreign import constructor_name, probe_dim
+from gatf.settings import INSIDE, PYTHON
 
 
 class IncrementalClassifier(ClassifierMixin, BaseEstimator):
@@ -34,10 +37,13 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):
     method : str, default "gatf"
         Any exemplar-free method of `gatf methods`. Certificates and the rejection of unknown images need one that keeps
         Gaussians: gatf, adagauss or slda. Going on with known classes can these, ncm, ranpac and klda.
-    backbone : str, default "auto"
-        The network: "small", "resnet18" or "timm:MODEL". Here and below "auto" chooses from the first images.
+    backbone : str or torch.nn.Module, default "auto"
+        The network: "small", "resnet18", "resnet50", "mobilenet_v2", "efficientnet_lite0" or "timm:MODEL", or a module
+        that returns features [B, D], of which a copy is trained. Here and below "auto" chooses from the first images:
+        photos (colour, 64 pixels or more) get efficientnet_lite0 with ImageNet's weights where the extra `pretrained`
+        is installed. Weights of your own: settings={"backbone.pretrained": FILE}.
     width : int or "auto"
-        Channels of the network's first stage.
+        Channels of the first stage of "small" and of ResNets; a number rules out the pretrained network of "auto".
     feature_dim : int or "auto"
         Dimension of the features.
     image_size : int or "auto"
@@ -89,7 +95,7 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):
     """
 
     def __init__(
-        self, *, method: str = "gatf", backbone: str = "auto", width: int | str = "auto",
+        self, *, method: str = "gatf", backbone: str | nn.Module = "auto", width: int | str = "auto",
         feature_dim: int | str = "auto", image_size: int | str = "auto", augment: Any = "auto",
         epochs: int | str = "auto", batch_size: int | str = "auto", held_out: float = 0.1, unknown: float | None = None,
         unknown_label: Label | None = None, device: str = "auto", random_state: Any = 0,
@@ -129,7 +135,8 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):
         config = self._config(model, given)
         if self.verbose:
             print(self.describe(given, afresh=afresh))  # noqa: T201
-        start = model if model is not None else update.new_model(config, given, self._shape(given))
+        module = self.backbone if isinstance(self.backbone, nn.Module) else None
+        start = model if model is not None else update.new_model(config, given, self._shape(given), module)
         self.model_ = update.learn(start, given, answers, config=config, held_out=self._held_out(), run=run)
         if self.verbose:
             print(self.report_)  # noqa: T201
@@ -147,22 +154,45 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):
         return self._shape(given) if model is None else model.preprocessing.shape
 
     def _config(self, model: Model | None, given: Given) -> RunConfig:
+        if model is not None:
+            config = defaults.next_config(model.config, images=len(given), overrides=self._overrides())
+            return config.model_copy(update={"device": self.device, "seed": model.config.seed})
+        shape = self._shape(given)
+        return defaults.first_config(
+            method=self.method, shape=shape, images=len(given), device=self.device, seed=self._seed(),
+            overrides=self._first_overrides(given, shape),
+            features=probe_dim(self.backbone, shape) if isinstance(self.backbone, nn.Module) else None,
+        )  # fmt: skip
+
+    def _overrides(self) -> dict[str, Any]:
+        """What was set, as dotted paths."""
         overrides: dict[str, Any] = dict(self.settings or {})
         for name, path in PATHS.items():
             value = getattr(self, name)
+            if isinstance(value, nn.Module):
+                value = PYTHON + constructor_name(value)
             if not isinstance(value, str) or value != "auto":
                 overrides |= dict.fromkeys(path, value)
-        if model is not None:
-            config = defaults.next_config(model.config, images=len(given), overrides=overrides)
-            return config.model_copy(update={"device": self.device, "seed": model.config.seed})
-        return defaults.first_config(
-            method=self.method, shape=self._shape(given), images=len(given), device=self.device, seed=self._seed(),
-            overrides=overrides,
-        )  # fmt: skip
+        return overrides
+
+    def _first_overrides(self, given: Given, shape: tuple[int, int, int]) -> dict[str, Any]:
+        """The same with the network that is chosen for these images, where that is not left to their size."""
+        overrides = self._overrides()
+        if isinstance(self.backbone, nn.Module):
+            return {**overrides, "backbone.pretrained": INSIDE if getattr(self.backbone, "pretrained", False) else None}
+        free = not any(name in overrides for name in ("backbone.name", "backbone.width", "backbone.pretrained"))
+        chosen = defaults.backbone_for(given) if free and shape[1] >= defaults.PHOTO_SIDE else None
+        return overrides if chosen is None else {**overrides, "backbone.name": chosen}
 
     def _shape(self, given: Given) -> tuple[int, int, int]:
         if self.image_size == "auto":
-            return given.natural_shape()
+            natural = given.natural_shape()
+            if isinstance(self.backbone, nn.Module):
+                return natural
+            overrides = self._first_overrides(given, natural)
+            if defaults.is_pretrained(overrides):
+                return defaults.pretrained_shape(overrides.get("backbone.name", ""), given)
+            return natural
         if not isinstance(self.image_size, (int, np.integer)) or given.are_pixels:
             raise UserError(
                 "image_size is a number of pixels and for files and PIL images only; resize arrays yourself"
@@ -231,9 +261,11 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):
         model_file.save(self._fitted(), Path(path))
 
     @classmethod
-    def load(cls, path: str | Path, *, device: str = "auto") -> Self:
-        """Read a model that `save` or `gatf learn` wrote. Runs no code from the file."""
-        return cls.from_model(model_file.load(Path(path), device=available_device(device)), device=device)
+    def load(cls, path: str | Path, *, device: str = "auto", backbone: nn.Module | None = None) -> Self:
+        """Read a model that `save` or `gatf learn` wrote. Runs no code from the file: a network that was handed over in
+        Python must be given again as `backbone`, with any weights."""
+        model = model_file.load(Path(path), device=available_device(device), backbone=backbone)
+        return cls.from_model(model, device=device)
 
     @classmethod
     def from_model(cls, model: Model, *, device: str = "auto") -> Self:

@@ -7,11 +7,19 @@ from collections.abc import Mapping
 from typing import Any
 
 from gatf.config import RunConfig, load_config
-from gatf.data.pictures import SMALL
+from gatf.data.inputs import Given
+from gatf.data.pictures import LARGE_DEFAULT, SMALL
 from gatf.errors import UserError
 from gatf.methods import is_outside, method_class
-from gatf.settings import StageConfig
+from gatf.nets.pretrained import packaged_weights
+from gatf.settings import LITE0, PACKAGE, StageConfig
 
+PHOTO_SIDE = 64
+"""Colour images whose shorter side has at least so many pixels are taken for photos."""
+HALVINGS = 32
+"""A pretrained network halves its image five times."""
+FEATURES = 64
+"""Dimension of the features, but for tiny images."""
 TINY_SIDE = 16
 """Images up to this side get the small network; above it, those up to `SMALL` get a ResNet with a 3×3 stem."""
 ANCHORS_PER_UPDATE = 30
@@ -24,32 +32,60 @@ FIXED = (
 
 
 def first_config(
-    *, method: str, shape: tuple[int, int, int], images: int, device: str, seed: int, overrides: Mapping[str, Any]
-) -> RunConfig:
-    """The settings of a new model; `overrides` are dotted paths."""
+    *, method: str, shape: tuple[int, int, int], images: int, device: str, seed: int, overrides: Mapping[str, Any],
+    features: int | None = None,
+) -> RunConfig:  # fmt: skip
+    """The settings of a new model; `overrides` are dotted paths, `features` is the dimension of a given network's."""
     side = shape[1]
     tiny = side <= TINY_SIDE
+    pretrained = is_pretrained(overrides)
     _check_method(method)
     if overrides.get("data.test_crop") is not None:
         raise UserError(
             "data.test_crop is for runs alone: a model sees whole images; leave it out or crop them yourself"
         )
+    usual = 32 if tiny else FEATURES
+    bottleneck = None if features is not None and features <= usual else usual
     sections: dict[str, Any] = {
         "data": {"name": "folder", "augment": augmentation(side)},
         "backbone": {
             "name": "small" if tiny else "resnet18",
-            "width": 32 if tiny else width(images),
-            "stem": "3x3" if side <= SMALL else "7x7",
-            "bottleneck": 32 if tiny else 64,
+            "width": 64 if pretrained else 32 if tiny else width(images),
+            "stem": "3x3" if side <= SMALL and not pretrained else "7x7",
+            "bottleneck": bottleneck,
         },
         "seed": seed,
         "device": device,
     }
-    dim = dict(overrides).get("backbone.bottleneck") or sections["backbone"]["bottleneck"]
-    sections["optimisation"] = {name: stage(images, dim, first=name == "first") for name in ("first", "next")}
+    dim = dict(overrides).get("backbone.bottleneck") or bottleneck or features or 0
+    sections["optimisation"] = {
+        name: stage(images, dim, first=name == "first", pretrained=pretrained) for name in ("first", "next")
+    }
     if method == "gatf":
         sections["method"] = {"name": "gatf", "refresh": refresh(images)}
     return load_config(sections, method=method, overrides=dict(overrides))
+
+
+def is_pretrained(overrides: Mapping[str, Any]) -> bool:
+    """Whether the network that these settings name starts from weights of elsewhere."""
+    usual = PACKAGE if overrides.get("backbone.name") == LITE0 else None
+    return overrides.get("backbone.pretrained", usual) is not None
+
+
+def backbone_for(given: Given) -> str | None:
+    """The pretrained network for photos, where its weights are installed; None: the size decides among others."""
+    side = given.photo_side
+    return LITE0 if side is not None and side >= PHOTO_SIDE and packaged_weights() is not None else None
+
+
+def pretrained_shape(name: str, given: Given) -> tuple[int, int, int]:
+    """What a pretrained network gets to see: pixels as they are; photos at 224 pixels, or at their own size where it is
+    smaller, rounded down to what five halvings divide. Other people's networks may take 224 alone."""
+    side = given.photo_side
+    if given.are_pixels or side is None or name.startswith("timm:"):
+        return given.natural_shape()
+    side = min(max(side // HALVINGS * HALVINGS, PHOTO_SIDE), LARGE_DEFAULT)
+    return 3, side, side
 
 
 def next_config(config: RunConfig, *, images: int, overrides: Mapping[str, Any]) -> RunConfig:
@@ -66,7 +102,8 @@ def next_config(config: RunConfig, *, images: int, overrides: Mapping[str, Any])
             raise UserError(f"'{path}' was fixed when the model was first fitted and cannot change in an update")
     kept = base["optimisation"]["next"]
     of_preset = config.method.preset_layer(base["method"].get("preset")).get("optimisation", {}).get("next", {})
-    chosen = stage(images, config.backbone.bottleneck or 0, first=False) | of_preset
+    pretrained = config.backbone.pretrained is not None
+    chosen = stage(images, config.backbone.bottleneck or 0, first=False, pretrained=pretrained) | of_preset
     kept |= {name: chosen[name] for name in ("epochs", "batch_size")}
     if config.method.name == "gatf":
         base["method"]["refresh"] = refresh(images)
@@ -99,19 +136,25 @@ def epochs(images: int) -> int:
     return min(max(200_000 // max(images, 1), 30), 60)
 
 
+def fine_tuning_epochs(images: int) -> int:
+    """About 6 000 images are looked at, in no fewer than 5 and no more than 15 passes: little is left to learn."""
+    return min(max(6_000 // max(images, 1), 5), 15)
+
+
 def refresh(images: int) -> int:
     return max(1, epochs(images) // ANCHORS_PER_UPDATE)
 
 
-def stage(images: int, dim: int, *, first: bool) -> dict[str, Any]:
+def stage(images: int, dim: int, *, first: bool, pretrained: bool = False) -> dict[str, Any]:
     """Optimisation of one update. A batch must have more images than there are feature dimensions."""
     batch = 64 if images < 2_000 else 128 if images < 20_000 else 256
     while batch <= dim:
         batch *= 2
     few_steps = images < 50 * batch
     chosen = StageConfig(
-        epochs=epochs(images), batch_size=batch, lr=0.1 if first else 0.01, clip=10.0 if few_steps else 1.0
-    )
+        epochs=fine_tuning_epochs(images) if pretrained else epochs(images), batch_size=batch,
+        lr=0.1 if first else 0.01, clip=10.0 if few_steps else 1.0,
+    )  # fmt: skip
     return chosen.model_dump()
 
 
@@ -125,9 +168,8 @@ def augmentation(side: int) -> list[str]:
 def describe(config: RunConfig, *, shape: tuple[int, int, int], images: int, first: bool) -> str:
     """One line of what was chosen, with the names that change it."""
     stage = config.optimisation.stage(0 if first else 1)
-    backbone = config.backbone
     made = (
-        f"{shape[1]}×{shape[2]} {'grey' if shape[0] == 1 else 'colour'} images, backbone {backbone.name} "
-        f"(width {backbone.width}, features {backbone.bottleneck}), method {config.method.name}; "
+        f"{shape[1]}×{shape[2]} {'grey' if shape[0] == 1 else 'colour'} images, backbone {config.backbone}, "
+        f"method {config.method.name}; "
     )
     return f"{made if first else ''}{images} images, {stage.epochs} epochs, batches of {stage.batch_size}"

@@ -10,7 +10,7 @@ from typing import Literal
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from gatf.config import RunConfig
 from gatf.data.base import ImageSet
@@ -29,6 +29,7 @@ from gatf.model.judge import Judge, Metric, fit_temperature, transport_error
 from gatf.model.record import UpdateRecord
 from gatf.model.state import Model
 from gatf.session import Circumstances, Preprocessing, Session, build_method
+from gatf.settings import INSIDE, PYTHON
 from gatf.training import checkpoint
 from gatf.training.divergence import all_finite
 from gatf.training.loop import Position
@@ -58,11 +59,11 @@ class Conditions:
     """Folder of checkpoints; None keeps none."""
 
 
-def new_model(config: RunConfig, given: Given, shape: Shape) -> Model:
+def new_model(config: RunConfig, given: Given, shape: Shape, backbone: nn.Module | None = None) -> Model:
     """A model that knows no class yet; its normalisation is what its pretrained network expects, or else that of the
     images it will first be fitted to."""
     check_shape(shape)
-    method = build_method(config, shape)
+    method = build_method(config, shape, backbone)
     mean, std = getattr(method.backbone, "normalisation", None) or normalisation(image_set(given, shape))
     preprocessing = Preprocessing(shape, mean, std)
     empty = torch.zeros(0, dtype=torch.int64)
@@ -86,6 +87,13 @@ def learn(
     return update.finish(judged, seconds)
 
 
+def with_own_weights(config: RunConfig) -> RunConfig:
+    """The settings for building the network again when its weights are at hand: those it began with are not read."""
+    if config.backbone.pretrained is None:
+        return config
+    return config.model_copy(update={"backbone": config.backbone.model_copy(update={"pretrained": INSIDE})})
+
+
 class _Update:
     """The update under way: a copy of the model's method, and the task's images while it trains."""
 
@@ -93,7 +101,8 @@ class _Update:
         self.model, self.config, self.split, self.images, self.run = model, config, split, images, run
         self.old = len(model.labels)
         alone = open_alone(config.device, config.precision)
-        self.session = Session(config, model.preprocessing, fabric=alone)
+        given = model.method.backbone if config.backbone.name.startswith(PYTHON) else None
+        self.session = Session(with_own_weights(config), model.preprocessing, backbone=given, fabric=alone)
         self.method = self.session.method
         self.method.load_state_dict(model.method.state_dict())  # a copy: nothing done here reaches the model's
         self.warnings: list[str] = []

@@ -1,5 +1,6 @@
 """A `Model` as a file, and back. What a file claims is checked against what it holds before a network is built."""
 
+import copy
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -7,7 +8,7 @@ from typing import Any
 
 import torch
 from pydantic import ConfigDict, ValidationError
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from gatf import __version__
@@ -24,7 +25,7 @@ from gatf.model.record import UpdateRecord
 from gatf.model.state import Model
 from gatf.model.upgrade import upgraded_config, upgraded_state
 from gatf.session import Preprocessing, build_method
-from gatf.settings import INSIDE, Strict
+from gatf.settings import INSIDE, PYTHON, Strict
 
 METHOD = "method."
 LARGEST_SIDE = 4096
@@ -53,7 +54,7 @@ def save(model: Model, path: Path, before: Callable[[str], None] = lambda digest
     """
     if not model.labels:
         raise UserError("there is nothing to save: the model has learnt no class yet")
-    if model.config.backbone.name.startswith("timm:") and ":" in model.config.backbone.name.removeprefix("timm:"):
+    if ":" in _bare(model.config.backbone.name):
         raise UserError("backbones from the hub cannot be saved by name: loading a model must not fetch code")
     config = model.config.model_dump(mode="json")
     config["backbone"]["pretrained"] = INSIDE if getattr(model.method.backbone, "pretrained", False) else None
@@ -73,19 +74,21 @@ def save(model: Model, path: Path, before: Callable[[str], None] = lambda digest
     tensors |= {"counts": model.counts, "errors": model.errors, "distances": model.distances}
 
     def check(written: Path) -> None:
-        _check_predicts(written, path, outside=is_outside(model.config.method.name))
+        from_python = model.config.backbone.name.startswith(PYTHON)
+        backbone = copy.deepcopy(model.method.backbone) if from_python else None
+        _check_predicts(written, path, outside=is_outside(model.config.method.name), backbone=backbone)
         before(container.inspect(written).digest)
 
     container.write(path, tensors, description.model_dump(mode="json"), check=check)
 
 
-def _check_predicts(written: Path, path: Path, *, outside: bool) -> None:
+def _check_predicts(written: Path, path: Path, *, outside: bool, backbone: nn.Module | None) -> None:
     """Refuse a file that does not load, or whose model's scores of black, white and noisy images are not finite."""
     try:
         if outside:  # no code is run because a file names it
             container.read(written)
             return
-        model = load(written)
+        model = load(written, backbone=backbone)
     except Damaged as error:
         raise UserError(f"the new {path} would be of no use ({error.reason}), so it was not written") from None
     noise = torch.randn(2, *model.preprocessing.shape, generator=torch.Generator().manual_seed(0))
@@ -101,9 +104,9 @@ def model_path(path: Path) -> Path:
     return written if written.is_file() else path
 
 
-def load(path: Path, device: str = "cpu") -> Model:
+def load(path: Path, device: str = "cpu", *, backbone: nn.Module | None = None) -> Model:
     """Read a model, or the one in a run's folder. Runs no code of the file's; a damaged, foreign or newer file is a
-    `UserError`."""
+    `UserError`, and so is one whose network came from Python and is not given again as `backbone`."""
     path = model_path(path)
     tensors, header = container.read(path)
     told, config, history = _described(path, header)
@@ -120,11 +123,26 @@ def load(path: Path, device: str = "cpu") -> Model:
         raise Damaged(path, "it holds tensors that belong to nothing")
     if header.format == 1:
         state = upgraded_state(config.method.name, state)
-    method = _method(path, config, shape, state, classes=len(told.labels))
+    method = _method(path, config, shape, state, classes=len(told.labels), backbone=_demanded(path, config, backbone))
     return Model(
         config, Preprocessing(shape, tuple(told.mean), tuple(told.std)), method.to(device).eval(), tuple(told.labels),
         tensors["counts"], told.temperature, tensors["errors"], tensors["distances"], history,
     )  # fmt: skip
+
+
+def _demanded(path: Path, config: RunConfig, backbone: nn.Module | None) -> nn.Module | None:
+    """The backbone that was given, if and only if the file's came from Python."""
+    name = config.backbone.name
+    if not name.startswith(PYTHON):
+        if backbone is not None:
+            raise UserError(f"{path} brings its own network, {name}: leave out backbone")
+        return None
+    if backbone is None:
+        raise UserError(
+            f"{path} was made with a network from Python, {name.removeprefix(PYTHON)[:80]}, and no code is run because "
+            "a file names it: IncrementalClassifier.load(path, backbone=module) takes it"
+        )
+    return backbone
 
 
 def describe(path: Path) -> tuple[Description, RunConfig, tuple[UpdateRecord, ...], container.Header]:
@@ -161,9 +179,14 @@ def _described(path: Path, header: container.Header) -> tuple[Description, RunCo
     )
     if not sound:
         raise Damaged(path, "its description contradicts itself")
-    if config.backbone.pretrained not in (None, INSIDE) or ":" in config.backbone.name.removeprefix("timm:"):
+    if config.backbone.pretrained not in (None, INSIDE) or ":" in _bare(config.backbone.name):
         raise Damaged(path, "it asks for weights from elsewhere, which a model must not")
     return told, config, history
+
+
+def _bare(backbone: str) -> str:
+    """A backbone's name without the prefix that says whose it is."""
+    return backbone.removeprefix(PYTHON) if backbone.startswith(PYTHON) else backbone.removeprefix("timm:")
 
 
 def _refuse_code(path: Path, config: Any) -> None:
@@ -187,12 +210,13 @@ class _Undrawn(TorchFunctionMode):
 
 
 def _method(
-    path: Path, config: RunConfig, shape: tuple[int, int, int], state: dict[str, Tensor], *, classes: int
-) -> Method:
-    """The method with the file's state; sizes are compared on a network without memory first."""
+    path: Path, config: RunConfig, shape: tuple[int, int, int], state: dict[str, Tensor], *, classes: int,
+    backbone: nn.Module | None,
+) -> Method:  # fmt: skip
+    """The method with the file's state; sizes are compared first, on a network without memory unless one is given."""
     try:
-        with torch.device("meta"), _Undrawn():
-            plan = build_method(config, shape)
+        with torch.device("cpu" if backbone is not None else "meta"), _Undrawn():
+            plan = build_method(config, shape, backbone)
         expected = plan.state_dict()
         for name, tensor in expected.items():
             fixed = name.startswith("backbone.") or tensor.numel() > 0
@@ -201,7 +225,7 @@ def _method(
         wanted = sum(tensor.numel() * tensor.element_size() for tensor in (*plan.parameters(), *plan.buffers()))
         if wanted > sum(tensor.numel() * tensor.element_size() for tensor in state.values()):
             raise Damaged(path, "its settings call for a larger network than it holds")
-        method = build_method(config, shape)
+        method = build_method(config, shape, backbone)
         method.load_state_dict(state)
         _check_classes(path, method, state, shape, classes)
     except (RuntimeError, ValueError, TypeError, IndexError, AssertionError, OverflowError) as error:

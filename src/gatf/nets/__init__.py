@@ -1,15 +1,19 @@
 """Backbones and the small networks around them."""
 
+from copy import deepcopy
+
+from torch import nn
+
 from gatf.errors import UserError, near_misses
 from gatf.nets.base import Backbone
-from gatf.nets.foreign import timm_backbone, wrap_backbone
+from gatf.nets.foreign import Wrapped, probe_dim, timm_backbone, wrap_backbone
 from gatf.nets.mobile import EfficientNetLite0, MobileNetV2
 from gatf.nets.pretrained import load_pretrained
 from gatf.nets.resnet import ResNet18, ResNet50
 from gatf.nets.small import SmallNet
-from gatf.settings import INSIDE, BackboneConfig
+from gatf.settings import INSIDE, PYTHON, BackboneConfig
 
-__all__ = ["Backbone", "build_backbone", "wrap_backbone"]
+__all__ = ["Backbone", "build_backbone", "given_backbone", "wrap_backbone"]
 
 TIMM = "timm:"
 RESNETS = {"resnet18": ResNet18, "resnet50": ResNet50}
@@ -28,6 +32,18 @@ def build_backbone(config: BackboneConfig, channels: int, notes: list[str] | Non
         loaded = load_pretrained(backbone, config.pretrained)
         if notes is not None:
             notes += loaded.notes(bottleneck_follows=config.bottleneck_init != "random")
+    return _with_norm(backbone, config)
+
+
+def given_backbone(module: nn.Module, config: BackboneConfig, image_shape: tuple[int, int, int]) -> Backbone:
+    """A copy of a module from Python with what the config adds to it: a bottleneck, and how batch-norm trains."""
+    module = deepcopy(module)
+    if not isinstance(module, Wrapped):
+        module = Wrapped(module, probe_dim(module, image_shape), config.bottleneck)
+    return _with_norm(module, config)
+
+
+def _with_norm(backbone: Backbone, config: BackboneConfig) -> Backbone:
     backbone.fixed_norm = config.batch_norm == "fixed" or (config.batch_norm == "auto" and backbone.pretrained)
     return backbone.train()
 
@@ -41,5 +57,7 @@ def _fresh(config: BackboneConfig, channels: int) -> Backbone:
         return SmallNet(channels, width=config.width, bottleneck=config.bottleneck)
     if config.name.startswith(TIMM):
         return timm_backbone(config.name.removeprefix(TIMM), channels, config.bottleneck)
+    if config.name.startswith(PYTHON):
+        raise UserError(f"the backbone {config.name.removeprefix(PYTHON)} comes from Python and must be given again")
     known = (*RESNETS, *MOBILE, "small", "timm:<model>")
     raise UserError(f"no backbone is called '{config.name}'{near_misses(config.name, known)}")

@@ -1,5 +1,8 @@
 """Backbones that are not ours: any module that returns features, and timm's models."""
 
+from importlib import import_module
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -8,11 +11,16 @@ from gatf.nets.base import Backbone
 
 
 class Wrapped(Backbone):
-    """A module that returns features [B, D], with D known, and perhaps a linear bottleneck after it."""
+    """A module that returns features [B, D], with D known, and perhaps a linear bottleneck after it.
+
+    If the module has attributes `pretrained` and `normalisation`, as a `Backbone` has them, they hold.
+    """
 
     def __init__(self, net: nn.Module, dim: int, bottleneck: int | None = None) -> None:
         super().__init__()
         self.net = net
+        self.pretrained = bool(getattr(net, "pretrained", False))
+        self.normalisation = getattr(net, "normalisation", None)
         self._end_with(dim, bottleneck)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -25,6 +33,12 @@ def wrap_backbone(module: nn.Module, image_shape: tuple[int, int, int]) -> nn.Mo
     if isinstance(getattr(module, "feature_dim", None), int):
         return module
     return Wrapped(module, probe_dim(module, image_shape))
+
+
+def constructor_name(module: nn.Module) -> str:
+    """The dotted name of what made a module, by which a person can find it again; nothing imports it."""
+    kind = type(module)
+    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 @torch.no_grad()
@@ -49,10 +63,8 @@ def probe_dim(module: nn.Module, image_shape: tuple[int, int, int]) -> int:
 def timm_backbone(model: str, channels: int, bottleneck: int | None) -> Wrapped:
     """A model of timm without its classifier."""
     try:
-        import timm
-    except (
-        Exception
-    ) as error:  # timm needs torchvision, which fails in its own ways beside a torch it was not built for
+        timm = _import_timm()
+    except Exception as error:  # timm imports torchvision, which fails in its own ways beside a torch of another build
         reason = " ".join(str(error).split())[:120]
         raise UserError(
             f"backbone.name=timm:{model} needs timm, which does not import here ({reason}): pip install 'gatf[timm]'"
@@ -62,3 +74,19 @@ def timm_backbone(model: str, channels: int, bottleneck: int | None) -> Wrapped:
     except (RuntimeError, ValueError, TypeError) as error:
         raise UserError(f"timm cannot make '{model}': {' '.join(str(error).split())}") from None
     return Wrapped(net, int(net.num_features), bottleneck)
+
+
+def _import_timm() -> Any:
+    """timm, also where torchvision's compiled operators are missing, as beside a CPU build of torch.
+
+    torchvision then fails on import because it describes two operators for boxes that nobody declared. No backbone uses
+    them; once they are declared, without a body, the rest imports.
+    """
+    try:
+        return import_module("timm")
+    except RuntimeError as error:
+        if "operator torchvision::" not in str(error):
+            raise
+    for name in ("nms", "qnms"):
+        torch.library.define(f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    return import_module("timm")
