@@ -10,6 +10,7 @@ from torch import nn
 
 from gatf.config import RunConfig, load_config
 from gatf.data.loader import Batch, TaskInfo, shuffled
+from gatf.errors import UserError
 from gatf.experiment import Experiment, start
 from gatf.geometry.anchor import Affine
 from gatf.io.events import Epoch, Event
@@ -170,6 +171,12 @@ def test_first_anchor_towards_the_identity_is_the_identity(tiny_config: Tiny) ->
     torch.testing.assert_close(weight, torch.eye(8, dtype=torch.float64), atol=1e-6, rtol=0)
 
 
+@pytest.mark.parametrize("kind", ["ridge", "procrustes"])
+def test_a_ridge_that_cannot_be_chosen_is_refused(tiny_config: Tiny, kind: str) -> None:
+    with pytest.raises(UserError, match=f"ridge=auto is for anchor sylvester, identity and lowrank, not {kind}"):
+        tiny_config("gatf", **{"method.anchor": kind, "method.ridge": "auto"})
+
+
 def test_anchor_is_refreshed_every_k_epochs(tiny_config: Tiny) -> None:
     experiment = Experiment(tiny_config("gatf", **{"method.refresh": 3}))
     method, task, data = experiment.method, experiment.task_info(1), experiment.task_data(1)
@@ -250,6 +257,8 @@ ROWS = {
     "final refresh": {"method.final_refresh": True},
     "final refresh, linear": {"method.final_refresh": True, "method.readout": "linear"},
     "regularised discriminant analysis": {"method.readout": "rda"},
+    "anchor of low rank, ridge chosen": {"method.anchor": "lowrank", "method.anchor_rank": 2, "method.ridge": "auto"},
+    "anchor that keeps the spread": {"method.anchor": "procrustes"},
     "release": {"method.preset": "release"},
     "release for CUB": {"method.preset": "release", "method.perturb": 0.5, "method.map_lr": 0.05},
     "anchor alone": {"method.top_aware": False},
