@@ -105,6 +105,39 @@ class TestResidual:
         assert all(parameter.abs().max() > 0 for parameter in experiment.method.residual.parameters())
 
 
+class TestTargetOfTheResidual:
+    def forward_term(self, config: RunConfig) -> tuple[GATF, Batch, torch.Tensor]:
+        method, task, batch = at_task_1(config)
+        method.backbone.train()
+        for norm in method.backbone.modules():
+            if isinstance(norm, nn.BatchNorm2d):
+                norm.running_mean += 0.3  # statistics that are not the batch's
+        return method, batch, method._loss(batch, task)["forward"]
+
+    def test_in_eval_mode_is_what_the_anchor_and_the_class_statistics_see(self, tiny_config: Tiny) -> None:
+        method, batch, term = self.forward_term(tiny_config("gatf", **{"method.residual_target": "eval"}))
+        assert all(module.training for module in method.backbone.modules())
+        with torch.no_grad():
+            error = method.map(method.teacher(batch.images)) - method.backbone.eval()(batch.images)
+        assert term.item() == pytest.approx(5 * error.square().mean().item(), rel=1e-5)
+        assert all(gradient is None for gradient in gradients(term, method.backbone))
+
+    def test_by_default_is_what_the_loss_sees(self, tiny_config: Tiny) -> None:
+        method, batch, term = self.forward_term(tiny_config("gatf"))
+        with torch.no_grad():
+            error = method.map(method.teacher(batch.images)) - method.backbone(batch.images)
+        assert term.item() == pytest.approx(5 * error.square().mean().item(), rel=1e-5)
+
+    def test_the_statistics_move_once_per_step(self, tiny_config: Tiny) -> None:
+        """The pass in eval mode leaves batch-norm alone."""
+        counted = []
+        for mode in ("train", "eval"):
+            method, _, _ = self.forward_term(tiny_config("gatf", **{"method.residual_target": mode}))
+            norms = [module for module in method.backbone.modules() if isinstance(module, nn.BatchNorm2d)]
+            counted.append([(int(norm.num_batches_tracked), norm.running_mean.tolist()) for norm in norms])
+        assert counted[0] == counted[1]
+
+
 EVERY_SCRIPT = {
     "anchor": "ridge", "dead_residual": True, "bias_correct": False, "matched_noise": False, "samples": None,
     "ridge": 0.01, "refresh": 10, "ema": 0.9, "rotation": True, "expansion": 32, "adapter_lr": 0.01,

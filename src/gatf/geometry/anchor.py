@@ -5,6 +5,7 @@ Column convention: P is [S_new, S_old], covariances are of centred features, K =
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -103,7 +104,7 @@ def choose_ridge(cov_old: Tensor, cov_new: Tensor, cross: Tensor, *, count: floa
         weight = rotated / denominator
         residual = variances - (weight * (2 * rotated - weight * values_old)).sum(1)
         free = 1 - (len(values_new) + (values_old / denominator).sum()) / (count * len(values_new))
-        return float((residual / values_new).sum() / free.square()) if free > 0 else torch.inf
+        return float((residual / values_new).sum() / free.square()) if free > 0 else math.inf
 
     return min(reversed(RIDGES), key=error)
 

@@ -42,6 +42,9 @@ class GATFConfig(CovarianceConfig):
     """Start the map from the Analytic Geometric Anchor (off: an MLP alone)."""
     dead_residual: bool = False
     """Zero every layer of the residual on the anchor, as the release does: then only its output bias can move."""
+    residual_target: Literal["train", "eval"] = "train"
+    """Features that the residual learns to reach: those the loss has anyway, with batch-norm in train mode, or in eval
+    mode, as the anchor is estimated and classes are measured; the latter takes one more pass of the backbone."""
     refine: bool = False
     """Fit the map further on frozen features after training, as AdaGauss fits its adapter."""
     topology: NotNegative = 5.0
@@ -229,7 +232,7 @@ class GATF(GaussianMethod[GATFConfig]):
             back = self.distiller(new)
             if config.top_aware:
                 moved = self.map(old)
-                terms["forward"] = config.topology * mse_loss(moved, new.detach())
+                terms["forward"] = config.topology * mse_loss(moved, self._target(new, images))
                 terms["backward"] = config.topology * mse_loss(back, old)
                 terms |= self._release_terms(old, new.detach(), moved, back)
             else:
@@ -239,6 +242,14 @@ class GATF(GaussianMethod[GATFConfig]):
         if config.anti_collapse and has_covariance(new, batch):
             terms["anti_collapse"] = config.anti_collapse * anti_collapse(new, config.clamp)
         return terms
+
+    def _target(self, new: Tensor, images: Tensor) -> Tensor:
+        """What the map is to make of old features: constants, by `residual_target`."""
+        if self.config.residual_target == "train":
+            return new.detach()
+        target = frozen_features(self.backbone.eval(), images)
+        self.backbone.train()
+        return target
 
     def _release_terms(self, old: Tensor, new: Tensor, moved: Tensor, back: Tensor) -> dict[str, Tensor]:
         """Cycle consistency and pairwise cosines, found in the released code only; `new` carries no gradient."""
