@@ -10,6 +10,7 @@ from torch import nn
 
 from gatf.config import RunConfig, load_config
 from gatf.data.loader import Batch, TaskInfo, shuffled
+from gatf.errors import UserError
 from gatf.experiment import Experiment, start
 from gatf.geometry.anchor import Affine
 from gatf.io.events import Epoch, Event
@@ -104,6 +105,39 @@ class TestResidual:
         assert all(parameter.abs().max() > 0 for parameter in experiment.method.residual.parameters())
 
 
+class TestTargetOfTheResidual:
+    def forward_term(self, config: RunConfig) -> tuple[GATF, Batch, torch.Tensor]:
+        method, task, batch = at_task_1(config)
+        method.backbone.train()
+        for norm in method.backbone.modules():
+            if isinstance(norm, nn.BatchNorm2d):
+                norm.running_mean += 0.3  # statistics that are not the batch's
+        return method, batch, method._loss(batch, task)["forward"]
+
+    def test_in_eval_mode_is_what_the_anchor_and_the_class_statistics_see(self, tiny_config: Tiny) -> None:
+        method, batch, term = self.forward_term(tiny_config("gatf", **{"method.residual_target": "eval"}))
+        assert all(module.training for module in method.backbone.modules())
+        with torch.no_grad():
+            error = method.map(method.teacher(batch.images)) - method.backbone.eval()(batch.images)
+        assert term.item() == pytest.approx(5 * error.square().mean().item(), rel=1e-5)
+        assert all(gradient is None for gradient in gradients(term, method.backbone))
+
+    def test_by_default_is_what_the_loss_sees(self, tiny_config: Tiny) -> None:
+        method, batch, term = self.forward_term(tiny_config("gatf"))
+        with torch.no_grad():
+            error = method.map(method.teacher(batch.images)) - method.backbone(batch.images)
+        assert term.item() == pytest.approx(5 * error.square().mean().item(), rel=1e-5)
+
+    def test_the_statistics_move_once_per_step(self, tiny_config: Tiny) -> None:
+        """The pass in eval mode leaves batch-norm alone."""
+        counted = []
+        for mode in ("train", "eval"):
+            method, _, _ = self.forward_term(tiny_config("gatf", **{"method.residual_target": mode}))
+            norms = [module for module in method.backbone.modules() if isinstance(module, nn.BatchNorm2d)]
+            counted.append([(int(norm.num_batches_tracked), norm.running_mean.tolist()) for norm in norms])
+        assert counted[0] == counted[1]
+
+
 EVERY_SCRIPT = {
     "anchor": "ridge", "dead_residual": True, "bias_correct": False, "matched_noise": False, "samples": None,
     "ridge": 0.01, "refresh": 10, "ema": 0.9, "rotation": True, "expansion": 32, "adapter_lr": 0.01,
@@ -168,6 +202,12 @@ def test_first_anchor_towards_the_identity_is_the_identity(tiny_config: Tiny) ->
     method, _, _ = at_task_1(tiny_config("gatf", **{"method.anchor": "identity"}))
     weight = method.anchor._ema().value().weight
     torch.testing.assert_close(weight, torch.eye(8, dtype=torch.float64), atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("kind", ["ridge", "procrustes"])
+def test_a_ridge_that_cannot_be_chosen_is_refused(tiny_config: Tiny, kind: str) -> None:
+    with pytest.raises(UserError, match=f"ridge=auto is for anchor sylvester, identity and lowrank, not {kind}"):
+        tiny_config("gatf", **{"method.anchor": kind, "method.ridge": "auto"})
 
 
 def test_anchor_is_refreshed_every_k_epochs(tiny_config: Tiny) -> None:
@@ -250,6 +290,8 @@ ROWS = {
     "final refresh": {"method.final_refresh": True},
     "final refresh, linear": {"method.final_refresh": True, "method.readout": "linear"},
     "regularised discriminant analysis": {"method.readout": "rda"},
+    "anchor of low rank, ridge chosen": {"method.anchor": "lowrank", "method.anchor_rank": 2, "method.ridge": "auto"},
+    "anchor that keeps the spread": {"method.anchor": "procrustes"},
     "release": {"method.preset": "release"},
     "release for CUB": {"method.preset": "release", "method.perturb": 0.5, "method.map_lr": 0.05},
     "anchor alone": {"method.top_aware": False},

@@ -61,8 +61,9 @@ class AdaGaussConfig(CovarianceConfig):
     shrink: NotNegative = 0.0
     """Shrinkage of stored covariances (0.5 in the ablation without anti-collapse)."""
     readout: Rule = "bayes"
-    """How classes are told apart: by distances as released (bayes), Mahalanobis distances, the nearest mean (nmc),
-    by a classifier trained on draws from the Gaussians (linear), or by regularised discriminant analysis (rda)."""
+    """How classes are told apart: by distances as released (bayes), by Mahalanobis distances, by the nearest mean
+    (nmc), by a classifier trained on draws from the Gaussians (linear), or by regularised discriminant analysis
+    (rda)."""
     readout_shrink: NotNegative | None = None
     """Shrinkage of the covariances in the distances of bayes and mahalanobis. Default: 3 as released, or 0.001; the
     paper, which speaks against shrinking, is readout mahalanobis with 0."""

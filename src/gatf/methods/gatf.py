@@ -43,6 +43,9 @@ class GATFConfig(CovarianceConfig):
     """Start the map from the Analytic Geometric Anchor (off: an MLP alone)."""
     dead_residual: bool = False
     """Zero every layer of the residual on the anchor, as the release does: then only its output bias can move."""
+    residual_target: Literal["train", "eval"] = "train"
+    """Features that the residual learns to reach: those the loss has anyway, with batch-norm in train mode, or in eval
+    mode, as the anchor is estimated and classes are measured; the latter takes one more pass of the backbone."""
     refine: bool = False
     """Fit the map further on frozen features after training, as AdaGauss fits its adapter."""
     topology: NotNegative = 5.0
@@ -51,9 +54,13 @@ class GATFConfig(CovarianceConfig):
     """Weight of the distillation when `top_aware` is off."""
     anchor: AnchorKind = "sylvester"
     """The anchor of Theorem 1, plain ridge regression, or the first shrunk towards the identity instead of zero: it is
-    the identity where nothing moved, and needs fewer images."""
-    ridge: Positive = 0.01
-    """ρ of the anchor."""
+    the identity where nothing moved, and needs fewer images. lowrank keeps few directions of how the latter differs
+    from the identity; procrustes turns whitened features, which keeps their spread."""
+    anchor_rank: PositiveInt = 8
+    """Directions that lowrank keeps."""
+    ridge: Positive | Literal["auto"] = 0.01
+    """ρ of the anchor, for procrustes the share of the mean variance that is added in every direction; auto: chosen by
+    generalised cross-validation at each estimate (sylvester, identity, lowrank)."""
     refresh: PositiveInt = 10
     """K: epochs between two estimates of the anchor."""
     ema: Fraction = 0.9
@@ -83,14 +90,21 @@ class GATFConfig(CovarianceConfig):
     perturb: NotNegative = 0.0
     """Step of the release's task-0 feature perturbation, from which only the head learns (0.5 in its CUB script)."""
     readout: Rule = "bayes"
-    """How classes are told apart: by distances as released (bayes), Mahalanobis distances, the nearest mean (nmc),
-    by a classifier trained on draws from the Gaussians (linear), or by regularised discriminant analysis (rda)."""
+    """How classes are told apart: by distances as released (bayes), by Mahalanobis distances, by the nearest mean
+    (nmc), by a classifier trained on draws from the Gaussians (linear), or by regularised discriminant analysis
+    (rda)."""
 
     @classmethod
     def presets(cls) -> dict[str, dict[str, Any]]:
         method = {"anchor": "ridge", "dead_residual": True, "bias_correct": False, "matched_noise": False}
         terms = {"cycle": 2.0, "pairwise": 0.05}
         return {"release": {"method": method | terms, "data": {"val_fraction": 0.1}}}
+
+    @model_validator(mode="after")
+    def _ridge_can_be_chosen(self) -> "GATFConfig":
+        if self.ridge == "auto" and self.anchor in ("ridge", "procrustes"):
+            raise ValueError(f"ridge=auto is for anchor sylvester, identity and lowrank, not {self.anchor}")
+        return self
 
     @model_validator(mode="after")
     def _map_is_trained(self) -> "GATFConfig":
@@ -219,7 +233,7 @@ class GATF(GaussianMethod[GATFConfig]):
             back = self.distiller(new)
             if config.top_aware:
                 moved = self.map(old)
-                terms["forward"] = config.topology * mse_loss(moved, new.detach())
+                terms["forward"] = config.topology * mse_loss(moved, self._target(new, images))
                 terms["backward"] = config.topology * mse_loss(back, old)
                 terms |= self._release_terms(old, new.detach(), moved, back)
             else:
@@ -229,6 +243,14 @@ class GATF(GaussianMethod[GATFConfig]):
         if config.anti_collapse and has_covariance(new, batch):
             terms["anti_collapse"] = config.anti_collapse * anti_collapse(new, config.clamp)
         return terms
+
+    def _target(self, new: Tensor, images: Tensor) -> Tensor:
+        """What the map is to make of old features: constants, by `residual_target`."""
+        if self.config.residual_target == "train":
+            return new.detach()
+        target = frozen_features(self.backbone.eval(), images)
+        self.backbone.train()
+        return target
 
     def _release_terms(self, old: Tensor, new: Tensor, moved: Tensor, back: Tensor) -> dict[str, Tensor]:
         """Cycle consistency and pairwise cosines, found in the released code only; `new` carries no gradient."""
@@ -260,7 +282,8 @@ class GATF(GaussianMethod[GATFConfig]):
             total = total.merge(moments.PairedMoments.of(old, new if residual is None else new - residual(old)))
         total = of_all_processes(total)
         self.note("anchor", epoch=epoch, condition_old=float(spd.condition_number(total.cov_old)))
-        return anchor.fit_anchor(total, self.config.ridge, kind=self.config.anchor)
+        config = self.config
+        return anchor.fit_anchor(total, config.ridge, kind=config.anchor, rank=config.anchor_rank)
 
     @torch.no_grad()
     def end_task(self, data: TaskData) -> None:
