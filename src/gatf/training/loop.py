@@ -61,17 +61,24 @@ def train_phase(
         restore(optimiser)
     stage, order = phase.stage, phase.order or shuffled
     steps = data.steps(phase.loaded, stage.drop_last, order)
+
+    def batches(epoch: int, start: int) -> Iterator[Batch]:
+        return data.batches(
+            "train", batch_size=phase.loaded, purpose=phase.name, epoch=epoch, start=start, order=order,
+            drop_last=stage.drop_last, part=ranks.part_of_step, also=phase.augment,
+        )  # fmt: skip
+
+    if phase.on_resume is not None and (position.epoch, position.step) != (0, 0):
+        same = position.step > 0
+        last = batches(position.epoch, position.step - 1) if same else batches(position.epoch - 1, steps - 1)
+        phase.on_resume(next(last))
     while position.epoch < stage.epochs:
         started = time.monotonic()
         if position.step == 0 and phase.on_epoch_start is not None:
             phase.on_epoch_start(position.epoch, data)
         _enter_training(phase)
         set_rates(optimiser, stage, position.epoch)
-        batches = data.batches(
-            "train", batch_size=phase.loaded, purpose=phase.name, epoch=position.epoch, start=position.step,
-            order=order, drop_last=stage.drop_last, part=ranks.part_of_step, also=phase.augment,
-        )  # fmt: skip
-        for batch in batches:
+        for batch in batches(position.epoch, position.step):
             batch.warming_up = position.epoch < stage.warmup_epochs
             terms = module(batch)
             if batch.weight != 1:
