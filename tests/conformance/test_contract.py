@@ -1,21 +1,26 @@
 """One contract for every method: ours, or with `--method package.module:Class` anyone's."""
 
+import contextlib
 import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
-from gatf.experiment import Experiment, resume
+from gatf.experiment import Experiment, resume, start
 from gatf.io import container
+from gatf.io.events import Event, Step
 from gatf.io.run_folder import MODEL
 from gatf.methods import is_outside
 from gatf.model.file import METHOD
+from gatf.training.loop import Interrupted
 
-from .conftest import Finished, assert_same_run, run, run_and_die, run_elsewhere, small_config, write_images
+from .conftest import BRIEF, Finished, assert_same_run, run, run_and_die, run_elsewhere, small_config, write_images
 
 Runs = Callable[..., Finished]
 
@@ -208,3 +213,50 @@ def test_what_is_kept_for_each_class(method: str, finished: Runs) -> None:
         pytest.fail(f"say in STATISTICS what {method} keeps")
     assert done.summary.bytes_per_class == 4 * STATISTICS[method]
     assert grown == 4 * (STATISTICS[method] + BESIDE.get(method, 0))
+
+
+def test_no_file_holds_a_training_image(method: str, images: Path, tmp_path: Path) -> None:
+    """At any moment: checkpoints within tasks, the state of an interrupted run, the model, the logs.
+
+    Without augmentation an image's pixels take at most 256 values per channel. A tensor as large as an image whose
+    values are mostly these is pixels, in whatever layout.
+    """
+    config = small_config(method, images, **BRIEF, **{"data.augment": []})
+    with np.load(images) as file:
+        raw = torch.from_numpy(file["x_train"])  # [N, C, H, W]
+    stored = {pixels.numpy().tobytes() for pixels in raw}
+    source = Experiment(config).session.preprocessing
+    levels = torch.arange(256)[:, None] / 255
+    known = ((levels - torch.tensor(source.mean)) / torch.tensor(source.std)).flatten().double()
+    size, looked_at, taken = raw[0].numel(), set(), 0
+
+    def look(folder: Path) -> None:
+        for path in folder.rglob("*"):
+            if path.is_dir() or (path, path.stat().st_mtime_ns) in looked_at:
+                continue
+            looked_at.add((path, path.stat().st_mtime_ns))
+            if path.suffix != ".safetensors":
+                content = path.read_bytes()
+                assert not any(pixels in content for pixels in stored), path.name
+                continue
+            for name, tensor in load_file(path).items():
+                values = tensor.flatten().double()
+                assert tensor.dtype != torch.uint8 or len(values) < size, (path.name, name)
+                if len(values) >= size:
+                    near = torch.cdist(values[: 20 * size, None], known[:, None]).amin(1) < 1e-6
+                    assert near.double().mean() < 0.5, (path.name, name)
+
+    def listen(event: Event) -> None:
+        nonlocal taken
+        taken += isinstance(event, Step) and event.task == 1
+        look(tmp_path)
+        if isinstance(event, Step) and taken == 8:
+            signal.raise_signal(signal.SIGTERM)
+
+    with contextlib.suppress(Interrupted):  # what trains nothing after task 0 is not interrupted
+        start(config, tmp_path / "run", (listen,))
+    look(tmp_path)
+    resume(tmp_path / "run")
+    look(tmp_path)
+    assert any(path.parent.name == "checkpoints" for path, _ in looked_at)
+    assert tmp_path / "run" / MODEL in {path for path, _ in looked_at}

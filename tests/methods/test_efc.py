@@ -17,7 +17,6 @@ from gatf.io import container
 from gatf.io.events import Event, Step, Task
 from gatf.methods.efc import (
     EFC,
-    LastBatch,
     drift_weights,
     elastic_drift,
     feature_matrix,
@@ -243,24 +242,21 @@ class TestBatchNorm:
 
 
 class TestMemory:
-    def test_the_last_batch_is_state_within_its_task_and_gone_after(self, tiny_config: Tiny) -> None:
+    def test_the_last_batch_is_no_state_and_gone_after_the_task(self, tiny_config: Tiny) -> None:
         experiment, method, task = after_task_0(tiny_config("efc"))
         method._set_mode()
+        before = set(method.state_dict())
         (first,) = batches(experiment, 1)
         method._next_loss(first, task)
-        assert torch.equal(method.state_dict()["last.pixels"].permute(0, 3, 1, 2), first.images)
+        assert method._last is first
+        assert set(method.state_dict()) == before
         method.end_task(experiment.task_data(1))
-        assert not any(name.startswith(("last", "teacher", "rotated")) for name in method.state_dict())
+        assert method._last is None
+        assert not any(name.startswith(("teacher", "rotated")) for name in method.state_dict())
 
-    def test_a_loaded_batch_has_the_layout_it_had(self) -> None:
-        kept, loaded = LastBatch(), LastBatch()
-        images = torch.rand(3, 2, 5, 5).to(memory_format=torch.channels_last)
-        kept.keep(Batch(images, torch.arange(3), 0, 0, torch.Generator()))
-        loaded.load_state_dict({name: value.contiguous() for name, value in kept.state_dict().items()})
-        assert torch.equal(loaded.images(2), images[:2])
-        assert loaded.images(3).stride() == images.stride()
-
-    def test_interrupted_inside_an_epoch_it_resumes_to_the_same_bits(self, tiny_config: Tiny, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("stop", [4, 6])
+    def test_interrupted_it_resumes_to_the_same_bits(self, tiny_config: Tiny, tmp_path: Path, stop: int) -> None:
+        """Between two epochs and inside one: the batch before, which it rehearses, is made again."""
         config = tiny_config("efc", **{"scenario.stop_after": 2, "optimisation.next.batch_size": 24})
         start(config, tmp_path / "whole")
         experiment, steps = Experiment(config), []
@@ -271,7 +267,7 @@ class TestMemory:
         def listen(event: Event) -> None:
             if isinstance(event, Step) and event.task == 1:
                 steps.append(event)
-                if len(steps) == 6:  # of 4 an epoch
+                if len(steps) == stop:  # of 4 an epoch
                     signal.raise_signal(signal.SIGTERM)
 
         with pytest.raises(Interrupted):

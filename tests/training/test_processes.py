@@ -50,7 +50,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory, tiny_config: Tiny) -> Path:
 
 @pytest.mark.parametrize("name", COMPARED)
 def test_two_processes_give_the_model_of_one(runs: Path, name: str) -> None:
-    one, two = (load_file(runs / place / name / "model.safetensors") for place in ("one", "two"))
+    one, two = (load_file(runs / place / name / "state.safetensors") for place in ("one", "two"))
     assert one.keys() == two.keys()
     for key in one:
         torch.testing.assert_close(two[key], one[key], rtol=1e-6, atol=1e-6, msg=key)

@@ -53,6 +53,8 @@ def run(folder: Path, *, double: bool = True) -> None:
     digest = torch.stack([value.double().sum() for value in experiment.method.state_dict().values()])[None]
     everywhere = ranks.gather_rows(digest)
     if ranks.is_first():
+        state = {f"method.{name}": value.contiguous() for name, value in experiment.method.state_dict().items()}
+        save_file(state, folder / "state.safetensors")  # a model file is of float32
         save_file(anchors, folder / "anchors.safetensors")
         save_file({"digests": everywhere}, folder / "digests.safetensors")
 

@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy, softmax
 from gatf.data.augment import four_rotations
 from gatf.geometry import gaussians, moments, spd
 from gatf.methods.base import Batch, ForTask, Method, Phase, TaskData, TaskInfo, shuffled
-from gatf.methods.parts.components import Growing, frozen_features
+from gatf.methods.parts.components import frozen_features
 from gatf.methods.parts.memory import GaussianMemory
 from gatf.nets.heads import Heads
 from gatf.seeding import generator
@@ -94,24 +94,6 @@ def prototype_labels(old: int, batch: int, count: int, draws: torch.Generator) -
     return every[torch.randperm(batch, generator=draws)[:count]]
 
 
-class LastBatch(Growing):
-    """The mini-batch before this one, in its task; pixels [B, H, W, C], so that a resumed run has the same layout."""
-
-    pixels: Tensor
-    labels: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("pixels", torch.zeros(0, 0, 0, 0))
-        self.register_buffer("labels", torch.zeros(0, dtype=torch.long))
-
-    def keep(self, batch: Batch) -> None:
-        self.pixels, self.labels = batch.images.permute(0, 2, 3, 1), batch.labels
-
-    def images(self, count: int) -> Tensor:
-        return self.pixels[:count].permute(0, 3, 1, 2)
-
-
 class EFC(Method[EFCConfig]):
     """Features may drift where the old classifier does not look; Gaussians of old classes rehearse all heads."""
 
@@ -124,7 +106,6 @@ class EFC(Method[EFCConfig]):
     keeps = "mean and covariance of each class"
     trains = "backbone and all heads"
     teacher = ForTask[nn.Module]()
-    last = ForTask[LastBatch]()
     defaults: ClassVar[dict[str, Any]] = {
         "backbone": {"bottleneck": None},
         "optimisation": {
@@ -141,18 +122,19 @@ class EFC(Method[EFCConfig]):
         self.register_buffer("efm", torch.zeros(self.feature_dim, self.feature_dim))
         self.rotated: nn.Linear | None = None
         self._lowers: Tensor | None = None
+        self._last: Batch | None = None
+        """The mini-batch before this one. Not part of the state: a checkpoint holds no pixels."""
 
     def begin_task(self, task: TaskInfo) -> None:
         self.make(lambda: self.heads.grow(task.new), "head", task.index)
         for module in self.backbone.modules():
             if isinstance(module, nn.modules.batchnorm._BatchNorm):
                 module.requires_grad_(task.index == 0)
-        self._lowers = None
+        self._lowers = self._last = None
         if self.config.rotation and task.index == 0:
             self.rotated = self.make(lambda: nn.Linear(self.feature_dim, 3 * task.new), "rotated head", 0)
         if task.index > 0:
             self.teacher = self.frozen_copy(self.backbone)
-            self.last = LastBatch().to(self.device)
 
     def phases(self, task: TaskInfo) -> list[Phase]:
         stage = self.optimisation.stage(task.index)
@@ -164,7 +146,13 @@ class EFC(Method[EFCConfig]):
         loss = self._first_loss if task.index == 0 else self._next_loss
         size = self._loaded(task.index)
         mode = None if task.index == 0 else self._set_mode
-        return [Phase("train", modules, lambda batch: loss(batch, task), stage, groups, size, set_mode=mode)]
+        keep = None if task.index == 0 else self._keep
+        return [
+            Phase("train", modules, lambda batch: loss(batch, task), stage, groups, size, set_mode=mode, on_resume=keep)
+        ]
+
+    def _keep(self, batch: Batch) -> None:
+        self._last = batch
 
     def _loaded(self, task: int) -> int:
         """Images loaded a step."""
@@ -189,17 +177,18 @@ class EFC(Method[EFCConfig]):
         the batch before. Counts and classes are drawn on the CPU, so that nothing waits for the device."""
         config, size, images = self.config, len(batch.images), batch.images
         draws = generator(self.seed, "rehearsal", task.index, batch.epoch, batch.step)
-        prototypes, real = config.prototype_batch, 0
-        if len(self.last.labels) > 0:
+        prototypes = config.prototype_batch
+        before = batch.labels[:0]
+        if self._last is not None:
             prototypes, real = rehearsal_counts(task.old, task.new, prototypes, draws, fill=config.fill_batch)
-            real = min(real, len(self.last.labels))
-            images = torch.cat([images, self.last.images(real)])  # one pass: batch-norm is frozen
+            before = self._last.labels[:real]
+            images = torch.cat([images, self._last.images[: len(before)]])  # one pass: batch-norm is frozen
         labels = prototype_labels(task.old, config.prototype_batch, prototypes, draws).to(self.device)
         sampled = self._sample(labels, batch.generator)
         features = self.features(batch, images)
         old = frozen_features(self.teacher, batch.images)
-        new, again, rehearsed = features[:size], features[size:], torch.cat([labels, self.last.labels[:real]])
-        self.last.keep(batch)
+        new, again, rehearsed = features[:size], features[size:], torch.cat([labels, before])
+        self._keep(batch)
         return {
             "ce": cross_entropy(self.heads.layers[-1](new), batch.labels - task.old),
             "drift": elastic_drift(new.float(), old.float(), self.efm, weight=config.efm, damping=config.damping),
@@ -233,7 +222,7 @@ class EFC(Method[EFCConfig]):
         self.efm = feature_matrix(new[:full], weight).float()
         learnt = moments.class_moments(new, labels - task.old, classes=task.new)
         self.memory.set(stored.concat(gaussians.Gaussians(learnt.mean, learnt.covariance())))
-        self.rotated = self.teacher = self.last = self._lowers = None
+        self.rotated = self.teacher = self._last = self._lowers = None
 
     def scores(self, images: Tensor) -> Tensor:
         return self.heads(self.backbone(images))

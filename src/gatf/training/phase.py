@@ -31,6 +31,9 @@ class Phase:
     augment: tuple[Step, ...] = ()
     """Augmentation after the data's own, in this phase alone."""
     on_epoch_start: Callable[[int, TaskData], None] | None = None
+    on_resume: Callable[[Batch], None] | None = None
+    """Given the batch before the one that training goes on with, when a run goes on within the phase: a method that
+    looks back at it need not have a checkpoint hold pixels."""
     rate: str | None = None
     """The setting that its learning rate comes from, where that is not the `lr` of the task's stage."""
     set_mode: Callable[[], None] | None = None
