@@ -13,7 +13,7 @@ from gatf.errors import UserError
 from gatf.experiment import resume, start
 from gatf.io import events
 from gatf.io.events import KINDS, Event, JsonLines, parse_event, read_events
-from gatf.io.run_folder import RunFolder, Summary
+from gatf.io.run_folder import DERIVED, RunFolder, Summary
 
 TOLD: list[tuple[Event, str]] = [
     (events.RunStart(tasks=2, method="gatf", resumed_at=None),
@@ -98,7 +98,7 @@ def test_a_summary_that_is_read_and_written_is_the_same_file(
     folder = RunFolder(tmp_path / "run")
     assert resume(folder.path) == folder.read_summary() == returned
     written = folder.summary.read_text(encoding="utf-8")
-    assert list(json.loads(written)) == list(Summary.__dataclass_fields__)
+    assert list(json.loads(written)) == [*Summary.__dataclass_fields__, *DERIVED]
     folder.write_summary(returned)
     assert folder.summary.read_text(encoding="utf-8") == written
 

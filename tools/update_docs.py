@@ -225,9 +225,14 @@ def event_sections() -> str:
 
 def summary_table() -> str:
     """The fields of a run's summary."""
-    from gatf.io.run_folder import Summary
+    from gatf.io.run_folder import DERIVED, Summary
 
-    return fields_table(Summary) + "\n"
+    properties = [getattr(Summary, name) for name in DERIVED]
+    rows = [
+        f"| `{name}` | {kind(found.fget.__annotations__['return'])} | {in_cell(found.__doc__)} |"
+        for name, found in zip(DERIVED, properties, strict=True)
+    ]
+    return "\n".join([fields_table(Summary), *rows]) + "\n"
 
 
 def fields_table(described: type[Any]) -> str:

@@ -41,12 +41,44 @@ def test_mean_and_sample_standard_deviation() -> None:
     assert one_task["forgetting"] is None
 
 
+MATRIX = [[90.0], [60.0, 80.0], [50.0, 70.0, 88.0]]
+
+
+def test_forgetting_stands_beside_what_was_learnt_at_all() -> None:
+    """A method that never learns a task has nothing to forget: joint − when new is intransigence (Chaudhry et al.)."""
+    tasks = {"tasks": 3, "accuracy_matrix": MATRIX, "accuracy_seen": [90.0, 70.0, 60.0]}
+    one = summary("gatf", 60.0, 73.3, 15.0, **tasks)
+    assert one.accuracy_new == (90 + 80 + 88) / 3
+    assert one.backward_transfer == (50 - 90 + 70 - 80) / 2
+    assert one.area_under_curve == (90 / 2 + 70 + 60 / 2) / 2
+    ceiling = summary(
+        "joint", 94.0, 96.0, 1.0, **tasks | {"accuracy_matrix": [[98.0], [95.0, 96.0], [95.0, 94.0, 94.0]]}
+    )
+    other_seed = summary("gatf", 60.0, 73.3, 15.0, **tasks, seed=1)
+    table = aggregate([Result("s", "gatf", one), Result("s", "gatf", other_seed), Result("s", "joint", ceiling)])
+    assert table[0]["intransigence"] == (8 + 16 + 6) / 3  # of the seed that joint has too
+    assert table[1]["intransigence"] == 0
+    lines = to_markdown(table).splitlines()
+    assert lines[0] == (
+        "| method | seeds | A_last % | A_inc % | when new % | forgetting | intransigence | seconds | bytes per class |"
+    )
+    assert lines[2].startswith("| gatf | 2 | 60.0 ± 0.0 | 73.3 ± 0.0 | 86.0 ± 0.0 | 15.0 ± 0.0 | 10.0 | ")
+    assert "intransigence" not in to_markdown(aggregate([Result("s", "gatf", one)])).splitlines()[0]
+    (line,) = csv.DictReader(io.StringIO(to_csv(aggregate([Result("s", "gatf", one)]))))
+    assert float(line["backward_transfer"]) == -25
+    assert float(line["area_under_curve"]) == 72.5
+    single = summary("gatf", 60.0, 60.0, None)
+    assert (single.accuracy_new, single.backward_transfer, single.area_under_curve) == (60.0, None, 60.0)
+
+
 def test_settings_are_rows_of_their_own() -> None:
     table = aggregate([*results(), *results("cifar100-t20")])
     assert [row["setting"] for row in table] == ["cifar100-t10", "cifar100-t20"]
     lines = to_markdown(table).splitlines()
     assert lines[0].startswith("| setting | method |")
-    assert "| cifar100-t10 | gatf | 2 | 52.0 ± 1.4 | 64.0 ± 1.4 | 5.0 ± 0.0 | 60.0 ± 0.0 | 8,576 |" in lines
+    assert (
+        "| cifar100-t10 | gatf | 2 | 52.0 ± 1.4 | 64.0 ± 1.4 | 52.0 ± 1.4 | 5.0 ± 0.0 | 60.0 ± 0.0 | 8,576 |" in lines
+    )
     assert to_markdown(table[:1]).startswith("| method | seeds |")
 
 

@@ -4,7 +4,7 @@ and on the terminal."""
 import csv
 import io
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,18 +15,24 @@ from rich.table import Table
 from gatf.bench.published import OUTSIDE, difference, is_outside, load_published, own_column, published, weighting
 from gatf.io.run_folder import Summary
 
-COLUMNS = ("a_last", "a_inc", "a_last_task_weighted", "a_inc_task_weighted", "forgetting", "total_seconds")
+COLUMNS = (
+    "a_last", "a_inc", "a_last_task_weighted", "a_inc_task_weighted", "area_under_curve", "accuracy_new", "forgetting",
+    "intransigence", "backward_transfer", "total_seconds",
+)  # fmt: skip
 HEADINGS = {
-    "a_last": "A_last %", "a_inc": "A_inc %", "forgetting": "forgetting", "total_seconds": "seconds",
+    "a_last": "A_last %", "a_inc": "A_inc %", "accuracy_new": "when new %", "forgetting": "forgetting",
+    "intransigence": "intransigence", "total_seconds": "seconds",
 }  # fmt: skip
-"""Of these columns, those that every table shows."""
+"""Of these columns, those that tables show; the intransigence only where `joint` is among the rows."""
 MISSING = "–"
+CEILING = "joint"
+"""The row that shows what could have been learnt."""
 AVERAGED = (
     "Averaged over tasks: each task weighs the same; over images: each test image does. Ours is averaged as the source "
     "averages."
 )
-MOST_LEFT_OUT = 3
-"""Columns a narrow terminal may lose: bytes, seconds, forgetting."""
+MOST_LEFT_OUT = 5
+"""Columns a narrow terminal may lose: bytes, seconds, and what stands before them."""
 
 
 @dataclass(frozen=True)
@@ -46,13 +52,25 @@ def aggregate(results: Iterable[Result]) -> list[dict[str, Any]]:
     table = []
     for (setting, name), runs in groups.items():
         row: dict[str, Any] = {"setting": setting, "row": name, "method": runs[0].method, "seeds": len(runs)}
+        ceilings = {run.seed: run for run in groups.get((setting, CEILING), ())}
         for column in COLUMNS:
-            values = [value for run in runs if (value := getattr(run, column)) is not None]
+            values = [value for run in runs if (value := measure(run, column, ceilings.get(run.seed))) is not None]
             row[column] = statistics.fmean(values) if values else None
             row[f"{column}_std"] = statistics.stdev(values) if len(values) > 1 else None
         row["bytes_per_class"] = runs[0].bytes_per_class
         table.append(row)
     return table
+
+
+def measure(run: Summary, column: str, ceiling: Summary | None) -> float | None:
+    """One of `COLUMNS`. The intransigence (Chaudhry et al., 2018) is by how much the accuracy on a task when it is new
+    lies below that of `joint` at that time, mean over tasks; it needs a run of `joint` of the same seed."""
+    if column != "intransigence":
+        value: float | None = getattr(run, column)
+        return value
+    if ceiling is None or ceiling.tasks != run.tasks:
+        return None
+    return ceiling.accuracy_new - run.accuracy_new
 
 
 def spread(mean: float | None, std: float | None, *, plus_minus: str = " ± ") -> str:
@@ -72,29 +90,40 @@ def to_csv(table: Sequence[dict[str, Any]]) -> str:
     return text.getvalue()
 
 
+def shown_columns(table: Sequence[dict[str, Any]]) -> dict[str, str]:
+    """Columns and their headings: those of `HEADINGS` that any row has."""
+    return {column: name for column, name in HEADINGS.items() if any(row[column] is not None for row in table)}
+
+
 def headings(table: Sequence[dict[str, Any]]) -> list[str]:
     """Names of the columns that `cells` fills."""
     several = len({row["setting"] for row in table}) > 1
     shown = ["setting"] if several else []
-    shown += ["method", "seeds", *HEADINGS.values(), "bytes per class"]
-    return shown
+    return [*shown, "method", "seeds", *shown_columns(table).values(), "bytes per class"]
 
 
-def cells(row: dict[str, Any], *, setting: bool, write: Callable[..., str] = spread) -> list[str]:
-    """One row as text."""
-    shown = [row["setting"]] if setting else []
-    shown += [row["row"], str(row["seeds"])]
-    shown += [write(row[column], row[f"{column}_std"]) for column in HEADINGS]
-    return [*shown, f"{row['bytes_per_class']:,}"]
+def cells(table: Sequence[dict[str, Any]]) -> list[list[str]]:
+    """The rows as text."""
+    several = len({row["setting"] for row in table}) > 1
+    columns = shown_columns(table)
+    return [
+        [
+            *([row["setting"]] if several else []),
+            row["row"],
+            str(row["seeds"]),
+            *(spread(row[column], row[f"{column}_std"]) for column in columns),
+            f"{row['bytes_per_class']:,}",
+        ]
+        for row in table
+    ]
 
 
 def to_markdown(table: Sequence[dict[str, Any]]) -> str:
     """A Markdown table, numbers to the right."""
     names = headings(table)
-    setting = names[0] == "setting"
-    left = 2 if setting else 1
+    left = 2 if names[0] == "setting" else 1
     lines = ["| " + " | ".join(names) + " |", "|" + "|".join(["---"] * left + ["---:"] * (len(names) - left)) + "|"]
-    lines += ["| " + " | ".join(cells(row, setting=setting)) + " |" for row in table]
+    lines += ["| " + " | ".join(row) + " |" for row in cells(table)]
     return "\n".join(lines) + "\n"
 
 
@@ -195,8 +224,8 @@ def _first_columns(table: list[dict[str, Any]], names: list[str]) -> Table:
     shown = Table(header_style="bold")
     for name in names:
         shown.add_column(name, justify="left" if name in ("setting", "method") else "right", no_wrap=True)
-    for row in table:
-        shown.add_row(*cells(row, setting=names[0] == "setting")[: len(names)])
+    for row in cells(table):
+        shown.add_row(*row[: len(names)])
     return shown
 
 

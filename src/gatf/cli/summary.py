@@ -25,10 +25,10 @@ def print_summary(summary: Summary, console: Console) -> None:
     console.print(fitting[0] if fitting else seen_table(summary))
     if not fitting:
         console.print(f"accuracy on every task: accuracy_matrix in {SUMMARY}, or {REPORT}", highlight=False)
-    forgetting = summary.forgetting
+    forgetting = "–" if summary.forgetting is None else f"{summary.forgetting:.1f}"
     console.print(
         f"A_last [bold]{summary.a_last:.1f} %[/]   A_inc [bold]{summary.a_inc:.1f} %[/]   "
-        f"forgetting [bold]{'–' if forgetting is None else f'{forgetting:.1f}'}[/]   "
+        f"forgetting [bold]{forgetting}[/] from {summary.accuracy_new:.1f} % when new   "
         f"{summary.total_seconds:.1f} s",
         highlight=False,
     )

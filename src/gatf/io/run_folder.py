@@ -76,6 +76,29 @@ class Summary:
     config_changes: list[str] = field(default_factory=list)
     """Settings that were changed on the way, with `--force-config`; `config.yaml` has the last ones."""
 
+    @property
+    def accuracy_new(self) -> float:
+        """Mean over tasks of the accuracy on a task just after it was learnt; without it, forgetting says little: what
+        was never learnt cannot be forgotten."""
+        return sum(row[-1] for row in self.accuracy_matrix) / self.tasks
+
+    @property
+    def backward_transfer(self) -> float | None:
+        """Mean over tasks but the last of the accuracy at the end less that when new (Lopez-Paz and Ranzato, 2017);
+        negative is worse, null with a single task."""
+        changes = [end - self.accuracy_matrix[task][-1] for task, end in enumerate(self.accuracy_matrix[-1][:-1])]
+        return sum(changes) / len(changes) if changes else None
+
+    @property
+    def area_under_curve(self) -> float:
+        """Mean height of the line through `accuracy_seen` (trapezoids); unlike `a_inc`, both ends count half."""
+        seen = self.accuracy_seen
+        return (sum(seen) - (seen[0] + seen[-1]) / 2) / (len(seen) - 1) if len(seen) > 1 else seen[0]
+
+
+DERIVED = ("accuracy_new", "backward_transfer", "area_under_curve")
+"""Properties of a summary that its file has too, for those who read it without this package."""
+
 
 @dataclass(frozen=True)
 class RunFolder:
@@ -166,7 +189,8 @@ class RunFolder:
         return read_events(self.events)[0]
 
     def write_summary(self, summary: Summary) -> None:
-        write_text(self.summary, json.dumps(asdict(summary), indent=2))
+        derived = {name: getattr(summary, name) for name in DERIVED}
+        write_text(self.summary, json.dumps(asdict(summary) | derived, indent=2))
 
     def read_summary(self) -> Summary:
         """The results of a finished run; a file that is cut off or not a run's summary is a `UserError`."""

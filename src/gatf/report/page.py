@@ -12,7 +12,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from gatf import __version__
 from gatf.bench.published import OUTSIDE, difference, is_outside, load_published, own_column, published, weighting
-from gatf.bench.tables import AVERAGED, HEADINGS, MISSING, aggregate, spread
+from gatf.bench.tables import AVERAGED, MISSING, aggregate, shown_columns, spread
 from gatf.evaluation.losses import Explained
 from gatf.io.files import write_text
 from gatf.report.load import Run, by_row, chosen_rows, load_runs
@@ -22,6 +22,8 @@ from gatf.report.style import NAMES, css_variables, inline_svg, line_styles, sav
 EXPLAINED = {
     "A_last %": "accuracy over all classes after the last task",
     "A_inc %": "mean of the accuracy over all classes so far, over tasks",
+    "when new %": "accuracy on a task just after it was learnt, mean over tasks",
+    "intransigence": "how far that lies below joint's, which is what could have been learnt; lower is better",
     "forgetting": "how far the accuracy on a task has fallen from its best, mean over old tasks; lower is better",
     "seconds": "training and evaluation, all tasks",
 }
@@ -151,7 +153,8 @@ def cards(runs: Sequence[Run]) -> list[tuple[str, str, str]]:
     ]
     if best["forgetting"] is not None:
         forgotten = spread(best["forgetting"], best["forgetting_std"])
-        shown.append((forgotten, "forgetting" + of, EXPLAINED["forgetting"]))
+        new = spread(best["accuracy_new"], best["accuracy_new_std"])
+        shown.append((forgotten, f"forgetting{of}, from {new} % when new", EXPLAINED["forgetting"]))
     bytes_kept = best["bytes_per_class"]
     kept = f"{bytes_kept / 1024:.1f} kB" if bytes_kept >= 1024 else f"{bytes_kept} B"
     shown.append((kept, "kept for each class", "beside the network, instead of images"))
@@ -160,15 +163,18 @@ def cards(runs: Sequence[Run]) -> list[tuple[str, str, str]]:
 
 def results_table(runs: Sequence[Run]) -> Table:
     """One row per method, mean ± standard deviation over seeds."""
-    headings = [("method", "")] + [(name, EXPLAINED[name]) for name in HEADINGS.values()]
+    table = aggregate(run.result for run in runs)
+    columns = shown_columns(table)
+    headings = [("method", "")] + [(name, EXPLAINED[name]) for name in columns.values()]
     headings += [("bytes per class", "kept between tasks"), ("seeds", "")]
     rows = []
-    for row in aggregate(run.result for run in runs):
+    for row in table:
         cells = [Cell(row["row"], row["row"])]
-        cells += [number_cell(row[column], row[f"{column}_std"]) for column in HEADINGS]
+        cells += [number_cell(row[column], row[f"{column}_std"]) for column in columns]
         cells += [Cell(f"{row['bytes_per_class']:,}", row["bytes_per_class"]), Cell(str(row["seeds"]), row["seeds"])]
         rows.append(cells)
-    return Table("Results, mean ± standard deviation over seeds", headings, rows)
+    several = any(row["seeds"] > 1 for row in table)
+    return Table("Results, mean ± standard deviation over seeds" if several else "Results", headings, rows)
 
 
 def tasks_table(run: Run) -> Table:
@@ -193,11 +199,13 @@ def tasks_table(run: Run) -> Table:
 
 def runs_table(runs: Sequence[Run]) -> Table:
     """One row per run."""
-    headings = [("method", ""), ("seed", "")] + [(name, EXPLAINED[name]) for name in HEADINGS.values()]
+    table = [aggregate([run.result])[0] for run in runs]
+    columns = shown_columns(table)
+    headings = [("method", ""), ("seed", "")] + [(name, EXPLAINED[name]) for name in columns.values()]
     rows = []
-    for run in runs:
+    for run, row in zip(runs, table, strict=True):
         cells = [Cell(run.row, run.row), Cell(str(run.summary.seed), run.summary.seed)]
-        rows.append(cells + [number_cell(getattr(run.summary, column)) for column in HEADINGS])
+        rows.append(cells + [number_cell(row[column]) for column in columns])
     return Table("Every run", headings, rows)
 
 

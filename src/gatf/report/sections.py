@@ -96,7 +96,7 @@ def _accuracy(runs: Sequence[Run], prefix: str) -> FigureSpec:
         start = runs[0].summary.accuracy_seen[0]
         sentence = (
             f"Accuracy over all classes so far goes from {start:.0f} % to {only['a_last']:.0f} %; "
-            "a flat line would be a learner that forgets nothing."
+            "some of the fall would be there without forgetting, for more classes are harder to tell apart."
         )
     else:
         best = best_of(table)
