@@ -106,7 +106,8 @@ def choose_ridge(cov_old: Tensor, cov_new: Tensor, cross: Tensor, *, count: floa
         free = 1 - (len(values_new) + (values_old / denominator).sum()) / (count * len(values_new))
         return float((residual / values_new).sum() / free.square()) if free > 0 else math.inf
 
-    return min(reversed(RIDGES), key=error)
+    best: float = min(reversed(RIDGES), key=error)
+    return best
 
 
 def _roots(cov: Tensor) -> tuple[Tensor, Tensor]:
