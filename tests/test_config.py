@@ -1,4 +1,5 @@
 import re
+from contextlib import suppress
 from copy import deepcopy
 
 import pytest
@@ -97,8 +98,10 @@ def test_recipes_repeat_no_default(recipe: str) -> None:
             for key in keys[:-1]:
                 section = section[key]
             del section[keys[-1]]
-            with_it, without = (load_config(way, method=method, overrides=chosen) for way in (content, less))
-            assert with_it != without, f"per_method.{method}.{path} changes nothing"
+            with_it = load_config(content, method=method, overrides=chosen)
+            with suppress(UserError):  # the others need it
+                without = load_config(less, method=method, overrides=chosen)
+                assert with_it != without, f"per_method.{method}.{path} changes nothing"
 
 
 PRESETS = [(method, preset) for method in METHODS for preset in METHODS[method].Config.preset_names()]
