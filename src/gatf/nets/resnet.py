@@ -7,6 +7,9 @@ import torch
 from torch import Tensor, nn
 
 Stem = Literal["3x3", "3x3pool", "7x7"]
+NARROW = 16
+"""Below so many input channels a shortcut takes every second pixel itself and convolves without stride: the strided 1×1
+convolution of torch 2.13 corrupts memory in its backward pass (docs/performance.md)."""
 
 
 class BasicBlock(nn.Module):
@@ -20,14 +23,20 @@ class BasicBlock(nn.Module):
         self.bn2 = nn.BatchNorm2d(outputs)
         self.rectified = True
         self.downsample: nn.Module = nn.Identity()
+        self.every = stride if inputs < NARROW else 1
         if stride != 1 or inputs != outputs:
-            self.downsample = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
+            conv = nn.Conv2d(inputs, outputs, 1, stride // self.every, bias=False)
+            self.downsample = nn.Sequential(conv, nn.BatchNorm2d(outputs))
 
     def forward(self, x: Tensor) -> Tensor:
         out = torch.relu_(self.bn1(self.conv1(x)))  # in place: nobody else needs what batch-norm gave
         out = self.bn2(self.conv2(out))
-        out += self.downsample(x)
+        out += self.downsample(self.sampled(x))
         return torch.relu_(out) if self.rectified else out
+
+    def sampled(self, x: Tensor) -> Tensor:
+        """The pixels that the shortcut sees, where its convolution does not choose them itself."""
+        return x[:, :, :: self.every, :: self.every] if self.every > 1 else x
 
 
 class ResNet18(nn.Module):
