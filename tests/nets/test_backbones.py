@@ -1,5 +1,6 @@
 """Backbones: shapes, pretrained weights, modules of other people."""
 
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +15,7 @@ from gatf.errors import UserError
 from gatf.nets import build_backbone, wrap_backbone
 from gatf.nets.foreign import Wrapped
 from gatf.nets.pretrained import load_pretrained
-from gatf.nets.resnet import ResNet18
+from gatf.nets.resnet import BasicBlock, ResNet18
 from gatf.settings import BackboneConfig
 
 NARROW: dict[str, Any] = {"width": 4, "stem": "7x7"}
@@ -253,3 +254,27 @@ def test_timm_that_fails_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_name_nobody_knows() -> None:
     with pytest.raises(UserError, match="no backbone is called 'resnet8'; did you mean 'resnet18'"):
         build_backbone(BackboneConfig(name="resnet8"), 3)
+
+
+def test_a_narrow_resnet_survives_its_backward_pass_on_images_of_64_pixels() -> None:
+    """In a process of its own: torch 2.13 corrupts memory there (docs/performance.md), which no exception tells."""
+    script = (
+        "import torch; from gatf.nets.resnet import ResNet18; torch.set_num_threads(1); "
+        "net = ResNet18(width=8).to(memory_format=torch.channels_last); "
+        "images = torch.randn(4, 3, 64, 64).to(memory_format=torch.channels_last); "
+        "[net(images).sum().backward() for _ in range(2)]; print('alive')"
+    )
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout) == (0, "alive\n"), ended.stderr
+
+
+@pytest.mark.parametrize("side", [8, 9])
+def test_a_narrow_shortcut_is_the_strided_convolution(side: int) -> None:
+    torch.manual_seed(0)
+    block = BasicBlock(4, 8, 2).double()
+    images = torch.randn(2, 4, side, side, dtype=torch.float64)
+    conv = block.downsample[0]
+    strided = nn.functional.conv2d(images, conv.weight, stride=2)
+    assert torch.allclose(conv(block.sampled(images)), strided, atol=1e-12)
+    assert BasicBlock(16, 32, 2).downsample[0].stride == (2, 2)
+    assert block(images).shape == (2, 8, *strided.shape[2:])

@@ -5,8 +5,9 @@ import io
 import pytest
 from rich.console import Console
 
-from gatf.io.events import RunStart, Task, TaskStart
-from gatf.training.display import LiveDisplay
+from gatf.io.events import Epoch, RunStart, Step, Task, TaskStart
+from gatf.training import display as display_module
+from gatf.training.display import LiveDisplay, lasting
 
 
 @pytest.mark.parametrize("tasks", [3, 10, 20, 100])
@@ -22,3 +23,32 @@ def test_what_is_told_after_a_task_stays_on_one_line(tasks: int) -> None:
     assert "66.6" in line
     assert "12" in line
     assert "9" in line
+
+
+@pytest.mark.parametrize("lines", [True, False], ids=["run", "learn"])
+def test_in_a_log_file_there_is_a_line_every_ten_seconds_with_the_time_left(
+    lines: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two tasks of 3 epochs of 4 steps; a step takes 2 s: 24 steps, so 48 s in all."""
+    now = 100.0
+    monkeypatch.setattr(display_module, "monotonic", lambda: now)
+    file = io.StringIO()
+    display = LiveDisplay(Console(file=file, width=80), lines)
+    display(RunStart(tasks=2, method="gatf", resumed_at=None))
+    display(TaskStart(task=0, classes=1, images=1, steps=12))
+    for epoch in range(3):
+        for _ in range(4):
+            now += 2
+            display(Step(task=0, phase="train", epoch=epoch, epochs=3))
+        display(Epoch(task=0, phase="train", epoch=epoch, losses={"ce": 0.25}, lr=0.1, seconds=8.0))
+    display.close()
+    assert [line.rstrip() for line in file.getvalue().splitlines()] == [
+        "task 1/2  train epoch 2/3  ce 0.250  ≈ 38 s left",
+        "task 1/2  train epoch 3/3  ce 0.250  ≈ 28 s left",
+    ]
+
+
+def test_a_length_of_time_in_words() -> None:
+    assert [lasting(seconds) for seconds in (0, 119, 121, 5_400, 9_000)] == [
+        "0 s", "119 s", "2 min", "90 min", "2.5 h",
+    ]  # fmt: skip

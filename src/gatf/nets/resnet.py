@@ -9,6 +9,9 @@ from torch import Tensor, nn
 from gatf.nets.base import Backbone
 
 Stem = Literal["3x3", "3x3pool", "7x7"]
+NARROW = 16
+"""Below so many input channels a shortcut takes every second pixel itself and convolves without stride: the strided 1×1
+convolution of torch 2.13 corrupts memory in its backward pass (docs/performance.md)."""
 
 
 class BasicBlock(nn.Module):
@@ -21,13 +24,18 @@ class BasicBlock(nn.Module):
         self.conv2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
         self.bn2 = nn.BatchNorm2d(outputs)
         self.rectified = True
-        self.downsample = _shortcut(inputs, outputs, stride)
+        self.every = stride if inputs < NARROW else 1
+        self.downsample = _shortcut(inputs, outputs, stride, stride // self.every)
 
     def forward(self, x: Tensor) -> Tensor:
         out = torch.relu_(self.bn1(self.conv1(x)))  # in place: nobody else needs what batch-norm gave
         out = self.bn2(self.conv2(out))
-        out += self.downsample(x)
+        out += self.downsample(self.sampled(x))
         return torch.relu_(out) if self.rectified else out
+
+    def sampled(self, x: Tensor) -> Tensor:
+        """The pixels that the shortcut sees, where its convolution does not choose them itself."""
+        return x[:, :, :: self.every, :: self.every] if self.every > 1 else x
 
 
 class NarrowBlock(nn.Module):
@@ -44,7 +52,7 @@ class NarrowBlock(nn.Module):
         self.conv3 = nn.Conv2d(inside, outputs, 1, bias=False)
         self.bn3 = nn.BatchNorm2d(outputs)
         self.rectified = True
-        self.downsample = _shortcut(inputs, outputs, stride)
+        self.downsample = _shortcut(inputs, outputs, stride, stride)
 
     def forward(self, x: Tensor) -> Tensor:
         out = torch.relu_(self.bn1(self.conv1(x)))
@@ -54,10 +62,11 @@ class NarrowBlock(nn.Module):
         return torch.relu_(out) if self.rectified else out
 
 
-def _shortcut(inputs: int, outputs: int, stride: int) -> nn.Module:
+def _shortcut(inputs: int, outputs: int, stride: int, own_stride: int) -> nn.Module:
+    """Beside a block of some stride, of which the shortcut's convolution has its own part."""
     if stride == 1 and inputs == outputs:
         return nn.Identity()
-    return nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
+    return nn.Sequential(nn.Conv2d(inputs, outputs, 1, own_stride, bias=False), nn.BatchNorm2d(outputs))
 
 
 class ResNet(Backbone):

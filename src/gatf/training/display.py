@@ -1,6 +1,6 @@
 """A live display of a run for people, from the events it tells."""
 
-import time
+from time import monotonic
 
 from rich.console import Console
 from rich.live import Live
@@ -9,9 +9,15 @@ from rich.text import Text
 
 from gatf.io import events
 
+SECONDS_BETWEEN_LINES = 10.0
+"""Where there is no terminal to redraw a line on, a new one is written this often."""
+
 
 class LiveDisplay:
-    """Task, phase, epoch, losses and seconds left, redrawn in place on a terminal; one line per task elsewhere."""
+    """Task, phase, epoch, losses and time left: redrawn in place on a terminal, a line every ten seconds elsewhere.
+
+    With `lines` there is also one after each task, which stays.
+    """
 
     def __init__(self, console: Console, lines: bool = True) -> None:
         self.console, self._lines = console, lines
@@ -21,25 +27,30 @@ class LiveDisplay:
         self._epoch, self._epochs = 0, 0
         self._started = self._training_seconds = 0.0
         self._all_steps = 0
+        self._told = 0.0
+        """When the last line was written."""
 
     def __call__(self, event: events.Event) -> None:
         match event:
             case events.RunStart():
-                self._tasks = event.tasks
+                self._tasks, self._told = event.tasks, monotonic()
                 if self.console.is_terminal:
                     self._live = Live(self._line(), console=self.console, refresh_per_second=8, transient=True)
                     self._live.start()
             case events.TaskStart():
                 self._task, self._steps_of_task, self._steps_done = event.task, event.steps, 0
-                self._started = time.monotonic()
+                self._started = monotonic()
             case events.Step():
                 self._steps_done += 1
                 self._all_steps += 1
                 self._phase, self._epoch, self._epochs = event.phase, event.epoch, event.epochs
+                if self._live is None and monotonic() - self._told >= SECONDS_BETWEEN_LINES:
+                    self._told = monotonic()
+                    self.console.print("  ".join(part for part in self._parts() if part), highlight=False)
             case events.Epoch():
                 self._losses = "  ".join(f"{name} {value:.3f}" for name, value in event.losses.items())
             case events.Task():
-                self._training_seconds += time.monotonic() - self._started
+                self._training_seconds += monotonic() - self._started
                 start = f"task {event.task + 1}/{self._tasks}  seen {event.seen:5.1f} %   "
                 self._print(start + by_task(event.accuracies, self.console.width - len(start)))
             case events.Warning():
@@ -60,21 +71,32 @@ class LiveDisplay:
 
     def _line(self) -> Table:
         table = Table.grid(padding=(0, 2))
-        table.add_row(
-            Text(f"task {self._task + 1}/{self._tasks}", style="bold"),
+        task, *rest = self._parts()
+        table.add_row(Text(task, style="bold"), *rest)
+        return table
+
+    def _parts(self) -> tuple[str, str, str, str]:
+        return (
+            f"task {self._task + 1}/{self._tasks}",
             f"{self._phase} epoch {self._epoch + 1}/{self._epochs}",
             self._losses,
             self._left(),
         )
-        return table
 
     def _left(self) -> str:
-        """Seconds left, taking every task to come as long as this one, by the speed so far."""
-        spent = self._training_seconds + (time.monotonic() - self._started if self._started else 0.0)
+        """Time left, taking every task to come as long as this one, by the speed so far."""
+        spent = self._training_seconds + (monotonic() - self._started if self._started else 0.0)
         if self._all_steps < 5:
             return ""
         steps = self._steps_of_task - self._steps_done + (self._tasks - self._task - 1) * self._steps_of_task
-        return f"≈ {max(steps, 0) * spent / self._all_steps:.0f} s left"
+        return f"≈ {lasting(max(steps, 0) * spent / self._all_steps)} left"
+
+
+def lasting(seconds: float) -> str:
+    """A length of time in a unit that suits it."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
 def by_task(accuracies: list[float], width: int) -> str:
