@@ -25,7 +25,7 @@ from gatf.incremental.statistics import expected_accuracy, merge, normalisation
 from gatf.io.events import Event, Listener, RunStart, TaskEvent
 from gatf.methods.parts.components import extract
 from gatf.methods.parts.gaussian import GaussianMethod, keeps_gaussians_only
-from gatf.model.judge import Judge, Metric, fit_temperature, transport_error
+from gatf.model.judge import Judge, Metric, class_transport_errors, fit_temperature, transport_error
 from gatf.model.record import UpdateRecord
 from gatf.model.state import Model
 from gatf.session import Circumstances, Preprocessing, Session, build_method
@@ -98,6 +98,7 @@ class _Update:
         self.data = self.session.task_data(info, images, (split.trained, labels))
         self.counts = torch.bincount(labels - self.old, minlength=split.classes)  # [classes of the task]
         self.errors = torch.zeros(self.old + len(split.added), dtype=torch.float64)
+        self.class_errors: tuple[float, float] | None = None
         self.drift: float | None = None
         self.predicted: Tensor | None = None
         """Answers to the held-out images."""
@@ -146,6 +147,8 @@ class _Update:
         self.drift = float(((carried.means - before.means).norm(dim=1) / spread).mean())
         method.keep(self._merged(carried, new))
         self.errors[:old] = transport_error(self.moved, new, Metric.of(method.stored()))
+        if not self.split.revisited:  # what is merged with new images is not what was carried
+            self.class_errors = class_transport_errors(self.moved, new)
 
     def _merged(self, carried: Gaussians, new: Gaussians) -> Gaussians:
         """Old classes, each revisited one merged with what was seen of it now, then the added ones."""
@@ -248,6 +251,8 @@ class _Update:
             taken_for_old=taken,
             drift=self.drift,
             transport_error=None if self.moved is None else float(self.errors.max()),
+            class_mean_error=None if self.class_errors is None else self.class_errors[0],
+            class_covariance_error=None if self.class_errors is None else self.class_errors[1],
             temperature=updated.temperature,
             bytes_per_class=self.method.bytes_per_class(),
             warnings=tuple(self.warnings),

@@ -31,6 +31,18 @@ class UpdateRecord(Strict):
     """How far older classes moved in feature space, as a fraction of their own spread."""
     transport_error: float | None = None
     """Theorem 2's η_μ, measured on the new classes, in units of a class's own spread in one direction."""
+    class_mean_error: NonNegativeFloat | None = None
+    """The same by each class's own covariance; not measured where a class was revisited."""
+    class_covariance_error: NonNegativeFloat | None = None
+    """Theorem 2's η_Σ likewise."""
+
+    @property
+    def class_errors(self) -> tuple[float, float] | None:
+        """Both, where they were measured."""
+        if self.class_mean_error is None or self.class_covariance_error is None:
+            return None
+        return self.class_mean_error, self.class_covariance_error
+
     temperature: float
     bytes_per_class: NonNegativeInt
     warnings: tuple[str, ...] = ()

@@ -55,7 +55,8 @@ class Model:
                 f"method '{self.config.method.name}' keeps no Gaussians alone, which certificates and the rejection of "
                 "unknown images need; use gatf or adagauss"
             )
-        return Judge(self.method.stored().to("cpu"), self.errors)
+        class_errors = self.history[-1].class_errors if self.history else None
+        return Judge(self.method.stored().to("cpu"), self.errors, class_errors)
 
     @cached_property
     def _backbone(self) -> nn.Module:
