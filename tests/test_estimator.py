@@ -14,11 +14,13 @@ from sklearn.preprocessing import FunctionTransformer
 
 from gatf import IncrementalClassifier
 from gatf.errors import UserError
+from gatf.geometry import spd
 from gatf.geometry.gaussians import Gaussians
 from gatf.geometry.moments import Moments
+from gatf.geometry.readout import mahalanobis_readout
 from gatf.incremental.defaults import first_config, next_config
 from gatf.incremental.statistics import merge
-from gatf.model.judge import Judge, fit_temperature, rejection_threshold, softmax_with_temperature
+from gatf.model.judge import CLASS_SHRINK, Judge, fit_temperature, rejection_threshold, softmax_with_temperature
 
 Digits = tuple[np.ndarray, np.ndarray]
 Tiny = Callable[..., Any]
@@ -236,23 +238,53 @@ def test_a_shared_covariance_is_judged_as_copies_of_it() -> None:
     torch.testing.assert_close(one.metric(points), other.metric(points))
 
 
+def test_certificate_by_class_covariance_by_hand() -> None:
+    """A wide class at 0, carried, and a narrow new one at 10, variances 16 and 1, times 4 for the shrinkage of 3 in one
+    dimension. At z = 4: d̂ = 16/64 and 36/4, r = 1/2 and 3. With η_μ = 1/2 and η_Σ = 1/2 the first lies in [0, 2]."""
+    stored = Gaussians(torch.tensor([[0.0], [10.0]]), torch.tensor([[[16.0]], [[1.0]]]))
+    errors = torch.tensor([9.0, 0.0], dtype=torch.float64)  # so large in the common metric that nothing follows
+    points, answers = torch.tensor([[4.0], [7.5], [9.0]]), torch.tensor([0, 0, 1])
+    # at 7.5: the first class is nearer, 0.88 against 1.56, but may be as far as 1.4375²/0.5 = 4.1
+    # at 9: the second is nearer, 0.25, and the first at least 0.625²/1.5 = 0.26 away, or 0.625²/1.6 = 0.24
+    assert not Judge(stored, errors).certificates(points, answers).any()
+    judge = Judge(stored, errors, (0.5, 0.5))
+    assert judge.certificates(points, answers).tolist() == [True, False, True]
+    assert Judge(stored, errors, (0.5, 0.6)).certificates(points, answers).tolist() == [True, False, False]
+    assert not Judge(stored, errors, (0.5, 1.0)).certificates(points, answers)[0], "the range has no upper end"
+
+
 def test_certified_answers_survive_the_error(grown: Any, digit_images: Digits) -> None:
-    """Moving every old mean by the measured error, in any direction, changes no certified answer of the rule."""
+    """Whatever moves old classes within the measured errors changes no certified answer of the rule that gave it."""
     images, _ = some_digits(digit_images, *grown.classes_, test=True)
     answers, certified = grown.predict(images, return_certificate=True)
     assert 0 < certified.mean() < 1
     assert (answers == grown.predict(images)).all()
     model = grown.model_
     features = grown._look(images).features
+    numbers = torch.from_numpy(np.searchsorted(grown.classes_, answers))
+    common = Judge(model.judge.stored, model.errors).certificates(features, numbers)
+    by_class = model.judge._certified_by_class(features, numbers)
+    assert torch.equal(common | by_class, torch.from_numpy(certified))
+    assert bool((by_class & ~common).any()), "the second rule certifies some that the first does not"
     metric = model.judge.metric
     means, points = metric(model.judge.stored.means), metric(features)
+    shrunk = spd.shrink(model.judge.stored.covs, CLASS_SHRINK)
+    lower = torch.linalg.cholesky(shrunk)
+    eta_mean, eta_cov = model.judge.class_errors
+    carried = (model.errors > 0).double()
+    assert eta_cov < 1
     draws = torch.Generator().manual_seed(0)
-    numbers = torch.from_numpy(np.searchsorted(grown.classes_, answers))
     for _ in range(20):
         shift = torch.randn(means.shape, generator=draws, dtype=torch.float64)
-        moved = means + model.errors[:, None] * shift / shift.norm(dim=1, keepdim=True)
-        nearest = torch.cdist(points, moved).argmin(1)
-        assert (nearest == numbers)[torch.from_numpy(certified)].all()
+        shift = shift / shift.norm(dim=1, keepdim=True)
+        nearest = torch.cdist(points, means + model.errors[:, None] * shift).argmin(1)
+        assert (nearest == numbers)[common].all()
+        turn = spd.symmetrise(torch.randn(shrunk.shape, generator=draws, dtype=torch.float64))
+        turn = turn / torch.linalg.matrix_norm(turn, ord=2)[:, None, None]
+        covs = lower @ (torch.eye(len(turn[0])) + eta_cov * carried[:, None, None] * turn) @ lower.mT
+        moved = model.judge.stored.means + eta_mean * (lower @ (carried[:, None] * shift)[..., None])[..., 0]
+        distances = mahalanobis_readout(Gaussians(moved, covs), 0.0).distances(features)
+        assert (distances.argmin(1) == numbers)[by_class].all()
 
 
 def test_a_first_fit_has_no_transport_error(tiny_classifier: Tiny, digit_images: Digits) -> None:

@@ -144,3 +144,17 @@ def test_the_record_and_what_it_needs(bench: Path, quick: Any, load: Load, tmp_p
     assert picture.name == "digits-transports.png"
     with pytest.raises(UserError, match="keep_networks=true"):
         quick.Networks(bench / "finetune-seed0")
+
+
+def test_smaller_errors_certify_more(bench: Path, load: Load, tmp_path: Path) -> None:
+    certified, results = load("certified"), load("results")
+    certified.main(bench / "gatf-seed0", tmp_path / "digits" / "certified.json")
+    rows = json.loads((tmp_path / "digits" / "certified.json").read_text(encoding="utf-8"))["rows"]
+    for name in ("certified", "whitened", "range", "range_shrunk"):
+        assert [row[name] for row in rows] == sorted(row[name] for row in rows)
+    assert all(row["certified"] <= row["whitened"] <= row["range"] for row in rows)
+    assert rows[-1]["range"] > rows[0]["range"]
+    assert rows[0]["eta_mean_whitened"] == pytest.approx(100 * rows[-2]["eta_mean_whitened"], rel=1e-3)
+    assert "| ÷ 100 |" in results.certified_table("digits", tmp_path)
+    with pytest.raises(UserError, match="stores no Gaussians"):
+        certified.shares(bench / "finetune-seed0")

@@ -25,7 +25,7 @@ from gatf.incremental.statistics import expected_accuracy, merge, normalisation
 from gatf.io.events import Event, Listener, RunStart, TaskEvent
 from gatf.methods.parts.components import extract
 from gatf.methods.parts.gaussian import GaussianMethod, carries_gaussians, keeps_gaussians_only
-from gatf.model.judge import Judge, Metric, fit_temperature, transport_error
+from gatf.model.judge import Judge, Metric, class_transport_errors, fit_temperature, transport_error
 from gatf.model.record import UpdateRecord
 from gatf.model.state import Model
 from gatf.session import Circumstances, Preprocessing, Session, build_method
@@ -111,6 +111,7 @@ class _Update:
         self.data = self.session.task_data(info, images, (split.trained, images.labels[split.trained]))
         self.counts = torch.bincount(split.numbers[split.trained], minlength=split.classes)  # [classes of the task]
         self.errors = torch.zeros(self.old + len(split.added), dtype=torch.float64)
+        self.class_errors: tuple[float, float] | None = None
         self.drift: float | None = None
         self.rejection: Literal["promised", "estimated", "withdrawn"] | None = None
         self.predicted: Tensor | None = None
@@ -160,6 +161,8 @@ class _Update:
         self.drift = float(((carried.means - before.means).norm(dim=1) / spread).mean())
         method.keep(self._merged(carried, new))
         self.errors[:old] = transport_error(self.moved, new, Metric.of(method.stored()))
+        if not self.split.revisited:  # what is merged with new images is not what was carried
+            self.class_errors = class_transport_errors(self.moved, new)
 
     def _merged(self, carried: Gaussians, new: Gaussians) -> Gaussians:
         """Old classes, each revisited one merged with what was seen of it now, then the added ones."""
@@ -296,6 +299,8 @@ class _Update:
             drift=self.drift,
             transport_error=None if self.moved is None else float(self.errors.max()),
             rejection=self.rejection,
+            class_mean_error=None if self.class_errors is None else self.class_errors[0],
+            class_covariance_error=None if self.class_errors is None else self.class_errors[1],
             temperature=updated.temperature,
             bytes_per_class=self.method.bytes_per_class(),
             warnings=tuple(self.warnings),

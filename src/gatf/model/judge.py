@@ -8,13 +8,15 @@ from torch import Tensor
 
 from gatf.errors import UserError
 from gatf.geometry import spd
-from gatf.geometry.certificate import certified, score_bound
+from gatf.geometry.certificate import certified, certified_range, distance_range, score_bound, whitened_errors
 from gatf.geometry.compact import SharedReadout, shared_readout
 from gatf.geometry.gaussians import Gaussians
-from gatf.geometry.readout import QuadraticReadout, mahalanobis_readout
+from gatf.geometry.readout import BAYES_SHRINK, QuadraticReadout, mahalanobis_readout
 
 METRIC_SHRINK = 1.0
 """Shrinkage of the one covariance that certificates measure by."""
+CLASS_SHRINK = BAYES_SHRINK
+"""Shrinkage of the class covariances that certificates measure by, as much as in the usual readout."""
 UNKNOWN_SHRINK = 0.1
 """Shrinkage of the class covariances that unknown images are told by: little, for they lie off the classes' planes."""
 GOLDEN = (5**0.5 - 1) / 2
@@ -67,8 +69,8 @@ def rejection_threshold(distances: Tensor, rate: float) -> float:
 class Metric:
     """One covariance for all classes: the mean of theirs, shrunk. Distances in it are between whitened vectors.
 
-    Theorem 2 with each class's own covariance needs ‖Σ̂ − Σ‖ < λ_min/2, which trained features do not come near. A
-    metric that is fixed has no such error: with Σ = M for every class, η_Σ is 0 and only the means can be wrong.
+    Theorem 2 as printed, with each class's own covariance, needs ‖Σ̂ − Σ‖ < λ_min/2, which trained features do not come
+    near. A metric that is fixed has no such error: with Σ = M for every class, η_Σ is 0 and only means can be wrong.
     """
 
     whitener: Tensor
@@ -89,17 +91,33 @@ def transport_error(predicted: Gaussians, true: Gaussians, metric: Metric) -> fl
     return float((metric(predicted.means) - metric(true.means)).norm(dim=1).max())
 
 
+def class_transport_errors(predicted: Gaussians, true: Gaussians) -> tuple[float, float]:
+    """η_μ and η_Σ of Theorem 2 where each class's covariance, shrunk, is the identity: the largest over classes of
+    which what was carried and what is true are both known."""
+    mean, cov = whitened_errors(
+        *(Gaussians(each.means, spd.shrink(each.covs, CLASS_SHRINK)) for each in (predicted, true))
+    )
+    return float(mean.max()), float(cov.max())
+
+
 class Judge:
     """Distances to what is stored, and what follows from them."""
 
-    def __init__(self, stored: Gaussians, errors: Tensor) -> None:
+    def __init__(self, stored: Gaussians, errors: Tensor, class_errors: tuple[float, float] | None = None) -> None:
         self.stored = stored
         self.errors = errors
         """How far the stored mean of each class may be off in the metric, float64 [C]; empty where not measured."""
+        self.class_errors = class_errors
+        """`class_transport_errors` of the classes that were carried, which are those with an error; None where not
+        measured."""
 
     @cached_property
     def metric(self) -> Metric:
         return Metric.of(self.stored)
+
+    @cached_property
+    def _certifying(self) -> QuadraticReadout:
+        return mahalanobis_readout(self.stored, CLASS_SHRINK)
 
     @cached_property
     def _rejecting(self) -> QuadraticReadout | SharedReadout:
@@ -111,9 +129,12 @@ class Judge:
     def certificates(self, features: Tensor, answers: Tensor) -> Tensor:
         """Which answers [N] are safe from the transport's error (GATF, Theorem 2), bool [N].
 
-        Certified: the class whose mean is nearest in the common metric is the answer, and it stays so wherever the true
-        means lie within the measured error of the stored ones. The theorem is about Mahalanobis distances, while the
-        answer's own rule may be another ("bayes" normalises by class), hence the demand that the two agree.
+        Certified: by one of two rules, the nearest class is the answer, and it stays so wherever the true Gaussians lie
+        within the measured errors of the stored ones. One rule measures in the common metric, where only means can be
+        wrong; the other by each class's own covariance, with the range that its distance has where that covariance is
+        the identity (`distance_range`, which contains Theorem 2's bound there). Neither rule's statement says anything
+        of the other's. The theorem is about Mahalanobis distances, while the answer's own rule may be another ("bayes"
+        normalises by class), hence the demand that the two agree.
         """
         if len(self.errors) == 0:
             raise UserError(
@@ -123,7 +144,19 @@ class Judge:
         distances = torch.cdist(self.metric(features), self.metric(self.stored.means))  # [N, C]
         bounds = score_bound(distances, self.errors, eta_cov=0.0, lambda_min=torch.ones((), dtype=torch.float64))
         squares = distances.square()
-        return certified(squares, bounds) & (squares.argmin(1) == answers)
+        return (certified(squares, bounds) & (squares.argmin(1) == answers)) | self._certified_by_class(
+            features, answers
+        )
+
+    def _certified_by_class(self, features: Tensor, answers: Tensor) -> Tensor:
+        """By each class's own covariance; none where its error was not measured."""
+        if self.class_errors is None:
+            return torch.zeros(len(features), dtype=torch.bool)
+        carried = (self.errors > 0).double()
+        distances = self._certifying.distances(features)
+        low, high = distance_range(distances, *(eta * carried for eta in self.class_errors))
+        nearest = distances.argmin(1)
+        return certified_range(low, high, nearest) & (nearest == answers)
 
     def nearest(self, features: Tensor) -> Tensor:
         """Squared Mahalanobis distance (GATF, Eq. 3) to the nearest class, divided by the dimension, [N]."""

@@ -37,9 +37,20 @@ class UpdateRecord(Strict):
     """What the rate of wrong rejections (`unknown`) is from this update on. Promised: images of every class were kept
     back and seen by this very network. Estimated: for older classes it rests on how far new ones moved. Withdrawn: no
     image showed how far older classes moved. None: not recorded, or the method has no rejection."""
+    class_mean_error: NonNegativeFloat | None = None
+    """The same by each class's own covariance; not measured where a class was revisited."""
+    class_covariance_error: NonNegativeFloat | None = None
+    """Theorem 2's η_Σ likewise."""
     temperature: float
     bytes_per_class: NonNegativeInt
     warnings: tuple[str, ...] = ()
+
+    @property
+    def class_errors(self) -> tuple[float, float] | None:
+        """Both, where they were measured."""
+        if self.class_mean_error is None or self.class_covariance_error is None:
+            return None
+        return self.class_mean_error, self.class_covariance_error
 
     def __str__(self) -> str:
         lines = [self._what(), self._how_well()]

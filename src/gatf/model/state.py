@@ -56,7 +56,8 @@ class Model:
                 f"method '{self.config.method.name}' keeps no Gaussians alone, which certificates and the rejection of "
                 "unknown images need; use gatf, adagauss or slda"
             )
-        return Judge(self.method.stored().to("cpu"), self.errors)
+        class_errors = self.history[-1].class_errors if self.history else None
+        return Judge(self.method.stored().to("cpu"), self.errors, class_errors)
 
     @property
     def rejection(self) -> str:
