@@ -26,6 +26,10 @@ def learn(
     backbone: Annotated[
         str | None, typer.Option(help="New models only: e.g. efficientnet_lite0. [default: seen]")
     ] = None,
+    adapt: Annotated[
+        str | None, typer.Option(help="Pretrained networks: auto (if it helps), never or always. [default: auto]")
+    ] = None,
+    minutes: Annotated[float | None, typer.Option(help="Time for adapting a pretrained network. [default: 5]")] = None,
     width: Annotated[int | None, typer.Option(help="New models only: channels of the first stage.")] = None,
     image_size: Annotated[int | None, typer.Option(help="New models only: side in pixels. [default: seen]")] = None,
     seed: Annotated[int | None, typer.Option(help="New models only: seed of all random draws. [default: 0]")] = None,
@@ -49,6 +53,7 @@ def learn(
     console = Console(quiet=quiet, soft_wrap=True, highlight=False)
     given = {
         "epochs": epochs, "batch_size": batch_size, "method": method, "backbone": backbone, "width": width,
+        "adapt": adapt, "minutes": minutes,
         "image_size": image_size, "random_state": seed,
     }  # fmt: skip
     parameters: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
@@ -98,7 +103,7 @@ def predict(
             if not fine:
                 typer.echo(f"left out: {name} cannot be decoded", err=True)
         paths = tuple(name for name, fine in zip(paths, good, strict=True) if fine)
-    known = load(model, device=available_device(device))
+    known = load(model, device=available_device(device), answering=True)
     printer = _Printer(as_json=as_json, as_csv=as_csv)
     for start in range(0, len(paths), AT_ONCE):
         some = list(paths[start : start + AT_ONCE])
@@ -222,7 +227,8 @@ def evaluate(
     from gatf.model.answers import available_device
     from gatf.model.file import load
 
-    found = assess_folder(load(model, device=available_device(device)), folder, skip_bad=skip_bad)
+    known = load(model, device=available_device(device), answering=True)
+    found = assess_folder(known, folder, skip_bad=skip_bad)
     for name, count in found.left_out.items():
         typer.echo(f"left out: {count} images of '{name}', which the model does not know", err=True)
     if as_json:
@@ -258,7 +264,7 @@ def export(
     from gatf.model.file import load
     from gatf.model.onnx import export_onnx
 
-    checked = export_onnx(load(model), target)
+    checked = export_onnx(load(model, answering=True), target)
     typer.echo(f"{target}: {_size(target)}; {checked}")
 
 

@@ -181,6 +181,13 @@ class PooledMoments:
         to 30 images per class and 32 to 1 280 dimensions (docs/methods.md)."""
         return 1 / (1 + math.sqrt(self.freedom() / self.means.shape[1]))
 
+    def overall(self) -> Moments:
+        """Moments of all vectors together, whatever their class, as one class."""
+        total = self.counts.sum()
+        mean = (self.counts @ self.means) / total.clamp_min(1)
+        apart = (self.means - mean) * self.counts.sqrt()[:, None]
+        return Moments(total, mean, symmetrise(self.scatter + apart.mT @ apart))
+
     def gram(self) -> Tensor:
         """Σ_n z_n z_nᵀ, [S, S]."""
         return symmetrise(self.scatter + (self.means.mT * self.counts) @ self.means)

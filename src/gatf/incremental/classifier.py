@@ -14,7 +14,7 @@ from torch import nn
 from gatf.config import RunConfig
 from gatf.data.inputs import Given, read_labelled
 from gatf.errors import UserError
-from gatf.incremental import defaults, update
+from gatf.incremental import adapt, defaults, update
 from gatf.incremental.update import Conditions
 from gatf.model import file as model_file
 from gatf.model.answers import Answers, answer, available_device, look
@@ -42,6 +42,13 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):
         that returns features [B, D], of which a copy is trained. Here and below "auto" chooses from the first images:
         photos (colour, 64 pixels or more) get efficientnet_lite0 with ImageNet's weights where the extra `pretrained`
         is installed. Weights of your own: settings={"backbone.pretrained": FILE}.
+    adapt : "auto", "never" or "always"
+        What updates do with a pretrained network. "auto": the frozen network with linear discriminants (slda) answers,
+        unless the network adapted to the new images (by `method`) promises clearly more over all classes; `report_`
+        says which and by how much. "never": it stays frozen. "always": it is adapted, without comparing. A network that
+        starts from nothing is always trained.
+    minutes : float, default 5
+        Time for adapting a pretrained network in one update; where it would take longer, it is left as it is.
     width : int or "auto"
         Channels of the first stage of "small" and of ResNets; a number rules out the pretrained network of "auto".
     feature_dim : int or "auto"
@@ -95,14 +102,17 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):
     """
 
     def __init__(
-        self, *, method: str = "gatf", backbone: str | nn.Module = "auto", width: int | str = "auto",
-        feature_dim: int | str = "auto", image_size: int | str = "auto", augment: Any = "auto",
-        epochs: int | str = "auto", batch_size: int | str = "auto", held_out: float = 0.1, unknown: float | None = None,
+        self, *, method: str = "gatf", backbone: str | nn.Module = "auto", adapt: str = "auto", minutes: float = 5.0,
+        width: int | str = "auto", feature_dim: int | str = "auto", image_size: int | str = "auto",
+        augment: Any = "auto", epochs: int | str = "auto", batch_size: int | str = "auto", held_out: float = 0.1,
+        unknown: float | None = None,
         unknown_label: Label | None = None, device: str = "auto", random_state: Any = 0,
         settings: Mapping[str, Any] | None = None, verbose: int = 0,
     ) -> None:  # fmt: skip
         self.method = method
         self.backbone = backbone
+        self.adapt = adapt
+        self.minutes = minutes
         self.width = width
         self.feature_dim = feature_dim
         self.image_size = image_size
@@ -132,12 +142,18 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):
     def learn(self, given: Given, answers: np.ndarray, run: Conditions, *, afresh: bool = False) -> Self:
         """`partial_fit` (or `fit`, when `afresh`) of images already read, under the given circumstances."""
         model = None if afresh else getattr(self, "model_", None)
-        config = self._config(model, given)
         if self.verbose:
             print(self.describe(given, afresh=afresh))  # noqa: T201
-        module = self.backbone if isinstance(self.backbone, nn.Module) else None
-        start = model if model is not None else update.new_model(config, given, self._shape(given), module)
-        self.model_ = update.learn(start, given, answers, config=config, held_out=self._held_out(), run=run)
+        if self._chooses(model, given):
+            self.model_ = adapt.learn(
+                self._candidates(model, given), given, answers, adapts=self._adapts(model), held_out=self._held_out(),
+                minutes=self.minutes, run=run,
+            )  # fmt: skip
+        else:
+            config = self._config(model, given)
+            module = self.backbone if isinstance(self.backbone, nn.Module) else None
+            start = model if model is not None else update.new_model(config, given, self._shape(given), module)
+            self.model_ = update.learn(start, given, answers, config=config, held_out=self._held_out(), run=run)
         if self.verbose:
             print(self.report_)  # noqa: T201
         return self
@@ -146,21 +162,64 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):
         """One line: what is chosen for learning these images."""
         model = None if afresh else getattr(self, "model_", None)
         shape = self.shape_for(given, afresh=afresh)
-        return defaults.describe(self._config(model, given), shape=shape, images=len(given), first=model is None)
+        config, then = self._config(model, given), ""
+        if self._chooses(model, given):
+            candidates = self._candidates(model, given)
+            config = candidates.adapted_config or candidates.frozen_config
+            then = "; the pretrained network stays as it is (adapt=never)"
+            if candidates.adapted_config is not None:
+                then = "; kept only if it promises more than the pretrained network as it is (adapt=auto)"
+        return defaults.describe(config, shape=shape, images=len(given), first=model is None) + then
 
     def shape_for(self, given: Given, *, afresh: bool = False) -> tuple[int, int, int]:
         """Channels, height and width in which these images are learnt."""
         model = None if afresh else getattr(self, "model_", None)
         return self._shape(given) if model is None else model.preprocessing.shape
 
-    def _config(self, model: Model | None, given: Given) -> RunConfig:
+    # --- an update that chooses
+
+    def _chooses(self, model: Model | None, given: Given) -> bool:
+        """Whether this update compares a pretrained network with itself adapted, or leaves it frozen."""
+        if self.adapt not in ("auto", "never", "always"):
+            raise UserError(f"adapt is 'auto', 'never' or 'always', not {self.adapt!r}")
+        if self.adapt == "always":
+            return False
         if model is not None:
-            config = defaults.next_config(model.config, images=len(given), overrides=self._overrides())
+            return model.adapts is not None
+        pretrained = not isinstance(self.backbone, nn.Module) and defaults.is_pretrained(
+            self._first_overrides(given, self._shape(given))
+        )
+        if self.adapt == "never" and adapt.can_adapt(self.method) and not pretrained:
+            raise UserError("adapt='never' needs a pretrained network: one from nothing has to be trained")
+        return pretrained and adapt.can_adapt(self.method)
+
+    def _adapts(self, model: Model | None) -> str:
+        return self.method if model is None or model.adapts is None else model.adapts
+
+    def _candidates(self, model: Model | None, given: Given) -> adapt.Candidates:
+        frozen = model if model is None or model.frozen is None else model.frozen
+        config = self._config(frozen, given, adapt.FROZEN_METHOD)
+        if frozen is None:
+            frozen = update.new_model(config, given, self._shape(given))
+        if self.adapt == "never":
+            return adapt.Candidates(frozen, config, None)
+        adapted = model if model is not None and model.frozen is not None else None
+        return adapt.Candidates(frozen, config, self._config(adapted, given, self._adapts(model)), adapted)
+
+    def _config(self, model: Model | None, given: Given, method: str | None = None) -> RunConfig:
+        """The settings of an update of this model, or of a new one by this method."""
+        if model is not None:
+            overrides = self._overrides()
+            if model.adapts is not None or method is not None:
+                overrides = _for_method(overrides, model.config.method.name, self.method)
+            config = defaults.next_config(model.config, images=len(given), overrides=overrides)
             return config.model_copy(update={"device": self.device, "seed": model.config.seed})
-        shape = self._shape(given)
+        known = getattr(self, "model_", None)
+        shape = known.preprocessing.shape if method is not None and known is not None else self._shape(given)
+        overrides = _for_method(self._first_overrides(given, shape), method or self.method, self.method)
         return defaults.first_config(
-            method=self.method, shape=shape, images=len(given), device=self.device, seed=self._seed(),
-            overrides=self._first_overrides(given, shape),
+            method=method or self.method, shape=shape, images=len(given), device=self.device, seed=self._seed(),
+            overrides=overrides,
             features=probe_dim(self.backbone, shape) if isinstance(self.backbone, nn.Module) else None,
         )  # fmt: skip
 
@@ -270,7 +329,8 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):
     @classmethod
     def from_model(cls, model: Model, *, device: str = "auto") -> Self:
         """An estimator around a model; its parameters are those the model was made with."""
-        estimator = cls(method=model.config.method.name, random_state=model.config.seed, device=device)
+        method = model.adapts or model.config.method.name
+        estimator = cls(method=method, random_state=model.config.seed, device=device)
         estimator.model_ = model
         return estimator
 
@@ -303,3 +363,11 @@ PATHS = {
     "batch_size": ("optimisation.first.batch_size", "optimisation.next.batch_size"),
 }
 """Parameters and the settings they stand for."""
+
+
+def _for_method(overrides: dict[str, Any], method: str, meant: str) -> dict[str, Any]:
+    """Settings for one of the two candidates: those of the method that was asked for are not the other's."""
+    if method == meant:
+        return overrides
+    own = ("method.", "backbone.bottleneck", "optimisation.")
+    return {path: value for path, value in overrides.items() if not path.startswith(own)}

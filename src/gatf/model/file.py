@@ -3,6 +3,7 @@
 import copy
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from gatf.errors import UserError
 from gatf.io import container
 from gatf.io.container import Damaged
 from gatf.io.run_folder import RunFolder
-from gatf.methods import Method, is_outside
+from gatf.methods import METHODS, Method, is_outside
 from gatf.methods.parts.gaussian import carries_gaussians
 from gatf.model.record import UpdateRecord
 from gatf.model.state import Model
@@ -27,8 +28,17 @@ from gatf.model.upgrade import upgraded_config, upgraded_state
 from gatf.session import Preprocessing, build_method
 from gatf.settings import INSIDE, PYTHON, Strict
 
-METHOD = "method."
+METHOD, FROZEN = "method.", "frozen."
 LARGEST_SIDE = 4096
+
+
+class Other(Strict):
+    """What a second model in the file has otherwise."""
+
+    model_config = ConfigDict(strict=True)
+
+    config: dict[str, Any]
+    temperature: float
 
 
 class Description(Strict):
@@ -45,6 +55,10 @@ class Description(Strict):
     labels: list[str | int | bool]
     temperature: float
     history: list[dict[str, Any]]
+    adapts: str | None = None
+    """The method that may adapt a pretrained network, where updates choose."""
+    frozen: Other | None = None
+    """The same classes on the network as it was before it was adapted; its tensors begin with `frozen.`."""
 
 
 def save(model: Model, path: Path, before: Callable[[str], None] = lambda digest: None) -> None:
@@ -56,22 +70,22 @@ def save(model: Model, path: Path, before: Callable[[str], None] = lambda digest
         raise UserError("there is nothing to save: the model has learnt no class yet")
     if ":" in _bare(model.config.backbone.name):
         raise UserError("backbones from the hub cannot be saved by name: loading a model must not fetch code")
-    config = model.config.model_dump(mode="json")
-    config["backbone"]["pretrained"] = INSIDE if getattr(model.method.backbone, "pretrained", False) else None
-    config["data"]["root"] = None  # where the images lay is nobody's concern
-    config["device"] = "auto"
+    frozen = model.frozen
     description = Description(
         gatf=__version__,
-        config=config,
+        config=_config_to_keep(model),
         shape=list(model.preprocessing.shape),
         mean=list(model.preprocessing.mean),
         std=list(model.preprocessing.std),
         labels=list(model.labels),
         temperature=model.temperature,
         history=[record.model_dump(mode="json") for record in model.history],
+        adapts=model.adapts,
+        frozen=None if frozen is None else Other(config=_config_to_keep(frozen), temperature=frozen.temperature),
     )
-    tensors = {METHOD + name: value for name, value in model.method.state_dict().items()}
-    tensors |= {"counts": model.counts, "errors": model.errors, "distances": model.distances}
+    tensors = _tensors(model)
+    if frozen is not None:
+        tensors |= {FROZEN + name: value for name, value in _tensors(frozen).items()}
 
     def check(written: Path) -> None:
         from_python = model.config.backbone.name.startswith(PYTHON)
@@ -80,6 +94,19 @@ def save(model: Model, path: Path, before: Callable[[str], None] = lambda digest
         before(container.inspect(written).digest)
 
     container.write(path, tensors, description.model_dump(mode="json"), check=check)
+
+
+def _config_to_keep(model: Model) -> dict[str, Any]:
+    config = model.config.model_dump(mode="json")
+    config["backbone"]["pretrained"] = INSIDE if getattr(model.method.backbone, "pretrained", False) else None
+    config["data"]["root"] = None  # where the images lay is nobody's concern
+    config["device"] = "auto"
+    return config
+
+
+def _tensors(model: Model) -> dict[str, Tensor]:
+    tensors = {METHOD + name: value for name, value in model.method.state_dict().items()}
+    return tensors | {"counts": model.counts, "errors": model.errors, "distances": model.distances}
 
 
 def _check_predicts(written: Path, path: Path, *, outside: bool, backbone: nn.Module | None) -> None:
@@ -104,12 +131,48 @@ def model_path(path: Path) -> Path:
     return written if written.is_file() else path
 
 
-def load(path: Path, device: str = "cpu", *, backbone: nn.Module | None = None) -> Model:
+def load(path: Path, device: str = "cpu", *, backbone: nn.Module | None = None, answering: bool = False) -> Model:
     """Read a model, or the one in a run's folder. Runs no code of the file's; a damaged, foreign or newer file is a
-    `UserError`, and so is one whose network came from Python and is not given again as `backbone`."""
+    `UserError`, and so is one whose network came from Python and is not given again as `backbone`. `answering`: without
+    the frozen model beside an adapted one, which only an update needs."""
     path = model_path(path)
     tensors, header = container.read(path)
     told, config, history = _described(path, header)
+    given = _demanded(path, config, backbone)
+    own = {name: value for name, value in tensors.items() if not name.startswith(FROZEN)}
+    model = _model(path, told, config, history, own, backbone=given, first_format=header.format == 1)
+    others = {name.removeprefix(FROZEN): value for name, value in tensors.items() if name.startswith(FROZEN)}
+    if told.frozen is None and others:
+        raise Damaged(path, "it holds tensors that belong to nothing")
+    if told.frozen is not None and not answering:
+        frozen_config = _settings(path, told.frozen.config)
+        if not told.frozen.temperature > 0 or not math.isfinite(told.frozen.temperature):
+            raise Damaged(path, "its description contradicts itself")
+        frozen = _model(path, told, frozen_config, history, others, backbone=None)
+        frozen = replace(frozen, temperature=told.frozen.temperature)
+        frozen.method.to(device).eval()
+        model = replace(model, frozen=frozen)
+    model.method.to(device).eval()
+    return replace(model, adapts=told.adapts)
+
+
+def _settings(path: Path, config: dict[str, Any]) -> RunConfig:
+    """The settings of a second model in the file, checked."""
+    _refuse_code(path, config)
+    try:
+        found = validated(config)
+    except (ValidationError, UserError, RecursionError, AttributeError, TypeError) as error:
+        raise Damaged(path, f"its settings do not fit this version of gatf ({str(error)[:200]})") from None
+    if found.backbone.pretrained != INSIDE or ":" in _bare(found.backbone.name) or found.method.name != "slda":
+        raise Damaged(path, "its second model is not a frozen one")
+    return found
+
+
+def _model(
+    path: Path, told: Description, config: RunConfig, history: tuple[UpdateRecord, ...], tensors: dict[str, Tensor], *,
+    backbone: nn.Module | None, first_format: bool = False,
+) -> Model:  # fmt: skip
+    """A model of the file, from its tensors; on the CPU."""
     shape = (told.shape[0], told.shape[1], told.shape[2])
     for name, dtype in (("counts", torch.int64), ("errors", torch.float64), ("distances", torch.float32)):
         if name not in tensors or tensors[name].dtype != dtype or tensors[name].ndim != 1:
@@ -121,11 +184,11 @@ def load(path: Path, device: str = "cpu", *, backbone: nn.Module | None = None) 
     state = {name.removeprefix(METHOD): value for name, value in tensors.items() if name.startswith(METHOD)}
     if len(state) + 3 != len(tensors):
         raise Damaged(path, "it holds tensors that belong to nothing")
-    if header.format == 1:
+    if first_format:
         state = upgraded_state(config.method.name, state)
-    method = _method(path, config, shape, state, classes=len(told.labels), backbone=_demanded(path, config, backbone))
+    method = _method(path, config, shape, state, classes=len(told.labels), backbone=backbone)
     return Model(
-        config, Preprocessing(shape, tuple(told.mean), tuple(told.std)), method.to(device).eval(), tuple(told.labels),
+        config, Preprocessing(shape, tuple(told.mean), tuple(told.std)), method, tuple(told.labels),
         tensors["counts"], told.temperature, tensors["errors"], tensors["distances"], history,
     )  # fmt: skip
 
@@ -176,6 +239,7 @@ def _described(path: Path, header: container.Header) -> tuple[Description, RunCo
         and len({(type(label), label) for label in told.labels}) == len(told.labels)
         and len({type(label) for label in told.labels}) == 1
         and len(history) > 0
+        and (told.adapts is None or told.adapts in METHODS)
     )
     if not sound:
         raise Damaged(path, "its description contradicts itself")

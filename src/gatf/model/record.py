@@ -41,6 +41,14 @@ class UpdateRecord(Strict):
     """The same by each class's own covariance; not measured where a class was revisited."""
     class_covariance_error: NonNegativeFloat | None = None
     """Theorem 2's η_Σ likewise."""
+    chosen: Literal["frozen", "adapted"] | None = None
+    """The network that answers from this update on, where a pretrained one was compared with itself adapted."""
+    other_accuracy_new: float | None = None
+    """`accuracy_new` of the other one."""
+    other_expected_old: float | None = None
+    """`expected_old` of the other one."""
+    not_adapted: str | None = None
+    """Why the network was not even tried to be adapted."""
     temperature: float
     bytes_per_class: NonNegativeInt
     warnings: tuple[str, ...] = ()
@@ -54,6 +62,8 @@ class UpdateRecord(Strict):
 
     def __str__(self) -> str:
         lines = [self._what(), self._how_well()]
+        if self.chosen is not None:
+            lines.append(self._choice())
         if self.drift is not None:
             lines.append(
                 f"Learning the new images moved the older classes by {100 * self.drift:.0f} % of their own spread; "
@@ -74,6 +84,17 @@ class UpdateRecord(Strict):
         if self.accuracy_new is None:
             return "No images were kept back, so nothing was measured."
         return f"Of {self.held_out} images kept back, {self.accuracy_new:.1f} % are answered rightly."
+
+    def _choice(self) -> str:
+        kept = "The pretrained network was left as it is" if self.chosen == "frozen" else "The network was adapted"
+        if self.not_adapted is not None:
+            return f"{kept}; adapting it was not tried: {self.not_adapted}."
+        if self.other_accuracy_new is None:
+            return f"{kept}."
+        other = "adapted" if self.chosen == "frozen" else "as it was"
+        old = self.other_expected_old
+        older = "" if old is None else f" and about {old:.0f} % of older classes"
+        return f"{kept}: {other}, it answers {self.other_accuracy_new:.1f} % of the images kept back{older} rightly."
 
 
 def _listed(labels: tuple[str | int | bool, ...], most: int = 8) -> str:

@@ -48,6 +48,10 @@ class Model:
     distances: Tensor
     """Distances of held-out images of all updates to their nearest class, for `rejection_threshold`, float32 [M]."""
     history: tuple[UpdateRecord, ...]
+    adapts: str | None = None
+    """The method that may adapt a pretrained network, where updates choose (`incremental.adapt`); None: they do not."""
+    frozen: "Model | None" = None
+    """The same classes on the network as it was before it was adapted: what the next update can go back to."""
 
     @cached_property
     def judge(self) -> Judge:

@@ -1,0 +1,209 @@
+"""Updates that choose between a pretrained network as it is and the network adapted."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import gatf.incremental.adapt as adapt
+from gatf.errors import Diverged, UserError
+from gatf.geometry.moments import Moments, PooledMoments
+from gatf.incremental.classifier import IncrementalClassifier
+from gatf.methods.slda import SLDA
+from gatf.model import file as model_file
+from gatf.model.record import UpdateRecord
+from gatf.nets.resnet import ResNet18
+
+SIDE = 16
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A network of published layout, its weights drawn: what matters here is that they come from elsewhere."""
+    torch.manual_seed(0)
+    path = tmp_path_factory.mktemp("weights") / "resnet.pth"
+    torch.save(ResNet18(3, width=8, stem="3x3", bottleneck=None).state_dict(), path)
+    return str(path)
+
+
+def photos(*classes: int, count: int = 20) -> tuple[np.ndarray, np.ndarray]:
+    """Coloured noise: a hue of its own for each class."""
+    draws = np.random.default_rng(classes[0])
+    hues = np.random.default_rng(7).integers(40, 216, (30, 3))
+    labels = np.repeat(classes, count)
+    pixels = hues[labels][:, None, None, :] + draws.normal(0, 25, (len(labels), SIDE, SIDE, 3))
+    return pixels.clip(0, 255).astype(np.uint8), labels
+
+
+@pytest.fixture
+def make(weights: str) -> Any:
+    def made(**parameters: Any) -> IncrementalClassifier:
+        settings = {"backbone.pretrained": weights, "method.rotation": False, **parameters.pop("settings", {})}
+        usual = {"backbone": "resnet18", "width": 8, "feature_dim": 8, "epochs": 1, "held_out": 0.25, "device": "cpu"}
+        return IncrementalClassifier(**{**usual, "settings": {"backbone.stem": "3x3", **settings}, **parameters})
+
+    return made
+
+
+def network(classifier: IncrementalClassifier) -> dict[str, Tensor]:
+    state = classifier.model_.method.backbone.state_dict()
+    return {name: value.clone() for name, value in state.items() if not name.startswith("bottleneck")}
+
+
+def test_moments_of_all_classes_together() -> None:
+    features = torch.tensor([[0.0, 1.0], [2.0, 1.0], [4.0, 4.0], [6.0, 8.0], [5.0, 3.0]], dtype=torch.float64)
+    found = PooledMoments.of(features, torch.tensor([0, 0, 1, 1, 1]), classes=2).overall()
+    expected = Moments.of(features)
+    torch.testing.assert_close(found.mean, expected.mean)
+    torch.testing.assert_close(found.covariance(), expected.covariance())
+
+
+class TestTheChoice:
+    def test_the_frozen_answer_is_that_of_slda_alone(self, make: Any) -> None:
+        """Whatever was tried beside it: the same scores to the last bit."""
+        chosen = make()
+        alone = make(method="slda", feature_dim="auto")
+        alone.settings = {path: value for path, value in chosen.settings.items() if not path.startswith("method.")}
+        for classes in ((0, 1), (2,), (3, 4)):
+            chosen.partial_fit(*photos(*classes))
+            alone.partial_fit(*photos(*classes))
+        assert chosen.report_.chosen == "frozen"
+        assert chosen.report_.other_accuracy_new is not None, "the network was adapted and compared"
+        images, _ = photos(0, 1, 2, 3, 4, count=5)
+        assert (chosen.decision_function(images) == alone.decision_function(images)).all()
+
+    def test_an_adapted_network_that_promises_more_is_taken_and_can_be_left_again(
+        self, make: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        classifier = make().fit(*photos(0, 1))
+        before = network(classifier)
+        monkeypatch.setattr(adapt, "MARGIN", -1000.0)
+        classifier.partial_fit(*photos(2, 3))
+        assert classifier.report_.chosen == "adapted"
+        assert classifier.model_.config.method.name == "gatf"
+        assert any((network(classifier)[name] != value).any() for name, value in before.items())
+        assert "The network was adapted: as it was, it answers" in str(classifier.report_)
+        classifier.save(tmp_path / "model.gatf")
+        again = IncrementalClassifier.load(tmp_path / "model.gatf", device="cpu").set_params(
+            **{name: getattr(classifier, name) for name in ("epochs", "held_out")}
+        )
+        images, _ = photos(0, 1, 2, 3, count=5)
+        assert (again.decision_function(images) == classifier.decision_function(images)).all()
+        monkeypatch.setattr(adapt, "MARGIN", 1000.0)
+        again.partial_fit(*photos(4))
+        assert again.report_.chosen == "frozen"
+        assert again.model_.frozen is None
+        assert all((network(again)[name] == value).all() for name, value in before.items())
+        everything = make(adapt="never").fit(*photos(0, 1)).partial_fit(*photos(2, 3)).partial_fit(*photos(4))
+        assert (again.decision_function(images) == everything.decision_function(images)).all()
+
+    def test_an_adapted_network_goes_on_from_where_it_is(self, make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(adapt, "MARGIN", -1000.0)
+        classifier = make().fit(*photos(0, 1))
+        first = network(classifier)
+        classifier.partial_fit(*photos(2))
+        assert classifier.report_.chosen == "adapted"
+        assert classifier.report_.drift is not None, "what was stored was carried"
+        assert len(classifier.model_.frozen.labels) == 3
+        assert any((network(classifier)[name] != value).any() for name, value in first.items())
+
+    def test_what_the_frozen_model_knows_is_what_training_starts_from(self, make: Any) -> None:
+        """In the bottleneck's features the Gaussians are the projections of the frozen ones."""
+        classifier = make(adapt="never").fit(*photos(0, 1, 2))
+        frozen = classifier.model_
+        assert isinstance(frozen.method, SLDA)
+        config = make()._config(None, adapt_given(photos(0, 1, 2)[0]), "gatf")
+        start = adapt._trainable(frozen, config)
+        layer = start.method.backbone.bottleneck
+        assert isinstance(layer, nn.Linear)
+        weight, bias = layer.weight.detach().double(), layer.bias.detach().double()
+        known, stored = frozen.method.stored(), start.method.stored()
+        assert stored is not None
+        torch.testing.assert_close(stored.means, known.means @ weight.mT + bias, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(stored.covs[0], weight @ known.covs[0] @ weight.mT, rtol=1e-3, atol=1e-3)
+
+    def test_training_that_diverges_leaves_the_frozen_answer(self, make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        learn = adapt.update.learn
+
+        def diverging(model: Any, *args: Any, **kwargs: Any) -> Any:
+            if kwargs["config"].method.name == "gatf":
+                raise Diverged("training diverged", "optimisation.next.lr", 1.0)
+            return learn(model, *args, **kwargs)
+
+        monkeypatch.setattr(adapt.update, "learn", diverging)
+        classifier = make().fit(*photos(0, 1))
+        assert classifier.report_.chosen == "frozen"
+        assert "not tried: training it diverged" in str(classifier.report_)
+
+    def test_one_image_of_each_class(self, make: Any) -> None:
+        classifier = make().fit(*photos(0, 1, count=1)).partial_fit(*photos(2, count=1))
+        assert "no images were kept back" in str(classifier.report_)
+        images, labels = photos(0, 1, 2, count=10)
+        assert (classifier.predict(images) == labels).mean() > 0.5
+
+    def test_no_time(self, make: Any) -> None:
+        classifier = make(minutes=0.0).fit(*photos(0, 1))
+        assert "more than the 0 allowed" in str(classifier.report_)
+
+
+def adapt_given(images: np.ndarray) -> Any:
+    from gatf.data.inputs import read_images
+
+    return read_images(images)
+
+
+def record(new: int, accuracy: float, expected: float | None, held_out: int = 100) -> UpdateRecord:
+    return UpdateRecord(
+        number=0, date="", added=tuple(f"c{number}" for number in range(new)), images=10, held_out=held_out, epochs=1,
+        seconds=1.0, accuracy_new=accuracy, expected_old=expected, temperature=1.0, bytes_per_class=1,
+    )  # fmt: skip
+
+
+def test_promises_by_hand() -> None:
+    assert adapt._promise(record(5, 80.0, None), 0) == 80
+    assert adapt._promise(record(5, 80.0, 60.0), 15) == 65
+    assert adapt._chance(record(5, 80.0, None), 0) == pytest.approx(100 * (2 * 0.8 * 0.2 / 100) ** 0.5)
+    assert adapt._chance(record(5, 100.0, 60.0, held_out=25), 15) == pytest.approx(25 * (2 * 0.9 * 0.1 / 25) ** 0.5)
+
+
+class TestTheParameter:
+    def test_never(self, make: Any) -> None:
+        classifier = make(adapt="never").fit(*photos(0, 1)).partial_fit(*photos(2))
+        assert classifier.report_.chosen == "frozen"
+        assert classifier.report_.other_accuracy_new is None
+        assert classifier.model_.config.method.name == "slda"
+
+    def test_always(self, make: Any) -> None:
+        classifier = make(adapt="always").fit(*photos(0, 1)).partial_fit(*photos(2))
+        assert classifier.report_.chosen is None
+        assert classifier.model_.config.method.name == "gatf"
+
+    def test_never_needs_a_pretrained_network(self) -> None:
+        with pytest.raises(UserError, match="needs a pretrained network"):
+            IncrementalClassifier(adapt="never", device="cpu").fit(*photos(0, 1))
+
+    def test_a_wrong_word(self) -> None:
+        with pytest.raises(UserError, match="adapt is 'auto', 'never' or 'always'"):
+            IncrementalClassifier(adapt="sometimes", device="cpu").fit(*photos(0, 1))
+
+    def test_a_network_from_nothing_is_trained(self) -> None:
+        classifier = IncrementalClassifier(width=8, epochs=1, device="cpu").fit(*photos(0, 1))
+        assert classifier.model_.config.method.name == "gatf"
+        assert classifier.report_.chosen is None
+
+
+def test_a_second_model_that_is_not_frozen_is_refused(
+    make: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(adapt, "MARGIN", -1000.0)
+    classifier = make().fit(*photos(0, 1))
+    frozen = classifier.model_.frozen
+    config = frozen.config.model_copy(update={"method": classifier.model_.config.method})
+    monkeypatch.setattr(model_file, "_check_predicts", lambda *args, **kwargs: None)
+    odd = adapt.replace(classifier.model_, frozen=adapt.replace(frozen, config=config))
+    model_file.save(odd, tmp_path / "odd.gatf")
+    with pytest.raises(UserError, match="second model is not a frozen one"):
+        model_file.load(tmp_path / "odd.gatf")
