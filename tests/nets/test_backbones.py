@@ -225,8 +225,8 @@ def test_timm_that_does_not_import(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_timm_beside_a_torchvision_without_its_operators(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first import fails as torchvision's wheel does beside a CPU build of torch; once the operators are declared, a
-    second one works."""
+    """The first import fails as torchvision's wheel does beside a CPU build of torch. Once the operators are declared,
+    a second one works."""
     declared: list[str] = []
 
     def imported(name: str) -> Any:
