@@ -166,7 +166,7 @@ class Experiment:
             return None
         identity = network_identity(str(method.backbone), method.backbone.state_dict())
         net = method.frozen_copy(method.backbone)
-        return cached_features(self.scenario.source, net, identity, self.session.pipeline, self.session.device)
+        return cached_features(self.scenario, net, identity, self.session.pipeline, self.session.device)
 
     def task_info(self, task: int) -> TaskInfo:
         return self.scenario.task_info(task, all_so_far=not self.method.exemplar_free)

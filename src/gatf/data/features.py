@@ -1,4 +1,4 @@
-"""Features of a source's images under a network that no task trains: computed once, kept in the cache for all methods
+"""Features of a scenario's images under a network that no task trains: computed once, kept in the cache for all methods
 that ask for them. As in a test an image is seen plain and once, never augmented."""
 
 import hashlib
@@ -11,13 +11,14 @@ from torch import Tensor
 from gatf import __version__
 from gatf.data import cache
 from gatf.data.augment import Pipeline
-from gatf.data.base import ImageSet, Source
+from gatf.data.base import ImageSet
 from gatf.data.loader import views
+from gatf.data.scenario import Scenario
 
 
 @dataclass(frozen=True)
 class SourceFeatures:
-    """What a network makes of every image of a source, in the source's order."""
+    """What a network makes of the images of a scenario, by their number in the source; of classes outside it zeros."""
 
     train: Tensor
     """[N, S]."""
@@ -25,10 +26,18 @@ class SourceFeatures:
 
 
 def cached_features(
-    source: Source, net: Callable[[Tensor], Tensor], identity: str, pipeline: Pipeline, device: torch.device
+    scenario: Scenario, net: Callable[[Tensor], Tensor], identity: str, pipeline: Pipeline, device: torch.device
 ) -> SourceFeatures:
     """From the cache, or computed and put there. `identity` is the network's, see `network_identity`."""
-    return SourceFeatures(*(_of(part, net, identity, pipeline, device) for part in (source.train, source.test)))
+
+    def of(images: ImageSet) -> Tensor:
+        members, _ = scenario.members(images, 0, len(scenario) - 1)
+        if len(members) == len(images):
+            return _of(images, net, identity, pipeline, device)
+        features = _of(images.take(members), net, identity, pipeline, device)
+        return features.new_zeros(len(images), features.shape[1]).index_copy_(0, members, features)
+
+    return SourceFeatures(*map(of, scenario.parts))
 
 
 @torch.no_grad()
