@@ -9,13 +9,14 @@ import torch
 from torch import nn
 
 from gatf.config import RunConfig, load_config
-from gatf.data.loader import Batch, TaskInfo, shuffled
+from gatf.data.loader import Batch, TaskData, TaskInfo, shuffled
 from gatf.errors import UserError
 from gatf.experiment import Experiment, start
+from gatf.geometry import PairedMoments, fit_anchor, nearest_mean_distances
 from gatf.geometry.anchor import Affine
 from gatf.io.events import Epoch, Event
 from gatf.methods.gatf import GATF, RunningAnchor
-from gatf.methods.parts.components import perturbation_terms, task_batch
+from gatf.methods.parts.components import feature_pairs, perturbation_terms, task_batch
 from gatf.nets.mlp import dead_residual, zero_residual
 
 Tiny = Callable[..., RunConfig]
@@ -189,6 +190,15 @@ class TestReleasePreset:
         assert (config.data.val_fraction, config.scenario.order) == (0.0, usual_order(recipe))
 
 
+@pytest.mark.parametrize("recipe", ["digits", "glyphs", "cifar100-16px", "cifar100-t10"])
+def test_plus_is_a_matter_of_the_method_alone_and_keeps_no_more(recipe: str) -> None:
+    """Every other section is the recipe's, so that gains from training are not called the method's."""
+    paper, plus = (load_config(recipe, method="gatf", overrides={"method.preset": name}) for name in ("paper", "plus"))
+    changed = {name: value for name, value in plus.method if value != getattr(paper.method, name)}
+    assert changed == {"preset": "plus", "anchor": "identity", "final_refresh": True, "readout": "rda"}
+    assert plus.model_copy(update={"method": paper.method}) == paper
+
+
 def test_first_anchor_is_nearly_the_identity(tiny_config: Tiny) -> None:
     """Before the first step both networks are equal: P Σ + ρ Σ P = Σ, so P = I/(1 + ρ) and the mean maps to itself."""
     method, _, _ = at_task_1(tiny_config("gatf"))
@@ -291,8 +301,10 @@ ROWS = {
     "final refresh, linear": {"method.final_refresh": True, "method.readout": "linear"},
     "regularised discriminant analysis": {"method.readout": "rda"},
     "anchor of low rank, ridge chosen": {"method.anchor": "lowrank", "method.anchor_rank": 2, "method.ridge": "auto"},
+    "images near old classes": {"method.final_refresh": True, "method.resurrected": 20},
     "anchor that keeps the spread": {"method.anchor": "procrustes"},
     "release": {"method.preset": "release"},
+    "plus": {"method.preset": "plus"},
     "release for CUB": {"method.preset": "release", "method.perturb": 0.5, "method.map_lr": 0.05},
     "anchor alone": {"method.top_aware": False},
 }
@@ -319,6 +331,50 @@ def test_final_refresh_leaves_nothing_linear_behind(tiny_config: Tiny) -> None:
     with torch.no_grad():
         error = method.map(method.teacher(batch.images)) - method.backbone.eval()(batch.images)
     assert error.mean(0).abs().max() < 1e-4
+
+
+NEAR_OLD = {"method.final_refresh": True, "method.resurrected": 15}
+
+
+class TestResurrected:
+    def after_drift(self, config: RunConfig, learn: Callable[..., Experiment]) -> tuple[GATF, TaskData]:
+        """Task 1 is about to end; the backbone has moved as a random linear layer says."""
+        experiment = learn(config, tasks=1)
+        method, data = experiment.method, experiment.task_data(1)
+        assert isinstance(method, GATF)
+        method.begin_task(data.info)
+        torch.manual_seed(3)
+        method.backbone = nn.Sequential(method.teacher, nn.Linear(8, 8)).requires_grad_(False)
+        method.backbone.feature_dim = 8
+        return method, data
+
+    def test_images_are_where_the_old_network_sees_old_classes(
+        self, tiny_config: Tiny, learn: Callable[..., Experiment]
+    ) -> None:
+        config = tiny_config("gatf", **NEAR_OLD, **{"optimisation.first.epochs": 20})
+        method, data = self.after_drift(config, learn)
+        near = method._near_old(data)
+        assert near is not None
+        old, new = near
+        assert 0 < len(old) <= 30  # two old classes
+        torch.testing.assert_close(new, method.backbone[1](old), atol=1e-5, rtol=1e-4)
+        plain = torch.cat([method.teacher(batch.images) for batch in data.batches("test")])
+        nearest = [nearest_mean_distances(rows, method.memory.means).amin(1).mean() for rows in (old, plain)]
+        assert nearest[0] < nearest[1]
+
+    def test_join_the_pairs_of_the_last_estimate(self, tiny_config: Tiny, learn: Callable[..., Experiment]) -> None:
+        method, data = self.after_drift(tiny_config("gatf", **NEAR_OLD), learn)
+        more = (torch.randn(50, 8), torch.randn(50, 8))
+        with torch.no_grad():
+            got = method._estimate(data, 0, "final anchor", None, more)
+            pairs = feature_pairs(method.teacher, method.backbone, data, batch_size=48, purpose="final anchor")
+            together = [torch.cat([*rows, extra]) for rows, extra in zip(zip(*pairs, strict=True), more, strict=True)]
+        expected = fit_anchor(PairedMoments.of(*together), 0.01)
+        torch.testing.assert_close(got.weight, expected.weight, atol=1e-6, rtol=1e-6)
+
+    def test_need_a_final_refresh(self, tiny_config: Tiny) -> None:
+        with pytest.raises(UserError, match="set final_refresh=true"):
+            tiny_config("gatf", **{"method.resurrected": 15})
 
 
 class TestPerturbation:

@@ -16,7 +16,7 @@ from gatf.geometry.moments import PairedMoments
 from gatf.geometry.spd import cholesky
 
 AnchorKind = Literal["sylvester", "ridge", "identity", "lowrank", "procrustes"]
-RIDGES = tuple(10.0 ** (half / 2) for half in range(-12, 5))
+RIDGES: tuple[float, ...] = tuple(10.0 ** (half / 2) for half in range(-12, 5))
 """Among which `choose_ridge` chooses: 10⁻⁶ to 100 in steps of half a decade."""
 TINY = torch.finfo(torch.float64).tiny
 """Smallest eigenvalue of Σ_o divided by."""

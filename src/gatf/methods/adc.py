@@ -52,6 +52,14 @@ class AdversarialDrift(Compensator):
     inplace: bool = False
 
     def transport(self, prototypes: Tensor, old: nn.Module, new: nn.Module, data: TaskData) -> tuple[Tensor, Report]:
+        at, to, unmoved = self.resurrect(prototypes, old, new, data)
+        return self.resolve(prototypes, at, to - at, unmoved)
+
+    def resurrect(
+        self, prototypes: Tensor, old: nn.Module, new: nn.Module, data: TaskData
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Features [K, m, D] of the perturbed candidates of each class in both networks, and the mean drift [K, D] of
+        the candidates as they were."""
         old.eval()
         new.eval()
         before, after, low, high = _pool_features(old, new, data)
@@ -65,9 +73,7 @@ class AdversarialDrift(Compensator):
             images = self.attack(old, images, targets, limits)
             landed.append(_embed(old, images))
             moved.append(_embed(new, images))
-        at, to = torch.cat(landed), torch.cat(moved)  # [K, m, D]
-        unmoved = (after - before)[chosen].double().mean(dim=1)  # [K, D]: of the images as they were
-        return self.resolve(prototypes, at, to - at, unmoved)
+        return torch.cat(landed), torch.cat(moved), (after - before)[chosen].double().mean(dim=1)
 
     def _groups(self, chosen: Tensor, prototypes: Tensor, data: TaskData) -> Iterator[tuple[Tensor, Tensor]]:
         """Classes whose candidates fit into memory together."""
@@ -96,15 +102,13 @@ class AdversarialDrift(Compensator):
         """Prototypes [K, D] plus the mean drift of the images that landed nearest to their own prototype; where none
         did, plus `fallback` [K, D]. `landed` and `drift` are [K, m, D]. With `inplace` the test of a class sees the
         classes before it already moved, as the release has it."""
-        classes = torch.arange(len(prototypes), device=prototypes.device)
         moved = prototypes.double()
         success = torch.ones(landed.shape[:2], dtype=torch.bool, device=landed.device)
         if self.success_filter and not self.inplace:
-            nearest = nearest_mean_distances(landed.flatten(0, 1), prototypes).argmin(dim=1)
-            success = nearest.view(success.shape) == classes[:, None]
+            success = successes(prototypes, landed)
         if not self.inplace:
             moved = moved + _mean_drift(drift, success, fallback)
-        for index in classes.tolist() if self.inplace else ():
+        for index in range(len(prototypes)) if self.inplace else ():
             if self.success_filter:
                 success[index] = nearest_mean_distances(landed[index], moved).argmin(dim=1) == index
             row = slice(index, index + 1)
@@ -117,6 +121,12 @@ class AdversarialDrift(Compensator):
             "classes": float(len(prototypes)),
         }
         return finite(moved.float()), report
+
+
+def successes(prototypes: Tensor, landed: Tensor) -> Tensor:
+    """Which perturbed images, at [K, m, D] in the old network, are nearest to their own prototype, bool [K, m]."""
+    nearest = nearest_mean_distances(landed.flatten(0, 1), prototypes).argmin(dim=1)
+    return nearest.view(landed.shape[:2]) == torch.arange(len(prototypes), device=prototypes.device)[:, None]
 
 
 def _mean_drift(drift: Tensor, success: Tensor, fallback: Tensor) -> Tensor:

@@ -7,11 +7,12 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
-from pydantic import PositiveInt, model_validator
+from pydantic import NonNegativeInt, PositiveInt, model_validator
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
 
 from gatf.geometry import AnchorKind, anchor, moments, spd
+from gatf.methods.adc import AdversarialDrift, successes
 from gatf.methods.base import Batch, ForTask, Phase, TaskData, TaskInfo
 from gatf.methods.parts.components import (
     adapter_phase,
@@ -35,8 +36,9 @@ from gatf.settings import Fraction, NotNegative, Positive
 
 class GATFConfig(CovarianceConfig):
     name: Literal["gatf"] = "gatf"
-    preset: Literal["paper", "release"] = "paper"
-    """The paper's equations, or what the authors' released code does, which differs in all that the preset changes."""
+    preset: Literal["paper", "release", "plus"] = "paper"
+    """The paper's equations; what the authors' released code does, which differs in all that the preset changes; or
+    plus, what did best on validation images here (docs/methods.md), at the same bytes per class."""
     top_aware: bool = True
     """Train the map old → new and its inverse together with the backbone (off: AdaGauss's distillation)."""
     aga: bool = True
@@ -69,6 +71,9 @@ class GATFConfig(CovarianceConfig):
     """Divide the running anchor by 1 − mᵏ, so that short runs are not stuck at their first estimate."""
     final_refresh: bool = False
     """After training, solve the anchor once more for what the residual leaves."""
+    resurrected: NonNegativeInt = 0
+    """In the final refresh, add this number of images per old class: images of the task that ADC's steps have perturbed
+    until the old network takes them for the class. 0: none."""
     anti_collapse: NotNegative = 1.0
     """Weight α of the anti-collapse loss."""
     clamp: Positive = 1.0
@@ -98,10 +103,13 @@ class GATFConfig(CovarianceConfig):
     def presets(cls) -> dict[str, dict[str, Any]]:
         method = {"anchor": "ridge", "dead_residual": True, "bias_correct": False, "matched_noise": False}
         terms = {"cycle": 2.0, "pairwise": 0.05}
-        return {"release": {"method": method | terms, "data": {"val_fraction": 0.1}}}
+        plus = {"anchor": "identity", "final_refresh": True, "readout": "rda"}
+        return {"release": {"method": method | terms, "data": {"val_fraction": 0.1}}, "plus": {"method": plus}}
 
     @model_validator(mode="after")
-    def _ridge_can_be_chosen(self) -> "GATFConfig":
+    def _anchor_can_be_solved(self) -> "GATFConfig":
+        if self.resurrected and not self.final_refresh:
+            raise ValueError("resurrected images join the final refresh only; set final_refresh=true")
         if self.ridge == "auto" and self.anchor in ("ridge", "procrustes"):
             raise ValueError(f"ridge=auto is for anchor sylvester, identity and lowrank, not {self.anchor}")
         return self
@@ -274,13 +282,22 @@ class GATF(GaussianMethod[GATFConfig]):
             self.anchor.update(self._estimate(data, epoch, "refine anchor"), restart=True)
 
     @torch.no_grad()
-    def _estimate(self, data: TaskData, epoch: int, purpose: str, residual: nn.Module | None = None) -> anchor.Affine:
-        """The anchor of one epoch of pairs (z_old, z_new), or (z_old, z_new − g(z_old)) when given g."""
+    def _estimate(
+        self, data: TaskData, epoch: int, purpose: str, residual: nn.Module | None = None,
+        more: tuple[Tensor, Tensor] | None = None,
+    ) -> anchor.Affine:  # fmt: skip
+        """The anchor of one epoch of pairs (z_old, z_new), or (z_old, z_new − g(z_old)) when given g, and of `more`."""
+
+        def pairs(old: Tensor, new: Tensor) -> moments.PairedMoments:
+            return moments.PairedMoments.of(old, new if residual is None else new - residual(old))
+
         total = moments.PairedMoments.zeros(self.feature_dim, self.feature_dim, device=self.device)
         size = self.optimisation.stage(data.info.index).batch_size
         for old, new in feature_pairs(self.teacher, self.backbone, data, batch_size=size, purpose=purpose, epoch=epoch):
-            total = total.merge(moments.PairedMoments.of(old, new if residual is None else new - residual(old)))
+            total = total.merge(pairs(old, new))
         total = of_all_processes(total)
+        if more is not None:  # every process has all of them
+            total = total.merge(pairs(*more))
         self.note("anchor", epoch=epoch, condition_old=float(spd.condition_number(total.cov_old)))
         config = self.config
         return anchor.fit_anchor(total, config.ridge, kind=config.anchor, rank=config.anchor_rank)
@@ -297,11 +314,25 @@ class GATF(GaussianMethod[GATFConfig]):
         """Carry the old Gaussians through A_t, which is not trained any further."""
         config = self.config
         if config.final_refresh and self.anchor is not None:
-            self.anchor.update(self._estimate(data, 0, "final anchor", self.residual), restart=True)
+            self.anchor.update(
+                self._estimate(data, 0, "final anchor", self.residual, self._near_old(data)), restart=True
+            )
         repairs = self.memory.transport(
             self.map, samples=self.samples, matched=config.matched_noise, task=data.info.index, dtype=self.dtype
         )
         self.note("transport", **repairs)
+
+    def _near_old(self, data: TaskData) -> tuple[Tensor, Tensor] | None:
+        """Features [N, S] in both networks of images that were perturbed towards the old classes, those that got
+        there (ADC, Algorithm 1)."""
+        if self.config.resurrected == 0:
+            return None
+        drift = AdversarialDrift(candidates=self.config.resurrected, grad_norm="sample", step_size=2.5)
+        means = self.memory.means.to(self.dtype)
+        old, new, _ = drift.resurrect(means, self.teacher, self.backbone, data)
+        arrived = successes(means, old)
+        self.note("resurrected", share=float(arrived.double().mean()))
+        return old[arrived], new[arrived]
 
     def carried(self, old: Tensor, phase: str) -> Tensor | None:
         return self.map(old) if self.config.top_aware or self.config.aga or phase == "adapter" else None
