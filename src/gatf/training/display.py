@@ -8,6 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gatf.io import events
+from gatf.io.text import harmless
 
 
 class LiveDisplay:
@@ -56,14 +57,14 @@ class LiveDisplay:
 
     def _print(self, text: str) -> None:
         if self._lines:
-            self.console.print(text, highlight=False)
+            self.console.print(harmless(text), markup=False, highlight=False)
 
     def _line(self) -> Table:
         table = Table.grid(padding=(0, 2))
         table.add_row(
             Text(f"task {self._task + 1}/{self._tasks}", style="bold"),
-            f"{self._phase} epoch {self._epoch + 1}/{self._epochs}",
-            self._losses,
+            Text(harmless(f"{self._phase} epoch {self._epoch + 1}/{self._epochs}")),
+            Text(harmless(self._losses)),
             self._left(),
         )
         return table
