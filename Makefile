@@ -1,9 +1,10 @@
-# make demo: install and learn the digits; make test: lint, types, tests; make bench: speed and memory; make docs: the site.
+# make demo: install and learn the digits; make test: lint, types, tests; make bench: speed and memory; make docs: the site;
+# make torture: every crash point.
 VENV := .venv
 PIP := $(VENV)/bin/pip install --quiet --disable-pip-version-check -c constraints-cpu.txt
 SOURCES := pyproject.toml constraints-cpu.txt
 
-.PHONY: demo test bench docs lint clean
+.PHONY: demo test bench docs torture lint clean
 
 demo: $(VENV)/.installed
 	$(VENV)/bin/gatf run
@@ -14,6 +15,10 @@ test: $(VENV)/.installed-dev lint
 bench: $(VENV)/.installed-dev
 	$(VENV)/bin/python benchmarks/run.py
 	$(VENV)/bin/python tools/performance.py
+
+# every file operation of every command as a crash point; takes about half an hour
+torture: $(VENV)/.installed-dev
+	$(VENV)/bin/pytest -s tests/test_crashes.py --crash-points 0
 
 docs: $(VENV)/.installed-dev
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict

@@ -12,6 +12,11 @@ from gatf.config import RunConfig, load_config
 torch.set_num_threads(1)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    what = "file operations of each command in which a process dies, per fault; 0: all of them, which takes long"
+    parser.addoption("--crash-points", type=int, default=3, help=what)
+
+
 @pytest.fixture(scope="session")
 def tiny_config() -> Callable[..., RunConfig]:
     """`tiny_config("gatf", **{"seed": 1})`: three tasks of digits in about a second."""

@@ -29,6 +29,10 @@ class LostProcess(UserError):
     """Another process of this run is gone."""
 
 
+class CannotWrite(UserError):
+    """The disk is full, or the folder is gone or not to be written to."""
+
+
 class NotFinite(ValueError):
     """A number that others are made of is infinite or NaN. Within training it becomes `Diverged`."""
 

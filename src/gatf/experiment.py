@@ -23,7 +23,7 @@ from gatf.data.features import SourceFeatures, cached_features, network_identity
 from gatf.data.loader import EVALUATION_BATCH, TaskData, TaskInfo, split_pipeline
 from gatf.data.scenario import Scenario, build_scenario
 from gatf.data.sources import open_source
-from gatf.errors import Diverged, UserError
+from gatf.errors import CannotWrite, Diverged, UserError
 from gatf.evaluation.metrics import (
     Evaluation,
     choose,
@@ -275,13 +275,15 @@ class _Run:
                 raise Interrupted
         summary = self.summary()
         if ranks.is_first():
+            self.folder.prune_checkpoints()  # of a process that was killed before it could
             self._write_model()
-            self.folder.write_summary(summary)
         told = events.Run(
             a_last=summary.a_last, a_inc=summary.a_inc, forgetting=summary.forgetting,
             total_seconds=summary.total_seconds,
         )  # fmt: skip
         self.tell(told)
+        if ranks.is_first():
+            self.folder.write_summary(summary)  # the last file: with it the run is finished
         return summary
 
     def _learn(self, task: int, resumed: Resumed | None) -> None:
@@ -302,6 +304,8 @@ class _Run:
         """The finished classifier, as `gatf learn` would have written it: it predicts, and it can learn more."""
         try:
             model_file.save(self._model(), self.folder.model)
+        except CannotWrite:
+            raise
         except UserError as error:
             self.tell(events.Warning(text=f"no model file was written: {error}"))
 
@@ -356,9 +360,7 @@ class _Run:
         target = self.folder.checkpoint(task, phase, position.epoch, position.step)
         self.session.save(target, meta, phase=phase, position=position, optimiser=optimiser)
         kept = {self.folder.after_task(done) for done in range(task)} if self.config.keep_networks else set()
-        for old in self.folder.saved_checkpoints()[:-2]:
-            if old not in kept:
-                old.unlink()
+        self.folder.prune_checkpoints(kept)
 
     def _find(self, force_config: bool) -> _Found | None:
         """The newest checkpoint, if there is one; a `UserError` if it is of another config and that is not meant."""

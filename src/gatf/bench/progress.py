@@ -7,12 +7,14 @@ from pathlib import Path
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
 from gatf.bench.plan import PlannedRun
 from gatf.bench.tables import Result, aggregate, spread
 from gatf.io import events
 from gatf.io.events import Event, Listener, read_events
 from gatf.io.run_folder import RunFolder, Summary
+from gatf.io.text import harmless
 
 
 class LiveTable:
@@ -94,7 +96,7 @@ class LiveTable:
 
     def _say(self, text: str, anyway: bool = False) -> None:
         if self._live is None or anyway:
-            self.console.print(text, highlight=False)
+            self.console.print(harmless(text), markup=False, highlight=False)
 
     def _table(self) -> Table:
         done = aggregate(self.results)
@@ -107,8 +109,9 @@ class LiveTable:
         for setting, name in dict.fromkeys((run.setting, run.row) for run in self.runs):
             members = [run for run in self.runs if (run.setting, run.row) == (setting, name)]
             row = numbers.get((setting, name))
-            shown = [spread(row[key], row[f"{key}_std"]) if row else "" for key in ("a_last", "a_inc")]
+            numbers_shown = [spread(row[key], row[f"{key}_std"]) if row else "" for key in ("a_last", "a_inc")]
             now = [f"seed {run.config.seed}: {self._state[run.name]}" for run in members if run.name in self._state]
             count = f"{sum(run.name in self._summaries for run in members)}/{len(members)}"
-            table.add_row(setting, name, count, *shown, "; ".join(now))
+            cells = (setting, name, count, *numbers_shown, "; ".join(now))
+            table.add_row(*(Text(harmless(text)) for text in cells))
         return table

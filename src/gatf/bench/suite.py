@@ -10,7 +10,7 @@ from gatf.bench.executors import Executor, InProcess, prepare
 from gatf.bench.plan import Plan
 from gatf.bench.progress import LiveTable
 from gatf.bench.tables import Result, aggregate, comparison, print_table, to_csv, to_latex, to_markdown
-from gatf.io.files import write_text
+from gatf.io.files import remove_leftovers, write_text
 from gatf.io.lock import exclusive
 from gatf.io.run_folder import LOCK
 
@@ -23,6 +23,7 @@ def run_plan(plan: Plan, folder: Path, console: Console, executor: Executor | No
     Tables are written also when the bench is stopped, of what is there."""
     busy = f"{folder} is being filled by another bench; wait until that has ended"
     with exclusive(folder / LOCK, busy=busy, blocked=f"cannot write to {folder}"):
+        remove_leftovers(folder)
         return _run_plan(plan, folder, console, executor or InProcess())
 
 

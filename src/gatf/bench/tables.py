@@ -11,9 +11,11 @@ from typing import Any
 from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
+from rich.text import Text
 
 from gatf.bench.published import OUTSIDE, difference, is_outside, load_published, own_column, published, weighting
 from gatf.io.run_folder import Summary
+from gatf.io.text import csv_cell, harmless
 
 COLUMNS = (
     "a_last", "a_inc", "a_last_task_weighted", "a_inc_task_weighted", "area_under_curve", "accuracy_new", "forgetting",
@@ -86,7 +88,7 @@ def to_csv(table: Sequence[dict[str, Any]]) -> str:
     text = io.StringIO()
     writer = csv.DictWriter(text, fieldnames=list(table[0]) if table else [], lineterminator="\n")
     writer.writeheader()
-    writer.writerows(table)
+    writer.writerows({name: csv_cell(value) for name, value in row.items()} for row in table)
     return text.getvalue()
 
 
@@ -221,12 +223,12 @@ def print_table(table: list[dict[str, Any]], console: Console) -> None:
 
 
 def _first_columns(table: list[dict[str, Any]], names: list[str]) -> Table:
-    shown = Table(header_style="bold")
+    made = Table(header_style="bold")
     for name in names:
-        shown.add_column(name, justify="left" if name in ("setting", "method") else "right", no_wrap=True)
+        made.add_column(name, justify="left" if name in ("setting", "method") else "right", no_wrap=True)
     for row in cells(table):
-        shown.add_row(*row[: len(names)])
-    return shown
+        made.add_row(*(Text(harmless(text)) for text in row[: len(names)]))
+    return made
 
 
 def fits(table: Table, console: Console) -> bool:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from gatf import experiment
 from gatf.errors import ExitCode, UserError
+from gatf.io.text import harmless
 from gatf.training.loop import Interrupted
 
 
@@ -13,7 +14,7 @@ def main(folder: str) -> ExitCode:
     try:
         experiment.resume(Path(folder))
     except UserError as error:
-        sys.stderr.write(f"gatf: {error}\n")
+        sys.stderr.write(f"gatf: {harmless(error)}\n")
         return ExitCode.MISTAKE
     except Interrupted:
         return ExitCode.INTERRUPTED

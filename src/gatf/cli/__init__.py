@@ -3,6 +3,7 @@
 Everything heavy is imported inside the command that needs it, so that `--help` need not wait for PyTorch.
 """
 
+import errno
 import os
 import sys
 from collections.abc import Callable
@@ -13,7 +14,9 @@ import typer
 from gatf import __version__
 from gatf.cli import bench, data, doctor, methods, models, report, run
 from gatf.cli.launch import LAUNCHER, tells
+from gatf.cli.terminal import say
 from gatf.errors import ExitCode, LostProcess, UserError
+from gatf.io.text import harmless
 
 COMMANDS: dict[str, Callable[..., Any]] = {
     "run": run.run,
@@ -29,6 +32,8 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "doctor": doctor.doctor,
 }
 EXPLAIN_COMMANDS: dict[str, Callable[..., Any]] = {"run": report.explain_run, "anchor": report.explain_anchor}
+DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG})
+"""What a disk says that takes no more: nobody's mistake in the code, wherever it comes up."""
 DATA_COMMANDS: dict[str, Callable[..., Any]] = {"show": data.show, "get": data.get}
 
 
@@ -88,5 +93,11 @@ def main() -> None:
         if isinstance(error, LostProcess) and LAUNCHER in os.environ:
             sys.exit(ExitCode.LOST)
         if tells():
-            typer.echo(f"gatf: {error}", err=True)
+            say(f"gatf: {harmless(error)}", err=True)
+        sys.exit(ExitCode.MISTAKE)
+    except OSError as error:
+        if debug or error.errno not in DISK:
+            raise
+        if tells():
+            say(f"gatf: {harmless(error.filename or 'a file')} cannot be written ({error.strerror})", err=True)
         sys.exit(ExitCode.MISTAKE)

@@ -4,6 +4,9 @@ from typing import Annotated, Any
 
 import typer
 
+from gatf.cli.terminal import say
+from gatf.io.text import harmless
+
 
 def list_sources(context: typer.Context) -> None:
     """List the data sources, one line each."""
@@ -29,7 +32,7 @@ def show(
     card = source_card(name, _data_config(name, data_root, settings or []))
     width = max(len(heading) for heading, _ in card)
     for heading, line in card:
-        typer.echo(f"{heading:<{width}}  {line}")
+        say(f"{heading:<{width}}  {harmless(line)}")
 
 
 def get(

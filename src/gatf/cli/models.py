@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gatf.cli.terminal import say, tell
 from gatf.errors import ExitCode, UserError
+from gatf.io.text import csv_cell, harmless
 
 if TYPE_CHECKING:
     from gatf.model.answers import Answers
@@ -62,7 +64,7 @@ def learn(
     try:
         outcome = learn_folder(
             model, images, parameters=parameters, keep=keep, restart=restart, skip_bad=skip_bad,
-            announce=lambda text: console.print(text, markup=False), listener=display,
+            announce=lambda text: tell(console, text), listener=display,
         )  # fmt: skip
     except Interrupted:
         display.close()
@@ -73,9 +75,9 @@ def learn(
     if outcome.resumed:
         console.print("(went on with the update that was interrupted)")
     for name in outcome.left_out:
-        console.print(f"left out: {name} cannot be decoded", markup=False)
-    console.print(str(outcome.classifier.report_), markup=False)
-    console.print(f"{model}: {len(outcome.classifier.classes_)} classes, {_size(model)}", markup=False)
+        tell(console, f"left out: {harmless(name)} cannot be decoded")
+    tell(console, str(outcome.classifier.report_))
+    tell(console, f"{model}: {len(outcome.classifier.classes_)} classes, {_size(model)}")
 
 
 def predict(
@@ -101,7 +103,7 @@ def predict(
         good = decodable(paths)
         for name, fine in zip(paths, good, strict=True):
             if not fine:
-                typer.echo(f"left out: {name} cannot be decoded", err=True)
+                say(f"left out: {harmless(name)} cannot be decoded", err=True)
         paths = tuple(name for name, fine in zip(paths, good, strict=True) if fine)
     known = load(model, device=available_device(device), answering=True)
     printer = _Printer(as_json=as_json, as_csv=as_csv)
@@ -109,7 +111,7 @@ def predict(
         some = list(paths[start : start + AT_ONCE])
         answers = answer(known, look(known, some), certificate=certificate, unknown=unknown)
         if answers.warning is not None and start == 0:
-            typer.echo(f"note: {answers.warning}", err=True)
+            say(f"note: {answers.warning}", err=True)
         for row in _rows(known.labels, some, answers, top, certificate):
             printer(row)
     printer.end()
@@ -147,23 +149,23 @@ class _Printer:
         if self.as_json:
             import json
 
-            typer.echo(("[" if self.count == 0 else ",") + json.dumps(row, ensure_ascii=False))
+            say(("[" if self.count == 0 else ",") + json.dumps(row, ensure_ascii=False))
         elif self.as_csv:
             columns = _columns(row)
             if self.count == 0:
-                typer.echo(_csv_line(list(columns)))
-            typer.echo(_csv_line(list(columns.values())))
+                say(_csv_line(list(columns)))
+            say(_csv_line(list(columns.values())))
         else:
-            shown = "  ".join(f"{item['label']} {100 * item['probability']:.1f} %" for item in row["top"])
+            named = "  ".join(f"{harmless(item['label'])} {100 * item['probability']:.1f} %" for item in row["top"])
             if row["label"] != row["top"][0]["label"]:
-                shown = f"{row['label']} (nearest: {shown})"
+                named = f"{harmless(row['label'])} (nearest: {named})"
             certified = {True: "  certified", False: "  not certified", None: ""}[row.get("certified")]
-            typer.echo(f"{row['file']}  {shown}{certified}")
+            say(f"{harmless(row['file'])}  {named}{certified}")
         self.count += 1
 
     def end(self) -> None:
         if self.as_json:
-            typer.echo("]" if self.count else "[]")
+            say("]" if self.count else "[]")
 
 
 def _columns(row: dict[str, Any]) -> dict[str, Any]:
@@ -178,7 +180,7 @@ def _csv_line(values: list[Any]) -> str:
     import io
 
     buffer = io.StringIO()
-    csv.writer(buffer, lineterminator="").writerow(values)
+    csv.writer(buffer, lineterminator="").writerow([csv_cell(value) for value in values])
     return buffer.getvalue()
 
 
@@ -194,25 +196,25 @@ def inspect(
     if as_json:
         import json
 
-        typer.echo(json.dumps({**told.model_dump(mode="json"), "digest": header.digest}, indent=2, ensure_ascii=False))
+        say(json.dumps({**told.model_dump(mode="json"), "digest": header.digest}, indent=2, ensure_ascii=False))
         return
     sizes = {name: place.end - place.start for name, place in header.places.items()}
     network = sum(size for name, size in sizes.items() if name.startswith("method.backbone."))
     channels, side, _ = told.shape
-    typer.echo(f"{model}: {len(told.labels)} classes, {_size(model)}, written by gatf {told.gatf}")
-    typer.echo(f"images: {side}×{side} {'grey' if channels == 1 else 'colour'}")
-    typer.echo(
+    say(f"{model}: {len(told.labels)} classes, {_size(model)}, written by gatf {told.gatf}")
+    say(f"images: {side}×{side} {'grey' if channels == 1 else 'colour'}")
+    say(
         f"network: {config.backbone}, {network / 1e6:.2f} MB; method {config.method.name}: "
         f"{(sum(sizes.values()) - network) / 1e6:.2f} MB beside it, {history[-1].bytes_per_class} bytes per class"
     )
     for record in history:
-        typer.echo("")
-        typer.echo(f"{record.date}  {record}")
-        typer.echo(f"Classes: {', '.join(str(label) for label in (*record.added, *record.revisited))}")
+        say("")
+        say(f"{record.date}  {record}")
+        say(f"Classes: {', '.join(harmless(label) for label in (*record.added, *record.revisited))}")
     kept = Store(model).versions()
     if kept:
-        typer.echo("")
-        typer.echo(f"older versions kept: {', '.join(_version(number) for number in kept)}")
+        say("")
+        say(f"older versions kept: {', '.join(_version(number) for number in kept)}")
 
 
 def evaluate(
@@ -230,11 +232,11 @@ def evaluate(
     known = load(model, device=available_device(device), answering=True)
     found = assess_folder(known, folder, skip_bad=skip_bad)
     for name, count in found.left_out.items():
-        typer.echo(f"left out: {count} images of '{name}', which the model does not know", err=True)
+        say(f"left out: {count} images of '{harmless(name)}', which the model does not know", err=True)
     if as_json:
         import json
 
-        typer.echo(json.dumps(found.as_json(), indent=2, ensure_ascii=False))
+        say(json.dumps(found.as_json(), indent=2, ensure_ascii=False))
         return
     from rich.console import Console
     from rich.table import Table
@@ -245,13 +247,13 @@ def evaluate(
         table.add_column(heading, justify="left" if heading.startswith(("class", "most")) else "right")
     for each in found.by_class:
         cells = each.name, str(each.images), f"{each.accuracy:.1f}", each.taken_for or ""
-        table.add_row(*map(Text, cells))
+        table.add_row(*(Text(harmless(text)) for text in cells))
     Console(soft_wrap=True, highlight=False).print(table)
-    typer.echo(
+    say(
         f"{found.accuracy:.1f} % of {found.images} images are answered rightly among {len(found.classes)} classes "
         f"({found.mean_class_accuracy:.1f} % with each class weighing the same)"
     )
-    typer.echo(
+    say(
         f"answers are given with {found.mean_confidence:.1f} % on average; expected calibration error "
         f"{found.calibration_error:.1f} %"
     )
@@ -265,7 +267,7 @@ def export(
     from gatf.model.onnx import export_onnx
 
     checked = export_onnx(load(model, answering=True), target)
-    typer.echo(f"{target}: {_size(target)}; {checked}")
+    say(f"{target}: {_size(target)}; {checked}")
 
 
 def rollback(model: ModelFile) -> None:
@@ -275,7 +277,7 @@ def rollback(model: ModelFile) -> None:
     store = Store(model)
     with store.writing():
         number, undone = store.rollback()
-    typer.echo(f"{model} is as it was {_version(number)}; what was undone is in {undone}")
+    say(f"{model} is as it was {_version(number)}; what was undone is in {undone}")
 
 
 def _version(number: int) -> str:

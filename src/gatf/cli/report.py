@@ -5,6 +5,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gatf.cli.terminal import tell
+from gatf.io.text import harmless
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
@@ -102,8 +105,6 @@ def report_of_run(folder: Path, console: "Console") -> None:
         write_report([folder], target)
     except Exception as error:
         reason = " ".join(str(error).split()) or type(error).__name__
-        console.print(
-            f"the report could not be written ({reason}); try again with: gatf report {folder}", highlight=False
-        )
+        tell(console, f"the report could not be written ({harmless(reason)}); try again with: gatf report {folder}")
     else:
         console.print(f"report: {target}", highlight=False)

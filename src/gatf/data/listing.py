@@ -8,6 +8,7 @@ from torch import Tensor
 
 from gatf.data.encoded import Encoded
 from gatf.errors import UserError
+from gatf.io.text import harmless
 from gatf.seeding import generator
 
 
@@ -39,7 +40,7 @@ class Listing:
 
 def some(items: Iterable[object], most: int = 3) -> str:
     """`"a, b, c and 5 more"`."""
-    listed = [str(item) for item in items]
+    listed = [harmless(item) for item in items]
     return ", ".join(listed[:most]) + (f" and {len(listed) - most} more" if len(listed) > most else "")
 
 

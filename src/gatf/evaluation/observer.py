@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
+from safetensors.torch import save as serialised
 from torch import Tensor, nn
 
 from gatf.data.augment import Pipeline
@@ -21,7 +22,7 @@ from gatf.evaluation.diagnostics import Table
 from gatf.geometry.gaussians import Gaussians
 from gatf.geometry.moments import class_moments
 from gatf.io import events
-from gatf.io.files import write_text
+from gatf.io.files import remove, telling, write_bytes, write_text
 from gatf.io.run_folder import RunFolder
 
 DRIFT_IMAGES = 50
@@ -128,7 +129,8 @@ class DiagnosticsObserver:
 
     def _begin(self, resumed_at: int | None) -> None:
         """A resumed run goes on with the tables of what it keeps."""
-        self.folder.mkdir(parents=True, exist_ok=True)
+        with telling(self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
         epochs = [event for event in self._run.read_events() if isinstance(event, events.Epoch)]
         self._epochs = len(epochs)
         self._phase = epochs[-1].phase if epochs else ""
@@ -206,8 +208,10 @@ class DiagnosticsObserver:
         for form, margins in forms.items():
             rows = diagnostics.margin_density(margins[old])
             self._add("margins", [{"after_task": task, "form": form, **row} for row in rows])
-        save_file({"features": features.float().contiguous()}, self.folder / f"features{task}.safetensors")
-        (self.folder / f"features{task - 2}.safetensors").unlink(missing_ok=True)
+        write_bytes(
+            self.folder / f"features{task}.safetensors", [serialised({"features": features.float().contiguous()})]
+        )
+        remove(self.folder / f"features{task - 2}.safetensors")
         for name in self.tables:
             self._write(name)
 

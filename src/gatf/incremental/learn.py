@@ -42,6 +42,19 @@ def learn_folder(
     left_out: tuple[str, ...] = ()
     store = Store(path)
     with store.writing():
+        plan = {
+            "images": str(folder.resolve()),
+            "stamp": given.stamp(),
+            "skip_bad": skip_bad,
+            "model": inspect(path).digest if path.exists() else None,
+            "parameters": {name: str(value) for name, value in sorted(parameters.items())},
+            "gatf": __version__,
+        }
+        if not restart and store.committed(plan):
+            store.prune(keep)
+            store.forget_plan()
+            done = IncrementalClassifier.from_model(model_file.load(path), device=parameters.get("device", "auto"))
+            return Outcome(done, True, left_out)
         classifier = _open(path, parameters)
         if skip_bad:
             names = given.names()
@@ -50,13 +63,6 @@ def learn_folder(
             answers = answers[good]
             if len(given) == 0:
                 raise UserError(f"{folder} holds no image that can be decoded")
-        plan = {
-            "images": str(folder.resolve()),
-            "stamp": given.stamp(),
-            "model": inspect(path).digest if path.exists() else None,
-            "parameters": {name: str(value) for name, value in sorted(parameters.items())},
-            "gatf": __version__,
-        }
         resumed = store.plan(plan, restart=restart)
         announce(classifier.describe(given))
         with stop_signals() as stopping:

@@ -14,12 +14,12 @@ from typing import Any
 from gatf.errors import UserError
 from gatf.incremental.update import STATE
 from gatf.io import container
-from gatf.io.files import copy, sync_folder
+from gatf.io.files import copy, remove, remove_leftovers, sync_folder, telling, write_bytes
 from gatf.io.lock import exclusive
 from gatf.model import file as model_file
 from gatf.model.state import Model
 
-PLAN, LOCK = "plan.json", "lock"
+PLAN, DONE, ROLLBACK, LOCK = "plan.json", "done.json", "rollback.json", "lock"
 
 
 class Store:
@@ -34,10 +34,13 @@ class Store:
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Inside, no other process updates this model; the lock goes with the process, however it ends."""
+        """Inside, no other process updates this model, and what killed ones left half-written is gone. The lock goes
+        with the process, however it ends."""
         busy = f"{self.path} is being updated by another process; wait until that has ended"
         try:
             with exclusive(self.workspace / LOCK, busy=busy, blocked=f"{self.path} cannot be written"):
+                remove_leftovers(self.path.parent, rf"{re.escape(self.path.name)}(\.v\d+|\.undone)?")
+                remove_leftovers(self.workspace)
                 yield
         finally:
             with suppress(OSError):
@@ -51,10 +54,7 @@ class Store:
         if restart:
             self.forget_plan()
         if file.is_file():
-            try:
-                begun = json.loads(file.read_text(encoding="utf-8"))
-            except ValueError:
-                begun = None
+            begun = self._read(file)
             if begun == plan:
                 return True
             images = (begun or {}).get("images", "other images")
@@ -62,18 +62,39 @@ class Store:
                 f"an update of {self.path} that learns {images} was interrupted: repeat that command with the same "
                 "options to finish it, or add --restart to forget it"
             )
-        container.replace_file(file, [json.dumps(plan, indent=2).encode()])
+        self._write(file, plan)
         return False
+
+    def committed(self, plan: dict[str, Any]) -> bool:
+        """Whether just this was learnt by a process that was killed after the model was in place."""
+        done = self._read(self.workspace / DONE)
+        if done is None or self._digest() != done.get("digest"):
+            return False
+        same = [name for name in plan if name != "model"]  # which has changed
+        begun = done.get("plan") or {}
+        return all(begun.get(name) == plan[name] for name in same)
+
+    def _write(self, file: Path, content: dict[str, Any]) -> None:
+        write_bytes(file, [json.dumps(content, indent=2).encode()])
+
+    def _read(self, file: Path) -> dict[str, Any] | None:
+        """The object in a file of the workspace; None if there is none."""
+        try:
+            content = json.loads(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return None
+        return content if isinstance(content, dict) else None
 
     def has_state(self) -> bool:
         """Whether training got as far as a checkpoint."""
         return (self.workspace / STATE).is_file()
 
     def forget_plan(self) -> None:
-        """Remove the plan and the training's state."""
-        for file in self.workspace.glob("*"):
+        """Remove the plan and the training's state; last what says that the update is done, so that a process that is
+        killed in between leaves no doubt about it."""
+        for file in sorted(self.workspace.glob("*"), key=lambda file: file.name == DONE):
             if file.name != LOCK:
-                file.unlink()
+                remove(file)
 
     # --- versions
 
@@ -82,9 +103,18 @@ class Store:
         if self.path.exists() and keep > 0:
             before = len(model_file.describe(self.path)[2]) - 1
             copy(self.path, self._version(before))
-        model_file.save(model, self.path)
+        model_file.save(model, self.path, before=self._note_commit)
+        self.prune(keep)
+
+    def _note_commit(self, digest: str) -> None:
+        """Write down, just before the new model takes its place, that with this digest the plan is done."""
+        if (self.workspace / PLAN).is_file():
+            self._write(self.workspace / DONE, {"digest": digest, "plan": self._read(self.workspace / PLAN)})
+
+    def prune(self, keep: int) -> None:
+        """Remove all versions but the newest ones."""
         for number in self.versions()[: -keep or None]:
-            self._version(number).unlink(missing_ok=True)
+            remove(self._version(number))
 
     def versions(self) -> list[int]:
         """Numbers of the kept versions, oldest first: k is the model as it was after k updates."""
@@ -95,15 +125,27 @@ class Store:
     def rollback(self) -> tuple[int, Path]:
         """Put the newest kept version back; returns its number and where the undone model is now."""
         versions = self.versions() if self.path.parent.is_dir() else []
+        begun = self._read(self.workspace / ROLLBACK)
+        if begun is not None and begun.get("version") not in versions and self._digest() == begun.get("digest"):
+            remove(self.workspace / ROLLBACK)  # of a process that was killed when all was done but that
+            return int(begun["version"]), self.undone
         if not versions:
             raise UserError(f"no older version of {self.path} was kept (gatf learn --keep N keeps them)")
         newest = self._version(versions[-1])
         model_file.load(newest)  # a version that cannot be read must not replace one that can
         if self.path.exists():
             copy(self.path, self.undone)
-        newest.replace(self.path)
+        if self.workspace.is_dir():
+            digest = container.inspect(newest).digest
+            self._write(self.workspace / ROLLBACK, {"version": versions[-1], "digest": digest})
+        with telling(self.path):
+            newest.replace(self.path)
         sync_folder(self.path.parent)
+        remove(self.workspace / ROLLBACK)
         return versions[-1], self.undone
+
+    def _digest(self) -> str | None:
+        return container.inspect(self.path).digest if self.path.is_file() else None
 
     def _version(self, number: int) -> Path:
         return self.path.with_name(f"{self.path.name}.v{number}")

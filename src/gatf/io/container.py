@@ -123,15 +123,7 @@ def write(
     for piece in pieces:
         digest.update(piece)
     pieces[1] = header.replace(b"0" * DIGEST_DIGITS, digest.hexdigest().encode(), 1)
-    replace_file(path, pieces, check)
-
-
-def replace_file(path: Path, pieces: list[Any], check: Callable[[Path], None] | None = None) -> None:
-    """Put bytes at a path, or say why not; until they are all there, and checked, what was there stays."""
-    try:
-        write_bytes(path, pieces, check)
-    except OSError as error:
-        raise UserError(f"{path} cannot be written ({error.strerror}); what was there is untouched") from None
+    write_bytes(path, pieces, check)
 
 
 def _bytes(tensor: Tensor) -> Any:

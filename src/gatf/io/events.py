@@ -7,6 +7,7 @@ the order in which they are declared here.
 import io
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any, ClassVar
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from gatf.errors import UserError
+from gatf.io.files import telling
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,24 +169,29 @@ class JsonLines:
     process that does not write) it does nothing."""
 
     def __init__(self, path: Path | None) -> None:
-        self._file = io.StringIO() if path is None else path.open("a", encoding="utf-8")
+        self._path = path or Path()
+        with telling(self._path):
+            self._file = io.StringIO() if path is None else path.open("a", encoding="utf-8")
         self._writes = path is not None
 
     def __call__(self, event: Event) -> None:
         if isinstance(event, Step) or not self._writes:
             return
-        self._file.write(json.dumps(event.record(), allow_nan=True) + "\n")
-        self._file.flush()
+        with telling(self._path):
+            self._file.write(json.dumps(event.record(), allow_nan=True) + "\n")
+            self._file.flush()
 
     def position(self) -> int:
         return self._file.tell()
 
     def truncate(self, position: int) -> None:
-        self._file.truncate(position)
-        self._file.seek(position)
+        with telling(self._path):
+            self._file.truncate(position)
+            self._file.seek(position)
 
     def close(self) -> None:
-        self._file.close()
+        with suppress(OSError):  # of what could not be written, which was told
+            self._file.close()
 
 
 def read_events(path: Path, start: int = 0) -> tuple[list[Event], int]:

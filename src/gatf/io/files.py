@@ -1,12 +1,15 @@
 """The one way to write a file: beside its place, then by rename. It appears whole or not at all."""
 
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
+
+from gatf.errors import CannotWrite
 
 
 @contextmanager
@@ -30,14 +33,25 @@ def new_file(path: Path, *, durable: bool = False) -> Iterator[Path]:
             partial.unlink(missing_ok=True)
 
 
+@contextmanager
+def telling(path: Path) -> Iterator[None]:
+    """Inside, what the system refuses (a full disk, a folder that is gone or cannot be written) is one sentence."""
+    try:
+        yield
+    except OSError as error:
+        raise CannotWrite(
+            f"{path} cannot be written ({error.strerror or error}); what was there is untouched"
+        ) from None
+
+
 def write_text(path: Path, text: str) -> None:
-    with new_file(path) as partial:
+    with telling(path), new_file(path) as partial:
         partial.write_text(text, encoding="utf-8")
 
 
 def write_bytes(path: Path, pieces: Sequence[Any], check: Callable[[Path], None] | None = None) -> None:
     """Bytes, in pieces, that must last; `check` may look at the file, and refuse it, before it takes its place."""
-    with new_file(path, durable=True) as partial:
+    with telling(path), new_file(path, durable=True) as partial:
         with partial.open("wb") as file:
             for piece in pieces:
                 file.write(piece)
@@ -47,11 +61,26 @@ def write_bytes(path: Path, pieces: Sequence[Any], check: Callable[[Path], None]
 
 def copy(source: Path, target: Path) -> None:
     """A second name for the present contents of a file that is never written to in place."""
-    with new_file(target) as partial:
+    with telling(target), new_file(target) as partial:
         try:
             os.link(source, partial)
         except OSError:  # a file system without hard links
             shutil.copyfile(source, partial)
+
+
+def remove(path: Path) -> None:
+    """Remove a file, if it is there."""
+    with telling(path):
+        path.unlink(missing_ok=True)
+
+
+def remove_leftovers(folder: Path, name: str = ".+") -> None:
+    """Remove what processes that were killed left of files whose names match: for those who alone write to them."""
+    begun = re.compile(rf"\.({name})\.[0-9a-f]{{8}}\.partial")
+    for file in folder.iterdir() if folder.is_dir() else ():
+        if begun.fullmatch(file.name):
+            with suppress(OSError):
+                file.unlink()
 
 
 def sync_folder(folder: Path) -> None:

@@ -1,7 +1,7 @@
 """The folder of a run: what its files are called, what `summary.json` says, and how both are read and written."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
@@ -12,7 +12,7 @@ from pydantic import ConfigDict, TypeAdapter
 
 from gatf.errors import UserError
 from gatf.io.events import Event, read_events, reason
-from gatf.io.files import write_text
+from gatf.io.files import remove, remove_leftovers, telling, write_text
 from gatf.io.lock import exclusive
 
 CONFIG, EVENTS, SUMMARY, MODEL = "config.yaml", "metrics.jsonl", "summary.json", "model.safetensors"
@@ -162,14 +162,17 @@ class RunFolder:
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Inside, no other process runs in this folder."""
+        """Inside, no other process runs in this folder, and what killed ones left half-written is gone."""
         busy = f"{self.path} is being run by another process; wait until that has ended"
         with exclusive(self.path / LOCK, busy=busy, blocked=f"cannot write to {self.path}"):
+            for folder in (self.path, self.checkpoints, self.diagnostics):
+                remove_leftovers(folder)
             yield
 
     def create(self, config: str) -> None:
         """Make the folder of a run that can begin, or go on, from this config."""
-        self.checkpoints.mkdir(parents=True, exist_ok=True)
+        with telling(self.checkpoints):
+            self.checkpoints.mkdir(parents=True, exist_ok=True)
         write_text(self.config, config)
 
     def checkpoint(self, task: int, phase: int, epoch: int, step: int) -> Path:
@@ -183,6 +186,12 @@ class RunFolder:
     def saved_checkpoints(self) -> list[Path]:
         """Those that are there, the newest last."""
         return sorted(self.checkpoints.glob("*.safetensors"))
+
+    def prune_checkpoints(self, kept: Collection[Path] = ()) -> None:
+        """Keep the newest two, and those that are meant to stay."""
+        for old in self.saved_checkpoints()[:-2]:
+            if old not in kept:
+                remove(old)
 
     def read_events(self) -> list[Event]:
         """What the run told so far."""

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from gatf.data.base import ImageSet
 from gatf.errors import UserError
-from gatf.io.container import replace_file
+from gatf.io.files import write_bytes
 from gatf.methods.parts.gaussian import carries_gaussians
 from gatf.model.judge import softmax_with_temperature
 from gatf.model.state import Model
@@ -84,7 +84,7 @@ def export_onnx(model: Model, target: Path) -> str:
     onnx.checker.check_model(proto)
     content = proto.SerializeToString()
     checked = check(model, content)
-    replace_file(target, [content])
+    write_bytes(target, [content])
     return checked
 
 

@@ -4,6 +4,7 @@ from typing import Literal
 
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveInt
 
+from gatf.io.text import harmless
 from gatf.settings import Strict
 
 
@@ -98,6 +99,6 @@ class UpdateRecord(Strict):
 
 
 def _listed(labels: tuple[str | int | bool, ...], most: int = 8) -> str:
-    shown = ", ".join(str(label) for label in labels[:most])
+    names = ", ".join(harmless(label) for label in labels[:most])
     more = f" and {len(labels) - most} more" if len(labels) > most else ""
-    return f"{len(labels)} class{'es' if len(labels) != 1 else ''} ({shown}{more})"
+    return f"{len(labels)} class{'es' if len(labels) != 1 else ''} ({names}{more})"

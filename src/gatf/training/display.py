@@ -8,6 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gatf.io import events
+from gatf.io.text import harmless
 
 SECONDS_BETWEEN_LINES = 10.0
 """Where there is no terminal to redraw a line on, a new one is written this often."""
@@ -67,12 +68,12 @@ class LiveDisplay:
 
     def _print(self, text: str) -> None:
         if self._lines:
-            self.console.print(text, highlight=False)
+            self.console.print(harmless(text), markup=False, highlight=False)
 
     def _line(self) -> Table:
         table = Table.grid(padding=(0, 2))
         task, *rest = self._parts()
-        table.add_row(Text(task, style="bold"), *rest)
+        table.add_row(Text(task, style="bold"), *(Text(harmless(part)) for part in rest))
         return table
 
     def _parts(self) -> tuple[str, str, str, str]:

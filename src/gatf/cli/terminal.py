@@ -1,0 +1,20 @@
+"""The door to the terminal: nothing that a stranger wrote (class names, file names, messages about them) is obeyed."""
+
+from typing import TYPE_CHECKING
+
+import typer
+
+from gatf.io.text import harmless
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def say(text: str, *, err: bool = False) -> None:
+    """Print plain text."""
+    typer.echo(harmless(text, lines=True), err=err)
+
+
+def tell(console: "Console", text: str) -> None:
+    """Print plain text where tables and progress are drawn too: no markup, no colours, no wrapping."""
+    console.print(harmless(text, lines=True), markup=False, highlight=False, soft_wrap=True)

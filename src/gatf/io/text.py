@@ -1,0 +1,39 @@
+"""Text from strangers (class names, file names, recipes) at the doors of the terminal and of CSV files."""
+
+import re
+from typing import Any
+
+_LINE_END = "\n"
+_UNSHOWN = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+"""What a terminal would obey rather than show: control characters (escape sequences begin with one), other line ends,
+marks that turn the direction of writing; and halves of characters, which it could not even be sent."""
+_FORMULA = re.compile(r"[=+\-@\t\r]")
+
+
+def harmless(value: object, *, lines: bool = False) -> str:
+    """The text as one line that a terminal shows and does not obey: what it would obey is written `\\u001b`, as JSON
+    does. With `lines` the text's own line ends stay."""
+
+    def escaped(found: re.Match[str]) -> str:
+        return found[0] if lines and found[0] == _LINE_END else f"\\u{ord(found[0]):04x}"
+
+    return _UNSHOWN.sub(escaped, str(value))
+
+
+def csv_cell(value: Any) -> Any:
+    """A value for a cell of a CSV file. Text that a spreadsheet would take for a formula gets a quote in front, as a
+    person would type it there; what is a number stays one."""
+    if not isinstance(value, str):
+        return value
+    text = harmless(value)
+    if _FORMULA.match(value) and not _is_number(value):
+        return f"'{text}"
+    return text
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True

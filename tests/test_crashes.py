@@ -1,0 +1,242 @@
+"""Whatever file operation a process dies in, the same command ends with the same files and bits.
+
+Some points of each command here; all of them with `pytest --crash-points 0`, which `make torture` runs.
+"""
+
+import csv
+import errno
+import io
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+from rich.console import Console
+
+from gatf.bench.plan import Plan, PlannedRun
+from gatf.bench.suite import run_plan
+from gatf.config import RunConfig
+from gatf.errors import UserError
+from gatf.experiment import resume, start
+from gatf.incremental.learn import learn_folder
+from gatf.incremental.store import DONE, ROLLBACK, Store
+from gatf.io import container
+from gatf.io.events import Event, Trained
+from gatf.io.run_folder import RunFolder
+
+from .faults import FULL, HALF, KILL, NO_SPACE, SENTENCE, operations, with_fault
+
+Tiny = Callable[..., RunConfig]
+VOLATILE = {"seconds", "total_seconds", "seconds_of_task", "peak_memory_mb", "date", "events"}
+FAULTS = (KILL, HALF, FULL, NO_SPACE)
+
+
+class Command:
+    """Something a person types, in a folder of its own."""
+
+    name: str
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def prepare(self) -> None:
+        self.root.mkdir()
+
+    def act(self) -> None:
+        raise NotImplementedError
+
+    def done(self) -> bool:
+        """Whether nothing is left to do: a person who repeats it then asks for it once more."""
+        return False
+
+
+class Run(Command):
+    name = "run"
+    config: RunConfig
+
+    def act(self) -> None:
+        place = RunFolder(self.root / "run")
+        resume(place.path) if place.begun else start(self.config, place.path)
+
+
+class Bench(Command):
+    name = "bench"
+    config: RunConfig
+
+    def act(self) -> None:
+        runs = tuple(
+            PlannedRun(f"finetune-seed{seed}", "digits", "finetune", self.config.model_copy(update={"seed": seed}))
+            for seed in (0, 1)
+        )
+        failures = run_plan(Plan("b", "b", runs), self.root / "bench", Console(file=io.StringIO()))
+        if failures:
+            raise UserError(str(failures))
+
+
+class Learn(Command):
+    name = "learn"
+    images: Path
+    model: Path
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.store = Store(root / "shop.gatf")
+
+    def prepare(self) -> None:
+        super().prepare()
+        shutil.copyfile(self.model, self.store.path)
+        shutil.copyfile(self.model, self.store.path.with_name("shop.gatf.v7"))  # to be pruned
+
+    def act(self) -> None:
+        learn_folder(self.store.path, self.images, parameters={"device": "cpu", "epochs": 12, "batch_size": 8}, keep=1)
+
+    def done(self) -> bool:
+        changed = self.store.path.read_bytes() != self.model.read_bytes()
+        return changed and not (self.store.workspace / DONE).exists()
+
+
+class FirstLearn(Learn):
+    name = "first learn"
+
+    def prepare(self) -> None:
+        self.root.mkdir()
+
+    def act(self) -> None:
+        parameters = {"device": "cpu", "epochs": 12, "batch_size": 8, "method": "finetune", "width": 4}
+        learn_folder(self.store.path, self.images, parameters=parameters)
+
+    def done(self) -> bool:
+        return self.store.path.exists() and not (self.store.workspace / DONE).exists()
+
+
+class Rollback(Learn):
+    name = "rollback"
+    updated: Path
+
+    def prepare(self) -> None:
+        super().prepare()
+        shutil.copyfile(self.updated, self.store.path)
+        shutil.copyfile(self.model, self.store.path.with_name("shop.gatf.v0"))
+
+    def act(self) -> None:
+        with self.store.writing():
+            self.store.rollback()
+
+    def done(self) -> bool:
+        rolled = self.store.path.read_bytes() == self.model.read_bytes()
+        return rolled and not (self.store.workspace / ROLLBACK).exists()
+
+
+COMMANDS: list[type[Command]] = [Run, Bench, Learn, FirstLearn, Rollback]
+
+
+def snapshot(root: Path) -> dict[str, Any]:
+    """The files below a folder, without what time does to them."""
+    return {str(path.relative_to(root)): _content(path) for path in sorted(root.rglob("*")) if path.is_file()}
+
+
+def _content(path: Path) -> Any:
+    if path.suffix == ".safetensors" and path.parent.name == "diagnostics":
+        return path.read_bytes()
+    if path.suffix == ".safetensors" or ".gatf" in path.suffixes:
+        kind = container.CHECKPOINT if path.parent.name == "checkpoints" else container.MODEL
+        tensors, header = container.read(path, kind)
+        return {name: tensor.numpy().tobytes() for name, tensor in tensors.items()}, _lasting(header.model)
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".json":
+        return _lasting(json.loads(text))
+    if path.suffix == ".jsonl":
+        kept = [_lasting(json.loads(line)) for line in text.splitlines()]
+        return [event for event in kept if event["event"] in ("epoch", "trained", "task", "run")]
+    if path.name == "results.csv":
+        return [{k: v for k, v in row.items() if "seconds" not in k} for row in csv.DictReader(io.StringIO(text))]
+    return None if path.name.startswith("results") else text
+
+
+def _lasting(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _lasting(each) for name, each in value.items() if name not in VOLATILE}
+    return [_lasting(each) for each in value] if isinstance(value, list) else value
+
+
+@pytest.fixture(scope="module", autouse=True)
+def scene(tmp_path_factory: pytest.TempPathFactory, tiny_config: Tiny, digit_images: Any) -> None:
+    """What the commands work on."""
+    small = {"data.max_per_class": 10, "scenario.stop_after": 2, "backbone.width": 4}
+    short = {"optimisation.first.epochs": 2, "optimisation.next.epochs": 2}
+    Run.config = tiny_config("finetune", **small, **short, diagnostics=True)
+    Bench.config = tiny_config("finetune", **small, **short, checkpoint_every=None)
+    place = tmp_path_factory.mktemp("scene")
+    images, labels = digit_images
+    for folder, names in (("first", ("d0", "d1")), ("more", ("d2", "d3"))):
+        for name in names:
+            (place / folder / name).mkdir(parents=True)
+            for number, pixels in enumerate(images[labels == name][:12]):
+                Image.fromarray(pixels).save(place / folder / name / f"{number}.png")
+    FirstLearn.images, Learn.images = place / "first", place / "more"
+    first = FirstLearn(place / "made")
+    first.prepare()
+    first.act()
+    FirstLearn.model = Learn.model = Rollback.model = shutil.copyfile(first.store.path, place / "model.gatf")
+    update = Learn(place / "updated")
+    update.prepare()
+    update.act()
+    Rollback.updated = update.store.path
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
+def test_the_repeated_command_ends_with_the_same_files(
+    command: type[Command], tmp_path: Path, pytestconfig: pytest.Config
+) -> None:
+    whole = command(tmp_path / "whole")
+    whole.prepare()
+    count = operations(whole.act, whole.root)
+    expected = snapshot(whole.root)
+    assert count > 5
+    points = pytestconfig.getoption("--crash-points") or count
+    stride, died = -(-count // points), 0
+    for number, fault in enumerate(FAULTS):
+        for at in range(number % stride, count, stride):
+            hurt = command(tmp_path / f"{fault} {at}")
+            hurt.prepare()
+            code = with_fault(hurt.act, hurt.root, at, fault)
+            assert code in ((0, SENTENCE) if fault in (FULL, NO_SPACE) else (0, -9, -25)), (fault, at, code)
+            died += code != 0
+            if not hurt.done():
+                hurt.act()
+            found = {name: content for name, content in snapshot(hurt.root).items() if not name.endswith("lock")}
+            assert set(found) == set(expected), (fault, at)
+            for name, content in expected.items():
+                assert found[name] == content, (fault, at, name)
+            shutil.rmtree(hurt.root)
+    assert died > 0
+    print(f"{command.name}: {count} file operations, {died} deaths and refusals")  # noqa: T201
+
+
+def test_a_folder_that_is_removed_on_the_way_is_one_sentence(tmp_path: Path) -> None:
+    def remove(event: Event) -> None:
+        if isinstance(event, Trained):
+            shutil.rmtree(tmp_path / "run")
+
+    with pytest.raises(UserError, match=r"cannot be written \(No such file or directory\)"):
+        start(Bench.config, tmp_path / "run", (remove,))
+
+
+def test_a_full_disk_ends_a_command_with_one_sentence_and_code_2(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also where nobody thought of it: a command that is not one of those above."""
+    from gatf import cli
+
+    def full(*args: Any, **options: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", "shop.onnx")
+
+    monkeypatch.setattr("gatf.model.onnx.export_onnx", full)
+    monkeypatch.setattr("sys.argv", ["gatf", "export", str(Learn.model), str(tmp_path / "shop.onnx")])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == SENTENCE
+    assert capsys.readouterr().err == "gatf: shop.onnx cannot be written (No space left on device)\n"

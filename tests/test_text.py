@@ -1,0 +1,103 @@
+"""What strangers wrote is shown, and never obeyed."""
+
+import csv
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from rich.console import Console
+
+from gatf.bench.tables import to_csv
+from gatf.io.events import Warning as Told
+from gatf.io.text import csv_cell, harmless
+from gatf.training.display import LiveDisplay
+
+EVIL = "\x1b[2J\x1b]0;owned\x07cat\n[bold red]mat[/]\u202e\x9b31m"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("Käse 猫 🙂", "Käse 猫 🙂"),
+        ("\x1b[31m", "\\u001b[31m"),
+        ("a\nb\r\t", "a\\u000ab\\u000d\\u0009"),
+        ("\x9b\x7f\u202e", "\\u009b\\u007f\\u202e"),
+        ("\udc80", "\\udc80"),
+        (3, "3"),
+    ],
+)
+def test_a_terminal_is_not_told_what_to_do(text: object, expected: str) -> None:
+    assert harmless(text) == expected
+    assert harmless("a\nb\x1b", lines=True) == "a\nb\\u001b"
+
+
+@pytest.mark.parametrize("text", ["=cmd|' /C calc'!A0", "+1+1", "-2+3", "@SUM(A1)", "\t=1", "\r=1"])
+def test_a_formula_is_text(text: str) -> None:
+    assert csv_cell(text) == "'" + harmless(text)
+
+
+@pytest.mark.parametrize("value", ["-1.5", "+3", "1e-3", "cat", "a=b", -1.5, None, True])
+def test_numbers_and_words_stay_what_they_are(value: Any) -> None:
+    assert csv_cell(value) == value
+
+
+def test_a_bench_table_has_no_formulas() -> None:
+    row = {"setting": "=1+1", "row": "@x", "method": "gatf", "a_last": -1.0, "a_inc": None}
+    (found,) = csv.DictReader(io.StringIO(to_csv([row])))
+    assert (found["setting"], found["row"], found["a_last"]) == ("'=1+1", "'@x", "-1.0")
+
+
+def test_warnings_of_a_run_are_shown_as_they_are() -> None:
+    told = io.StringIO()
+    LiveDisplay(Console(file=told, width=200))(Told(text=f"class {EVIL} has no images"))
+    assert told.getvalue().count("\n") == 1
+    assert harmless(EVIL) in told.getvalue()
+
+
+@pytest.fixture
+def model(tmp_path: Path, tiny_classifier: Callable[..., Any], digit_images: tuple[np.ndarray, np.ndarray]) -> Path:
+    """A model with a class of an evil name and one that is a formula."""
+    images, labels = digit_images
+    chosen = np.isin(labels, ("d0", "d1"))
+    named = np.where(labels[chosen] == "d0", EVIL, "=cmd()")
+    path = tmp_path / "shop.gatf"
+    tiny_classifier(method="finetune").fit(images[chosen], named).save(path)
+    Image.fromarray(images[chosen][0]).save(tmp_path / "=a.png")
+    return path
+
+
+def test_no_command_lets_a_class_name_through(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from gatf import cli
+
+    monkeypatch.chdir(tmp_path)
+    for command in (
+        ["predict", model, "=a.png", "--top", "2"],
+        ["predict", model, "=a.png", "--top", "2", "--csv"],
+        ["predict", model, "=a.png", "--top", "2", "--json"],
+        ["inspect", model],
+        ["inspect", model, "--json"],
+        ["predict", f"{EVIL}.gatf", "=a.png"],
+    ):
+        monkeypatch.setattr("sys.argv", ["gatf", *map(str, command)])
+        with pytest.raises(SystemExit):
+            cli.main()
+        told = capsys.readouterr()
+        assert not set("\x1b\x9b\u202e\x07") & set(told.out + told.err), command
+        assert "Traceback" not in told.err
+        if "--json" in command:
+            found = json.loads(told.out)
+            names = found["labels"] if command[0] == "inspect" else [item["label"] for item in found[0]["top"]]
+            assert EVIL in names
+        if "--csv" in command:
+            (row,) = csv.DictReader(io.StringIO(told.out))
+            assert {row["label"], row["label2"]} == {harmless(EVIL), "'=cmd()"}
+            assert row["file"] == "'=a.png"
+        if command[:1] == ["inspect"] and "--json" not in command:
+            assert harmless(EVIL) in told.out
