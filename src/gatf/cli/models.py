@@ -87,6 +87,7 @@ def predict(
     from gatf.data.inputs import decodable, read_images
     from gatf.incremental.classifier import IncrementalClassifier
 
+    classifier = IncrementalClassifier.load(model, device=device).set_params(unknown=unknown)
     paths = tuple(name for place in images for name in read_images(place).names())
     if skip_bad:
         good = decodable(paths)
@@ -94,7 +95,6 @@ def predict(
             if not fine:
                 typer.echo(f"left out: {name} cannot be decoded", err=True)
         paths = tuple(name for name, fine in zip(paths, good, strict=True) if fine)
-    classifier = IncrementalClassifier.load(model, device=device).set_params(unknown=unknown)
     printer = _Printer(as_json=as_json, as_csv=as_csv)
     for start in range(0, len(paths), AT_ONCE):
         some = list(paths[start : start + AT_ONCE])
@@ -261,6 +261,8 @@ def rollback(model: ModelFile) -> None:
     from gatf.incremental.store import Store
 
     store = Store(model)
+    if not model.parent.is_dir() or not (model.exists() or store.versions()):
+        raise UserError(f"there is no model {model}")
     with store.writing():
         number, undone = store.rollback()
     typer.echo(f"{model} is as it was {_version(number)}; what was undone is in {undone}")

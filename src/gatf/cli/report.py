@@ -1,5 +1,6 @@
 """Commands that draw: `gatf report` and `gatf explain`. Matplotlib is imported by the command, not before."""
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -55,7 +56,8 @@ def report_of_run(folder: Path, console: "Console") -> None:
     except Exception as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         console.print(
-            f"the report could not be written ({reason}); try again with: gatf report {folder}", highlight=False
+            f"the report could not be written ({reason}); try again with: gatf report {shlex.quote(str(folder))}",
+            highlight=False,
         )
     else:
         console.print(f"report: {target}", highlight=False)

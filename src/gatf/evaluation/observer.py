@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from gatf.data.augment import Pipeline
@@ -23,6 +23,7 @@ from gatf.geometry.moments import class_moments
 from gatf.io import events
 from gatf.io.files import write_text
 from gatf.io.run_folder import RunFolder
+from gatf.io.tensors import save_tensors
 
 DRIFT_IMAGES = 50
 """Training images per class that the drift curve is measured on."""
@@ -204,7 +205,7 @@ class DiagnosticsObserver:
         for form, margins in forms.items():
             rows = diagnostics.margin_density(margins[old])
             self._add("margins", [{"after_task": task, "form": form, **row} for row in rows])
-        save_file({"features": features.float().contiguous()}, self.folder / f"features{task}.safetensors")
+        save_tensors(self.folder / f"features{task}.safetensors", {"features": features.float().contiguous()})
         (self.folder / f"features{task - 2}.safetensors").unlink(missing_ok=True)
         for name in self.tables:
             self._write(name)

@@ -21,6 +21,7 @@ from gatf.model import file as model_file
 from gatf.model.judge import rejection_threshold, softmax_with_temperature
 from gatf.model.record import UpdateRecord
 from gatf.model.state import Label, Looks, Model
+from gatf.training.processes import check_device
 
 
 @dataclass(frozen=True)
@@ -350,6 +351,7 @@ def _features(looks: Looks, model: Model) -> torch.Tensor:
 
 
 def _device(name: str) -> str:
+    check_device(name)
     if name != "auto":
         return name
     if torch.cuda.is_available():

@@ -32,6 +32,7 @@ from gatf.model.state import Model
 from gatf.session import Circumstances, Preprocessing, Session, build_method
 from gatf.training import checkpoint
 from gatf.training.loop import Position
+from gatf.training.processes import check_device
 from gatf.training.task import Resumed
 
 DISTANCES_PER_CLASS = 50
@@ -89,6 +90,7 @@ class _Update:
     def __init__(self, model: Model, config: RunConfig, split: Split, images: ImageSet, run: Conditions) -> None:
         self.model, self.config, self.split, self.images, self.run = model, config, split, images, run
         self.old = len(model.labels)
+        check_device(config.device)
         alone = Fabric(accelerator=config.device, devices=1, precision=config.precision)
         self.session = Session(config, model.preprocessing, fabric=alone)
         self.method = self.session.method

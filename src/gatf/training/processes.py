@@ -2,6 +2,7 @@
 
 import logging
 import os
+import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,10 +15,19 @@ from lightning_fabric.plugins.environments.torchelastic import TorchElasticEnvir
 from lightning_fabric.strategies.ddp import DDPStrategy
 
 from gatf import ranks
-from gatf.errors import LostProcess
+from gatf.errors import LostProcess, UserError
 
 STEPS_BETWEEN_QUESTIONS = 10
 """Steps after which processes ask each other whether one was told to stop."""
+
+
+def check_device(name: str) -> None:
+    """Refuse a device that this machine, or this build of torch, does not have."""
+    absent = (name == "cuda" and not torch.cuda.is_available()) or (
+        name == "mps" and not torch.backends.mps.is_available()
+    )
+    if absent:
+        raise UserError(f"device={name}, but torch finds no such device here; use device=cpu or auto")
 
 
 def open_fabric(device: str, precision: Any) -> Fabric:
@@ -26,6 +36,7 @@ def open_fabric(device: str, precision: Any) -> Fabric:
     Parameters that have no gradient in a step (a backbone that warms up) are allowed for, and buffers are not sent
     along each step: batch-norm statistics are those of the whole batch in every process already.
     """
+    check_device(device)
     if ranks.launched() == 1:
         return Fabric(accelerator=device, devices=1, precision=precision)
     logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # it introduces the processes at length
@@ -67,5 +78,6 @@ def losing_a_process(folder: Path) -> Iterator[None]:
         if ranks.launched() == 1 or not (isinstance(error, dist.DistError) or "gloo" in text or "Connection" in text):
             raise
         raise LostProcess(
-            f"another process of this run ended, and this one stopped too; go on with: gatf run --resume {folder}"
+            f"another process of this run ended, and this one stopped too; go on with: gatf run --resume "
+            f"{shlex.quote(str(folder))}"
         ) from None
