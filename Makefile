@@ -8,6 +8,7 @@ SOURCES := pyproject.toml constraints-cpu.txt
 
 demo: $(VENV)/.installed
 	$(VENV)/bin/gatf run
+	@echo "to go on: source $(VENV)/bin/activate, then gatf --help"
 
 test: $(VENV)/.installed-dev lint
 	$(VENV)/bin/pytest -n 2 --dist worksteal

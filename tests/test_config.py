@@ -1,6 +1,7 @@
 import re
 from contextlib import suppress
 from copy import deepcopy
+from pathlib import Path
 
 import pytest
 import yaml
@@ -288,3 +289,20 @@ def test_configs_are_frozen() -> None:
     with pytest.raises(ValueError, match="frozen"):
         config.seed = 3  # type: ignore[misc]
     assert isinstance(config, RunConfig)
+
+
+def test_a_recipe_may_name_its_method_alone(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("data: {name: digits}\nmethod: adagauss\n", encoding="utf-8")
+    assert load_config(str(tmp_path / "mine.yaml")).method.name == "adagauss"
+    assert load_config(str(tmp_path / "mine.yaml"), method="gatf").method.name == "gatf"
+    for text, words in (
+        ("method: [gatf]", "'method'"),
+        ("per_method: gatf", "'per_method'"),
+        ("data: digits", "'data'"),
+    ):
+        (tmp_path / "mine.yaml").write_text(text, encoding="utf-8")
+        with pytest.raises(UserError, match=words):
+            load_config(str(tmp_path / "mine.yaml"))
+    (tmp_path / "mine.yaml").write_text("per_method: {gatf: 3}", encoding="utf-8")
+    with pytest.raises(UserError, match=r"'per_method\.gatf'"):
+        load_config(str(tmp_path / "mine.yaml"))

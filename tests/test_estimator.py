@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from sklearn.base import clone
-from sklearn.model_selection import cross_val_score
+from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer
 
@@ -347,6 +347,43 @@ def test_the_rate_of_rejections_is_called_an_estimate_when_classes_were_added(gr
     with pytest.warns(UserWarning, match="estimated, not promised, for classes older than the last update"):
         rejected = learner.predict(known) == "unknown"
     assert 0 < rejected.mean() < 0.3
+
+
+@pytest.mark.parametrize("method", ["gatf", "lwf"])
+def test_features_and_log_probabilities(method: str, tiny_classifier: Tiny, digit_images: Digits) -> None:
+    learner = tiny_classifier(method=method, epochs=2).fit(*some_digits(digit_images, "d0", "d1", "d2", most=90))
+    images = digit_images[0][:6]
+    features = learner.transform(images)
+    assert features.shape == (6, len(learner.get_feature_names_out()))
+    assert learner.get_feature_names_out()[1] == "incrementalclassifier1"
+    assert learner.image_shape_ == (1, 8, 8)
+    np.testing.assert_allclose(np.exp(learner.predict_log_proba(images)), learner.predict_proba(images), rtol=1e-9)
+    pixels = torch.from_numpy(images[:, None].astype(np.float32) / 255)
+    seen = learner.model_.preprocessing
+    normalised = (pixels - seen.mean[0]) / seen.std[0]
+    with torch.no_grad():
+        by_hand = learner.model_.method.eval().backbone(normalised)
+    np.testing.assert_allclose(features, by_hand.numpy(), atol=1e-4)
+
+
+def test_a_dotted_setting_is_a_parameter_of_its_own(tiny_classifier: Tiny, digit_images: Digits) -> None:
+    learner = tiny_classifier(epochs=1)
+    learner.set_params(**{"settings__method.ridge": 0.5, "epochs": 2})
+    assert learner.settings == {"method.samples": 100, "method.ridge": 0.5}
+    assert learner.get_params()["settings__method.ridge"] == 0.5
+    assert clone(learner).settings == learner.settings
+    with pytest.raises(ValueError, match="Invalid parameter 'setting'"):
+        learner.set_params(setting__x=1)
+    grid = GridSearchCV(learner, {"settings__method.ridge": [0.1, 0.2]}, cv=2, error_score="raise")
+    grid.fit(*some_digits(digit_images, "d0", "d1", most=60))
+    assert grid.best_estimator_.model_.config.method.ridge in (0.1, 0.2)
+
+
+def test_its_picture_says_what_is_inside(grown: Any, tiny_classifier: Tiny) -> None:
+    page = grown._repr_mimebundle_()["text/html"]
+    for words in ("7 classes, 2 updates", "8×8 grey", "d0, d1, d2", "Older classes: about"):
+        assert words in page
+    assert "bytes kept" not in tiny_classifier()._repr_mimebundle_()["text/html"]
 
 
 # --- what it says of itself -------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ LINKS = re.compile(r"<link\b[^>]*\bhref=\"?((?:https?:)?//[^\"\s>]+)")
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if MISSING:
-        pytest.skip(f"no {', '.join(MISSING)}: pip install 'gatf[docs]'")
+        pytest.skip(f"no {', '.join(MISSING)}: pip install 'gatf-cil[docs]'")
     target = tmp_path_factory.mktemp("site")
     built = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "--config-file", str(ROOT / "mkdocs.yml"),

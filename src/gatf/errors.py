@@ -65,4 +65,4 @@ def extra(module: str, extra_name: str = "data") -> Any:
     try:
         return importlib.import_module(module)
     except ImportError:
-        raise UserError(f"this needs '{module}': pip install 'gatf[{extra_name}]'") from None
+        raise UserError(f"this needs '{module}': pip install 'gatf-cil[{extra_name}]'") from None

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gatf import ranks
+from gatf import __version__, ranks
 from gatf.config import RunConfig, nest, read_recipe, validated
 from gatf.data.features import SourceFeatures, cached_features, network_identity
 from gatf.data.loader import EVALUATION_BATCH, TaskData, TaskInfo, split_pipeline
@@ -459,5 +459,6 @@ def peak_memory_mb(device: torch.device) -> float:
 def versions() -> dict[str, str]:
     return {
         "python": platform.python_version(),
-        **{name: version(name) for name in ("gatf", "torch", "numpy", "lightning-fabric")},
+        "gatf": __version__,
+        **{name: version(name) for name in ("torch", "numpy", "lightning-fabric")},
     }

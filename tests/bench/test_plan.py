@@ -82,3 +82,6 @@ def test_unknown_rows_and_seeds_are_named() -> None:
         load_plan("digits", methods="gaft")
     with pytest.raises(UserError, match="--seeds takes numbers"):
         load_plan("digits", seeds="a")
+    for backwards in ("3-1", "5-4"):
+        with pytest.raises(UserError, match=f"--seeds {backwards} ends before it begins"):
+            load_plan("digits", seeds=backwards)

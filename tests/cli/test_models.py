@@ -146,7 +146,7 @@ def test_mistakes_are_one_sentence_and_lose_nothing(call: Any, shop: Path, photo
         (["predict", tmp_path / "not.gatf", month], "zip archive"),
         (["predict", shop, month, "--json", "--csv"], "choose one"),
         (["inspect", tmp_path / "nowhere.gatf"], "there is no model"),
-        (["rollback", tmp_path / "nowhere" / "shop.gatf"], "no older version"),
+        (["rollback", tmp_path / "nowhere" / "shop.gatf"], "there is no model"),
     ):
         if arguments[2:] == [tmp_path / "one"]:
             (tmp_path / "one" / "d9").mkdir(parents=True)
@@ -249,3 +249,19 @@ def test_a_run_s_folder_is_a_model(call, photos: Path, tmp_path: Path) -> None:
     assert code == 0
     assert "4 classes" in call("inspect", str(run))[1]
     assert "among 4 classes" in call("evaluate", str(run), str(photos / "january"))[1]
+
+
+def test_a_missing_model_is_blamed_and_nothing_is_made(call: Any, photos: Path, tmp_path: Path) -> None:
+    missing = tmp_path / "new" / "shop.gatf"
+    for command in (["predict", missing, tmp_path / "nothing.png"], ["rollback", missing], ["inspect", missing]):
+        code, _, error = call(*command)
+        assert code == 2
+        assert f"there is no model {missing}" in error or f"{missing} does not exist" in error
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_device_that_is_not_there(call: Any, shop: Path, photos: Path) -> None:
+    for command in (["predict", shop, photos], ["learn", shop, photos / "february"]):
+        code, _, error = call(*command, "--device", "cuda")
+        assert code == 2
+        assert "torch finds no such device here" in error

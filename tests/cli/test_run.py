@@ -37,12 +37,12 @@ def test_ctrl_c_saves_says_how_to_go_on_and_exits_with_130(call, tmp_path: Path,
         if isinstance(event, Step) and event.epoch == 1:
             signal.raise_signal(signal.SIGINT)
 
-    out = tmp_path / "run"
+    out = tmp_path / "my run"
     with monkeypatch.context() as patch:
         patch.setattr(LiveDisplay, "__call__", press_ctrl_c)
         code, text, _ = call("run", "--method", "finetune", "--out", str(out), *SMALL)
     assert code == 130
-    assert f"gatf run --resume {out}" in " ".join(text.split())
+    assert f"gatf run --resume '{out}'" in " ".join(text.split())
     code, text, _ = call("run", "--resume", str(out))
     assert code == 0
     assert "A_last" in text
@@ -68,6 +68,8 @@ def test_resume_takes_no_other_settings(call, tmp_path: Path) -> None:
         (["--recipe", "nope"], "no recipe"),
         (["--out", "/dev/null/run"], "cannot write"),
         (["--set", "device=tpu"], "device"),
+        (["--device", "cuda"], "device=cuda, but torch finds no such device here; use device=cpu or auto"),
+        (["--set", "class_order_seed=4294967296", "--set", "scenario.order=seed"], "at most 4294967295"),
     ],
 )
 def test_a_mistake_is_one_sentence_and_exit_code_2(call, tmp_path, monkeypatch, arguments, words) -> None:

@@ -90,3 +90,10 @@ def test_a_failure_leaves_no_file(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="stop"):
         fail()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_cached_files_have_the_mode_of_other_files(own_cache: Path) -> None:
+    cache.cached_tensors("x", "y", lambda: {"a": torch.zeros(1)})
+    (own_cache / "other").touch()
+    (file,) = own_cache.glob("x-*")
+    assert file.stat().st_mode == (own_cache / "other").stat().st_mode

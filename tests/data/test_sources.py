@@ -192,5 +192,5 @@ def test_the_card_says_which_imagenet100() -> None:
 
 
 def test_a_missing_extra_is_named() -> None:
-    with pytest.raises(UserError, match=r"this needs 'no_such_module': pip install 'gatf\[data\]'"):
+    with pytest.raises(UserError, match=r"this needs 'no_such_module': pip install 'gatf-cil\[data\]'"):
         extra("no_such_module")

@@ -221,7 +221,7 @@ def test_timm_models_by_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
 
 def test_timm_that_does_not_import(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "timm", None)
-    with pytest.raises(UserError, match=r"timm:resnet50 needs timm, .*pip install 'gatf\[timm\]'"):
+    with pytest.raises(UserError, match=r"timm:resnet50 needs timm, .*pip install 'gatf-cil\[timm\]'"):
         build_backbone(BackboneConfig(name="timm:resnet50"), 3)
 
 

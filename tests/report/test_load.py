@@ -33,6 +33,18 @@ def test_nothing_to_report_is_one_sentence(tmp_path: Path) -> None:
         load_runs([tmp_path])
 
 
+def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"there is no folder .*nowhere"):
+        load_runs([tmp_path / "nowhere"])
+
+
+@pytest.mark.parametrize("content", ["{}", "[1]", '{"runs": [{"name": "x"}]}', '{"runs": 3}', '{"runs": ["a"]}'])
+def test_a_foreign_index_is_one_sentence(tmp_path: Path, content: str) -> None:
+    (tmp_path / "bench.json").write_text(content, encoding="utf-8")
+    with pytest.raises(UserError, match=r"bench\.json is not the index of a bench"):
+        load_runs([tmp_path])
+
+
 def test_tables_are_read_back(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("task,share,name,none\n1,0.5,a,\n")
     assert read_csv(tmp_path / "t.csv") == [{"task": 1, "share": 0.5, "name": "a", "none": None}]

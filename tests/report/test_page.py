@@ -125,9 +125,12 @@ def test_one_task_has_no_forgetting_and_no_confusion(fake_run: FakeRun, tmp_path
     assert Page(text).figures == 3
 
 
-def test_the_command(fake_run: FakeRun, tmp_path: Path) -> None:
-    fake_run(tmp_path / "a", "gatf")
-    told = CliRunner().invoke(cli.app, ["report", str(tmp_path / "a")])
+def test_the_command(fake_run: FakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_run(tmp_path / "runs" / "a b", "gatf")
+    monkeypatch.chdir(tmp_path)
+    for given in (Path("runs/a b"), tmp_path / "runs" / "a b"):
+        told = CliRunner().invoke(cli.app, ["report", str(given)])
+        page = (tmp_path / "runs" / "a b" / "report.html").read_text(encoding="utf-8")
+        assert "gatf report &#39;runs/a b&#39;" in page  # as it can be typed again
     assert told.exit_code == 0, told.output
-    assert (tmp_path / "a" / "report.html").is_file()
     assert "report of 1 run: " in told.output

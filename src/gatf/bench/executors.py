@@ -147,7 +147,7 @@ class RayCluster:
         try:
             import ray
         except ImportError:
-            raise UserError("--executor ray needs the extra: pip install 'gatf[cluster]'") from None
+            raise UserError("--executor ray needs the extra: pip install 'gatf-cil[cluster]'") from None
         if not ray.is_initialized():
             here = {"include_dashboard": False} if self.address is None else {}
             ray.init(address=self.address, log_to_driver=False, **here)

@@ -131,7 +131,11 @@ def parse_seeds(text: str) -> list[int]:
     try:
         if "-" in text:
             first, last = map(int, text.split("-"))
-            return list(range(first, last + 1))
-        return [int(part) for part in text.split(",")]
+            seeds = list(range(first, last + 1))
+        else:
+            seeds = [int(part) for part in text.split(",")]
     except ValueError:
         raise UserError(f"--seeds takes numbers such as 0-4 or 0,3, not '{text}'") from None
+    if not seeds:
+        raise UserError(f"--seeds {text} ends before it begins: did you mean {last}-{first}?")
+    return seeds

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import typer
 
+from gatf import __version__
 from gatf.errors import ExitCode
 
 PACKAGES = (
-    "gatf", "torch", "numpy", "pydantic", "typer", "rich", "safetensors", "lightning-fabric", "scikit-learn",
+    "torch", "numpy", "pydantic", "typer", "rich", "safetensors", "lightning-fabric", "scikit-learn",
     "matplotlib", "datasets", "huggingface-hub", "pyarrow", "timm",
 )  # fmt: skip
 OPTIONAL = {"datasets", "huggingface-hub", "pyarrow", "timm"}
@@ -33,13 +34,14 @@ def examine(say: Callable[[str], object]) -> list[str]:
 
     problems = []
     say(f"python            {sys.version.split()[0]} ({sys.executable})")
+    say(f"gatf              {__version__} ({Path(__file__).parents[1]})")
     for package in PACKAGES:
         try:
             found = version(package)
         except PackageNotFoundError:
             found = "not installed" + (" (optional)" if package in OPTIONAL else "")
             if package not in OPTIONAL:
-                problems.append(f"{package} is not installed; run pip install gatf")
+                problems.append(f"{package} is not installed; run pip install gatf-cil")
         say(f"{package:<17} {found}")
     problems += _devices(say) + _folders(say)
     _weights(say)

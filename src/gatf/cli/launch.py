@@ -1,6 +1,7 @@
 """`gatf run --devices N`: start the processes of one run on this node, and end them together."""
 
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -100,6 +101,6 @@ def _wait(processes: Sequence[subprocess.Popen[Any]], words: Sequence[IO[str] | 
     reason = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
     sys.stderr.write(
         f"gatf: process {failed} of {len(processes)} {reason}, so the others were stopped; what was saved is kept. "
-        f"Go on with: gatf run --resume {folder} --devices {len(processes)}\n"
+        f"Go on with: gatf run --resume {shlex.quote(folder)} --devices {len(processes)}\n"
     )
     return code if code > 0 else 1

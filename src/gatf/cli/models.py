@@ -98,6 +98,7 @@ def predict(
     from gatf.model.answers import answer, available_device, look
     from gatf.model.file import load
 
+    known = load(model, device=available_device(device), answering=True)
     paths = tuple(name for place in images for name in read_images(place).names())
     if skip_bad:
         good = decodable(paths)
@@ -105,7 +106,6 @@ def predict(
             if not fine:
                 say(f"left out: {harmless(name)} cannot be decoded", err=True)
         paths = tuple(name for name, fine in zip(paths, good, strict=True) if fine)
-    known = load(model, device=available_device(device), answering=True)
     printer = _Printer(as_json=as_json, as_csv=as_csv)
     for start in range(0, len(paths), AT_ONCE):
         some = list(paths[start : start + AT_ONCE])
@@ -275,6 +275,8 @@ def rollback(model: ModelFile) -> None:
     from gatf.incremental.store import Store
 
     store = Store(model)
+    if not model.parent.is_dir() or not (model.exists() or store.versions()):
+        raise UserError(f"there is no model {model}")
     with store.writing():
         number, undone = store.rollback()
     say(f"{model} is as it was {_version(number)}; what was undone is in {undone}")

@@ -1,5 +1,6 @@
 """Commands that draw: `gatf report` and `gatf explain`. Matplotlib is imported by the command, not before."""
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -105,6 +106,7 @@ def report_of_run(folder: Path, console: "Console") -> None:
         write_report([folder], target)
     except Exception as error:
         reason = " ".join(str(error).split()) or type(error).__name__
-        tell(console, f"the report could not be written ({harmless(reason)}); try again with: gatf report {folder}")
+        again = f"gatf report {shlex.quote(str(folder))}"
+        tell(console, f"the report could not be written ({harmless(reason)}); try again with: {again}")
     else:
         console.print(f"report: {target}", highlight=False)

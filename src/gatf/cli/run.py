@@ -1,5 +1,6 @@
 """`gatf run`: one method, one data set, one seed."""
 
+import shlex
 import sys
 from datetime import datetime
 from functools import partial
@@ -98,7 +99,10 @@ def run(
         summary = experiment.start(chosen, folder, listeners) if chosen else go_on(folder, listeners)
     except Interrupted:
         display.close()
-        console.print(f"stopped and saved; go on with: gatf run --resume {folder}", highlight=False, soft_wrap=True)
+        console.print(
+            f"stopped and saved; go on with: gatf run --resume {shlex.quote(str(folder))}", highlight=False,
+            soft_wrap=True, markup=False,
+        )  # fmt: skip
         raise typer.Exit(ExitCode.INTERRUPTED) from None
     finally:
         display.close()

@@ -131,13 +131,15 @@ def load_config(
     beats everything the recipe says of the method in general, while a saved config keeps its own values.
     """
     content = dict(read_recipe(recipe) if isinstance(recipe, str) else recipe or {})
-    per_method = content.pop(PER_METHOD, None) or {}
-    own = (content.get("method") or {}).get("name")
+    per_method = _section(content.pop(PER_METHOD, None), PER_METHOD)
+    if isinstance(content.get("method"), str):
+        content["method"] = {"name": content["method"]}
+    own = _section(content.get("method"), "method").get("name")
     name = str(method or (overrides or {}).get("method.name") or own or "gatf")
     chosen = method_class(name)
     if own is not None and own != name:
         content.pop("method")
-    entry = dict(per_method.get(name) or {})
+    entry = dict(_section(per_method.get(name), f"{PER_METHOD}.{name}"))
     of_presets = _known_presets(entry.pop(PRESETS, None) or {}, name, chosen.Config)
     given: dict[str, Any] = {}
     for path, value in (overrides or {}).items():
@@ -152,6 +154,13 @@ def load_config(
     for layer in layers:
         merged = deep_merge(merged, layer)
     return validated(merged)
+
+
+def _section(value: Any, path: str) -> Mapping[str, Any]:
+    """A part of a recipe that must be a mapping; empty where it is left out."""
+    if value is None or isinstance(value, Mapping):
+        return value or {}
+    raise UserError(f"'{path}' of the recipe must be a mapping of settings, not {value!r}")
 
 
 def _choice(layers: Sequence[Mapping[str, Any]], settings: type[MethodConfig]) -> tuple[int, Any]:

@@ -8,10 +8,11 @@ from contextlib import suppress
 from pathlib import Path
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from gatf.io.files import new_file
+from gatf.io.tensors import save_tensors
 
 VERSION = 1
 """Part of every key: raise it when the same input would be decoded into something else."""
@@ -51,6 +52,6 @@ def cached_tensors(name: str, key: str, make: Callable[[], dict[str, Tensor]]) -
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         with new_file(path) as partial:
-            save_file(tensors, partial)
+            save_tensors(partial, tensors)
         return load_file(path)
     return tensors

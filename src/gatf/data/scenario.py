@@ -121,6 +121,11 @@ def class_order(source: Source, config: ScenarioConfig, class_order_seed: int) -
         return source.published_order
     if config.order not in WORDS:
         return class_numbers(read_order(config.order), source, config.order)
+    if class_order_seed >= 2**32:
+        raise UserError(
+            f"a class order can be drawn from a seed of at most {2**32 - 1}, not {class_order_seed} (class_order_seed, "
+            "or seed where that is null)"
+        )
     # NumPy's legacy generator is what the published orders are drawn with
     return tuple(int(number) for number in np.random.RandomState(class_order_seed).permutation(source.classes))
 

@@ -10,7 +10,6 @@ from typing import Any, ClassVar, Protocol
 
 import torch
 from safetensors.torch import load_file
-from safetensors.torch import save as serialised
 from torch import Tensor, nn
 
 from gatf.data.augment import Pipeline
@@ -22,8 +21,9 @@ from gatf.evaluation.diagnostics import Table
 from gatf.geometry.gaussians import Gaussians
 from gatf.geometry.moments import class_moments
 from gatf.io import events
-from gatf.io.files import remove, telling, write_bytes, write_text
+from gatf.io.files import remove, telling, write_text
 from gatf.io.run_folder import RunFolder
+from gatf.io.tensors import save_tensors
 
 DRIFT_IMAGES = 50
 """Training images per class that the drift curve is measured on."""
@@ -208,9 +208,7 @@ class DiagnosticsObserver:
         for form, margins in forms.items():
             rows = diagnostics.margin_density(margins[old])
             self._add("margins", [{"after_task": task, "form": form, **row} for row in rows])
-        write_bytes(
-            self.folder / f"features{task}.safetensors", [serialised({"features": features.float().contiguous()})]
-        )
+        save_tensors(self.folder / f"features{task}.safetensors", {"features": features.float().contiguous()})
         remove(self.folder / f"features{task - 2}.safetensors")
         for name in self.tables:
             self._write(name)

@@ -3,12 +3,15 @@
 import secrets
 import warnings
 from collections.abc import Mapping
+from html import escape
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
-from sklearn.base import BaseEstimator, ClassifierMixin
+import torch
+from sklearn.base import BaseEstimator, ClassifierMixin, TransformerMixin
 from sklearn.exceptions import NotFittedError
+from sklearn.utils import estimator_html_repr
 from torch import nn
 
 from gatf.config import RunConfig
@@ -24,7 +27,7 @@ from gatf.nets.foreign import constructor_name, probe_dim
 from gatf.settings import INSIDE, PYTHON
 
 
-class IncrementalClassifier(ClassifierMixin, BaseEstimator):
+class IncrementalClassifier(TransformerMixin, ClassifierMixin, BaseEstimator):
     """An image classifier that learns new classes for years without keeping old images.
 
     `fit` learns the first classes, `partial_fit` further ones, `predict` answers among all of them. Images are arrays
@@ -77,7 +80,8 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):
     random_state : int, RandomState or None, default 0
         The same number gives the same model on the same machine; None draws one.
     settings : mapping or None
-        Any other setting by its dotted name, e.g. {"method.ridge": 0.1, "optimisation.next.lr": 0.02}.
+        Any other setting by its dotted name, e.g. {"method.ridge": 0.1, "optimisation.next.lr": 0.02}. One of them is
+        the parameter "settings__method.ridge" of `set_params`, and of a grid search.
     verbose : int, default 0
         1 prints the chosen settings and what each update did.
 
@@ -86,6 +90,9 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):
     classes_ : array
         The labels in the order of `predict_proba`'s columns: sorted after `fit`; each `partial_fit` appends its new
         ones, sorted, so that a column keeps its meaning.
+    image_shape_ : tuple of int
+        Channels, height and width of the images as the network gets them. (There is no `n_features_in_`: an image has a
+        shape, and files have one only when they are read.)
     report_ : UpdateRecord
         What the last update did; print it.
     history_ : tuple of UpdateRecord
@@ -126,6 +133,24 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):
         self.random_state = random_state
         self.settings = settings
         self.verbose = verbose
+
+    # --- parameters
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """Parameters by name; with `deep` also each given setting, as "settings__method.ridge"."""
+        params: dict[str, Any] = super().get_params(deep)
+        if deep and isinstance(self.settings, Mapping):
+            params |= {f"settings__{path}": value for path, value in self.settings.items()}
+        return params
+
+    def set_params(self, **params: Any) -> Self:
+        """Change parameters; "settings__method.ridge" changes one setting and leaves the others."""
+        named = [name for name in params if name.startswith("settings__")]
+        dotted = {name.removeprefix("settings__"): params.pop(name) for name in named}
+        super().set_params(**params)
+        if dotted:
+            self.settings = {**(self.settings or {}), **dotted}
+        return self
 
     # --- learning
 
@@ -293,19 +318,40 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):
         """Probabilities [N, classes] in the order of `classes_`, calibrated on the images the last update kept back."""
         return answer(self._fitted(), self._look(X)).probabilities
 
+    def predict_log_proba(self, X: Any) -> np.ndarray:
+        """Logarithms of `predict_proba`, also of probabilities too small to be told from 0."""
+        model, looks = self._fitted(), self._look(X)
+        logs: np.ndarray = torch.log_softmax(looks.scores.double() / model.temperature, dim=1).numpy()
+        return logs
+
+    def transform(self, X: Any) -> np.ndarray:
+        """Features [N, S] of images, as the network sees them now: an update changes what they mean."""
+        features = self._look(X, features=True).features
+        assert features is not None
+        return np.asarray(features)
+
+    def get_feature_names_out(self, input_features: Any = None) -> np.ndarray:
+        """Names of the columns of `transform`."""
+        dim = self._fitted().method.feature_dim
+        return np.array([f"{type(self).__name__.lower()}{number}" for number in range(dim)], dtype=object)
+
     def decision_function(self, X: Any) -> np.ndarray:
         """Scores [N, classes] of the method's own rule, higher is better; for two classes their difference, [N]."""
         scores = self._look(X).scores.numpy()
         return scores[:, 1] - scores[:, 0] if scores.shape[1] == 2 else scores
 
-    def _look(self, X: Any) -> Looks:
-        return look(self._fitted(), X)
+    def _look(self, X: Any, *, features: bool = False) -> Looks:
+        return look(self._fitted(), X, features=features)
 
     # --- state
 
     @property
     def classes_(self) -> np.ndarray:
         return np.array(self._fitted().labels)
+
+    @property
+    def image_shape_(self) -> tuple[int, int, int]:
+        return self._fitted().preprocessing.shape
 
     @property
     def report_(self) -> UpdateRecord:
@@ -351,7 +397,25 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):
         tags.input_tags.two_d_array = False
         tags.input_tags.three_d_array = True
         tags.input_tags.positive_only = True
+        tags.transformer_tags.preserves_dtype = []
         return tags
+
+    def _html_repr(self) -> str:
+        """scikit-learn's own picture, and below it what the model knows."""
+        own: str = estimator_html_repr(self)
+        if not self.__sklearn_is_fitted__():
+            return own
+        last = self.history_[-1]
+        channels, height, width = self.image_shape_
+        rows = {
+            "classes": ", ".join(map(str, self.classes_[:10])) + (", …" if len(self.classes_) > 10 else ""),
+            "known": f"{len(self.classes_)} classes, {len(self.history_)} updates, the last on {last.date}",
+            "images": f"{height}×{width} {'grey' if channels == 1 else 'colour'}",
+            "method": f"{self.model_.config.method.name}, {last.bytes_per_class:,} bytes kept for each class",
+            "last update": str(last),
+        }
+        cells = "".join(f"<tr><th>{name}</th><td>{escape(text)}</td></tr>" for name, text in rows.items())
+        return f'{own}<table style="white-space: pre-line">{cells}</table>'
 
 
 PATHS = {

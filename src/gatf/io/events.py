@@ -203,17 +203,21 @@ def read_events(path: Path, start: int = 0) -> tuple[list[Event], int]:
     events = []
     for number, line in enumerate(lines, start=1):
         try:
-            events.append(parse_event(json.loads(line)))
+            event = parse_event(json.loads(line))
+            events += [] if event is None else [event]
         except ValueError as error:
             where = f"line {number}" if start == 0 else f"line {number} after byte {start}"
             raise UserError(f"{path}, {where}, is no event of a run: {reason(error)}") from None
     return events, start + sum(map(len, lines))
 
 
-def parse_event(record: Any) -> Event:
-    """The event that `record` gave; a `ValueError` if it is none. Fields of a later version are left out."""
-    if not isinstance(record, dict) or record.get("event") not in KINDS:
-        raise ValueError(f"it has none of the kinds {', '.join(KINDS)}")
+def parse_event(record: Any) -> Event | None:
+    """The event that `record` gave; a `ValueError` if it is none. Fields of a later version are left out, and for a
+    kind of a later version there is None."""
+    if not isinstance(record, dict) or not isinstance(record.get("event"), str):
+        raise ValueError("it names no kind of event")
+    if record["event"] not in KINDS:
+        return None
     kind, given = KINDS[record["event"]], {name: value for name, value in record.items() if name != "event"}
     if kind is Notice:
         given = {name: given.pop(name) for name in ("name", "task") if name in given} | {"values": given}

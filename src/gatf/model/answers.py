@@ -11,6 +11,7 @@ from gatf.data.inputs import image_set, read_images
 from gatf.errors import UserError
 from gatf.model.judge import rejection_threshold, softmax_with_temperature
 from gatf.model.state import Label, Looks, Model
+from gatf.training.processes import check_device
 
 
 @dataclass(frozen=True)
@@ -39,9 +40,9 @@ REJECTION_WARNINGS = {
 """What is said of rejections, by `Model.rejection`."""
 
 
-def look(model: Model, images: Any) -> Looks:
-    """Scores and features of images in any form that `read_images` takes."""
-    return model.look(image_set(read_images(images), model.preprocessing.shape))
+def look(model: Model, images: Any, *, features: bool = False) -> Looks:
+    """Scores and features of images in any form that `read_images` takes; `features` as `Model.look` has it."""
+    return model.look(image_set(read_images(images), model.preprocessing.shape), features=features)
 
 
 def answer(
@@ -105,7 +106,8 @@ def _features(looks: Looks, model: Model) -> torch.Tensor:
 
 
 def available_device(name: str) -> str:
-    """The device that is meant: "auto" takes a GPU where there is one."""
+    """The device that is meant: "auto" takes a GPU where there is one; one that is not here is refused."""
+    check_device(name)
     if name != "auto":
         return name
     if torch.cuda.is_available():

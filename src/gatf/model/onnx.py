@@ -62,7 +62,7 @@ def export_onnx(model: Model, target: Path) -> str:
         import onnx
         import onnxscript  # noqa: F401
     except ImportError:
-        raise UserError("writing ONNX needs the extra 'onnx': pip install 'gatf[onnx]'") from None
+        raise UserError("writing ONNX needs the extra 'onnx': pip install 'gatf-cil[onnx]'") from None
     model.method.to("cpu").eval()
     graph = Graph(model).eval()
     examples = torch.randint(256, (3, *model.preprocessing.shape), dtype=torch.uint8)

@@ -27,7 +27,7 @@ class Looks:
     scores: Tensor
     """[N, C], float64, higher is better."""
     features: Tensor | None
-    """[N, S]; None where the method does not keep Gaussians alone to compare them with."""
+    """[N, S]; None where they were not asked for and the method keeps no Gaussians alone to compare them with."""
 
 
 @dataclass(frozen=True)
@@ -77,16 +77,18 @@ class Model:
         return self.method.frozen_copy(self.method.backbone)
 
     @torch.no_grad()
-    def look(self, images: ImageSet) -> Looks:
-        """Scores and features of images in the model's shape."""
+    def look(self, images: ImageSet, *, features: bool = False) -> Looks:
+        """Scores and features of images in the model's shape; `features` asks for them whatever the method keeps."""
         method = self.method.eval()
-        scores, features = [], []
+        scores, found = [], []
         everything = torch.arange(len(images))
         for inputs in views(images, everything, self.preprocessing.pipeline(self.config), method.device):
-            if isinstance(method, FeatureMethod):
+            if features or isinstance(method, FeatureMethod):
                 seen = self._backbone.to(method.device)(inputs)
-                features.append(seen.cpu())
+                found.append(seen.cpu())
+            if isinstance(method, FeatureMethod):
                 scores.append(method.feature_scores(seen).double().cpu())
             else:
                 scores.append(method.scores(inputs).double().cpu())
-        return Looks(torch.cat(scores), torch.cat(features) if keeps_gaussians_only(method) else None)
+        wanted = features or keeps_gaussians_only(method)
+        return Looks(torch.cat(scores), torch.cat(found) if wanted else None)

@@ -67,7 +67,8 @@ def timm_backbone(model: str, channels: int, bottleneck: int | None) -> Wrapped:
     except Exception as error:  # timm imports torchvision, which fails in its own ways beside a torch of another build
         reason = " ".join(str(error).split())[:120]
         raise UserError(
-            f"backbone.name=timm:{model} needs timm, which does not import here ({reason}): pip install 'gatf[timm]'"
+            f"backbone.name=timm:{model} needs timm, which does not import here ({reason}): "
+            "pip install 'gatf-cil[timm]'"
         ) from None
     try:
         net = timm.create_model(model, pretrained=False, num_classes=0, in_chans=channels)

@@ -152,7 +152,7 @@ def _download(repository: str) -> Path:
         from huggingface_hub import hf_hub_download
         from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
     except ImportError:
-        raise UserError("weights from the hub need 'huggingface_hub': pip install 'gatf[data]'") from None
+        raise UserError("weights from the hub need 'huggingface_hub': pip install 'gatf-cil[data]'") from None
     try:
         return Path(hf_hub_download(repository, "model.safetensors"))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:

@@ -47,6 +47,8 @@ def load_runs(paths: Iterable[Path]) -> list[Run]:
     """The finished runs in run folders and bench folders, each once, in the order given."""
     found: dict[Path, Run] = {}
     for path in paths:
+        if not path.is_dir():
+            raise UserError(f"there is no folder {path}: name the folder of a run or of a bench")
         runs = list(_runs_in(path))
         if not runs:
             unfinished = any(path.glob(f"**/{CONFIG}"))
@@ -62,9 +64,9 @@ def _runs_in(path: Path) -> Iterator[Run]:
         yield read_run(path)
         return
     if (path / INDEX).is_file():
-        for entry in _read_json(path / INDEX)["runs"]:
-            if RunFolder(path / entry["folder"]).finished:
-                yield read_run(path / entry["folder"], setting=entry["setting"], row=entry["row"])
+        for folder, setting, row in _read_index(path / INDEX):
+            if RunFolder(path / folder).finished:
+                yield read_run(path / folder, setting=setting, row=row)
         return
     for summary in sorted(path.glob(f"*/{SUMMARY}")):
         yield read_run(summary.parent)
@@ -85,12 +87,16 @@ def read_run(folder: Path, *, setting: str | None = None, row: str | None = None
     )
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def _read_index(path: Path) -> list[tuple[str, str, str]]:
+    """Folder, setting and row of each run of a bench."""
     try:
-        loaded: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        loaded = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UserError(f"{path} cannot be read: {error}") from None
-    return loaded
+    try:
+        return [(str(entry["folder"]), str(entry["setting"]), str(entry["row"])) for entry in loaded["runs"]]
+    except (KeyError, TypeError):
+        raise UserError(f"{path} is not the index of a bench: it lacks the folder, setting and row of runs") from None
 
 
 def read_csv(path: Path) -> Rows:

@@ -40,7 +40,7 @@ def write_report(
     sections = build_sections(runs)
     write_page(
         out, "report.html.j2", title=_title(runs),
-        command="gatf report " + " ".join(shlex.quote(path.name) for path in paths),
+        command="gatf report " + " ".join(shlex.quote(str(_seen_from_here(path))) for path in paths),
         sections=[_fill(section, number) for number, section in enumerate(sections)],
         versions=sorted({tuple(sorted(run.summary.versions.items())) for run in runs}),
         configs=[(row, _config_text(group)) for row, group in by_row(runs).items()],
@@ -49,6 +49,13 @@ def write_report(
     if figures is not None:
         save_figures([spec for section in sections for spec in section.figures], figures)
     return len(runs)
+
+
+def _seen_from_here(path: Path) -> Path:
+    """The path as it can be typed here; of a folder elsewhere the name alone, for a report tells nobody's folders."""
+    if not path.is_absolute():
+        return path
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else Path(path.name)
 
 
 def write_page(out: Path, template: str, **values: Any) -> None:

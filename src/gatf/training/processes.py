@@ -2,6 +2,7 @@
 
 import logging
 import os
+import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from gatf import ranks
-from gatf.errors import LostProcess
+from gatf.errors import LostProcess, UserError
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -20,10 +21,20 @@ STEPS_BETWEEN_QUESTIONS = 10
 """Steps after which processes ask each other whether one was told to stop."""
 
 
+def check_device(name: str) -> None:
+    """Refuse a device that this machine, or this build of torch, does not have."""
+    absent = (name == "cuda" and not torch.cuda.is_available()) or (
+        name == "mps" and not torch.backends.mps.is_available()
+    )
+    if absent:
+        raise UserError(f"device={name}, but torch finds no such device here; use device=cpu or auto")
+
+
 def open_alone(device: str, precision: Any) -> "Fabric":
     """The engine of a process that trains alone, whatever launched it."""
     from lightning_fabric import Fabric  # it takes a second to import, which a prediction need not wait for
 
+    check_device(device)
     return Fabric(accelerator=device, devices=1, precision=precision)
 
 
@@ -33,6 +44,7 @@ def open_fabric(device: str, precision: Any) -> "Fabric":
     Parameters that have no gradient in a step (a backbone that warms up) are allowed for, and buffers are not sent
     along each step: batch-norm statistics are those of the whole batch in every process already.
     """
+    check_device(device)
     if ranks.launched() == 1:
         return open_alone(device, precision)
     from lightning_fabric import Fabric
@@ -78,5 +90,6 @@ def losing_a_process(folder: Path) -> Iterator[None]:
         if ranks.launched() == 1 or not (isinstance(error, dist.DistError) or "gloo" in text or "Connection" in text):
             raise
         raise LostProcess(
-            f"another process of this run ended, and this one stopped too; go on with: gatf run --resume {folder}"
+            f"another process of this run ended, and this one stopped too; go on with: gatf run --resume "
+            f"{shlex.quote(str(folder))}"
         ) from None

@@ -100,5 +100,5 @@ def open_tracker(name: str, folder: Path, config: dict[str, Any]) -> Tracker:
     if name not in SINKS:
         raise UserError(f"--track knows no '{name}'{near_misses(name, SINKS)}")
     if find_spec(name) is None:
-        raise UserError(f"--track {name} needs the extra: pip install 'gatf[{name}]'")
+        raise UserError(f"--track {name} needs the extra: pip install 'gatf-cil[{name}]'")
     return Tracker(lambda: SINKS[name](folder, config), RunFolder(folder))
