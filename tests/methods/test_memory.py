@@ -364,6 +364,16 @@ def test_the_evidence_of_rda_is_the_log_probability_of_images_held_back(monkeypa
     assert memory.evidence[number].item() == pytest.approx(-expected.item(), rel=1e-5)
 
 
+def test_what_rda_is_told_is_not_chosen(tiny_config: Tiny) -> None:
+    features = torch.randn(9, 6, generator=torch.Generator().manual_seed(1))
+    for told, used in (((0.9, None), (0.9, 0.03)), ((0.0, 0.2), (0.0, 0.2))):
+        memory = filled("full", rule="rda", rda=told)
+        torch.testing.assert_close(memory.scores(features), readout.rda_readout(memory.get(), *used).scores(features))
+    for method in ("gatf", "adagauss"):
+        config = tiny_config(method, **{"method.rda_mixture": 0.9, "method.rda_shrinkage": 0.2})
+        assert Experiment(config).method.memory.rda == (0.9, 0.2)
+
+
 def test_rda_adds_up_evidence_and_has_a_choice_before_there_is_any(monkeypatch: pytest.MonkeyPatch) -> None:
     memory = filled("full", rule="rda")
     features = torch.randn(9, 6, generator=torch.Generator().manual_seed(1))

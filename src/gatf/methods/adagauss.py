@@ -101,7 +101,7 @@ class AdaGauss(GaussianMethod[AdaGaussConfig]):
         self.samples = self.config.draws(self.feature_dim)
         self.memory = GaussianMemory(
             self.feature_dim, rule=self.config.readout, seed=self.seed, readout_shrink=self.config.readout_shrink,
-            storage=self.config.storage,
+            storage=self.config.storage, rda=(self.config.rda_mixture, self.config.rda_shrinkage),
         )  # fmt: skip
         self.heads = Heads(self.feature_dim) if self.config.distillation == "logit" else None
         """Of the past tasks, where logits are distilled."""

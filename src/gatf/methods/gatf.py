@@ -182,8 +182,9 @@ class GATF(GaussianMethod[GATFConfig]):
             check_batches(self.optimisation, self.feature_dim)
         self.samples = self.config.draws(self.feature_dim)
         self.memory = GaussianMemory(
-            self.feature_dim, rule=self.config.readout, seed=self.seed, storage=self.config.storage
-        )
+            self.feature_dim, rule=self.config.readout, seed=self.seed, storage=self.config.storage,
+            rda=(self.config.rda_mixture, self.config.rda_shrinkage),
+        )  # fmt: skip
         self.anchor: RunningAnchor | None = None
 
     def begin_task(self, task: TaskInfo) -> None:

@@ -25,7 +25,7 @@ from gatf.methods.base import TaskData
 from gatf.methods.parts.components import Growing, of_all_processes, own_features
 from gatf.methods.parts.storage import DiagonalStorage, FullStorage, Kept, LowRankStorage, SharedStorage, Storage
 from gatf.seeding import generator, key
-from gatf.settings import MethodConfig
+from gatf.settings import Fraction, MethodConfig
 
 Rule = Literal["bayes", "mahalanobis", "nmc", "linear", "rda"]
 RDA_CHOICES = tuple(
@@ -59,6 +59,11 @@ class CovarianceConfig(MethodConfig):
     """Draw points in mirrored pairs whose sample mean and covariance are exact, so that an affine map adds no sampling
     error."""
 
+    rda_mixture: Fraction | None = None
+    """Of readout rda: share of the mean covariance of all classes in each class's. Default: chosen, see there."""
+    rda_shrinkage: Fraction | None = None
+    """Of readout rda: share of a multiple of the identity in what results. Default: chosen."""
+
     def draws(self, dim: int) -> int:
         """Points drawn from each Gaussian of S = `dim` dimensions."""
         if self.samples is None:
@@ -88,9 +93,11 @@ class GaussianMemory(Growing):
 
     def __init__(
         self, dim: int, *, rule: Rule, seed: int, readout_shrink: float | None = None,
-        storage: Callable[[int], Storage] = FullStorage,
+        storage: Callable[[int], Storage] = FullStorage, rda: tuple[float | None, float | None] = (None, None),
     ) -> None:  # fmt: skip
         super().__init__()
+        self.rda = rda
+        """Mixture and shrinkage of `rda`; None: chosen."""
         self.dim, self.rule, self.seed, self.readout_shrink = dim, rule, seed, readout_shrink
         self.storage = storage(dim)
         for name, shape in self.shapes(0).items():
@@ -219,7 +226,9 @@ class GaussianMemory(Growing):
             draws = torch.Generator(self.means.device).manual_seed(key(self.seed, "linear readout", len(self)))
             return LinearReadout(*linear_from_samples(self.storage.sampler(means, kept), generator=draws))
         if self.rule == "rda":
-            return rda_readout(self.get(), *RDA_CHOICES[int(self.evidence.argmax())])
+            chosen = RDA_CHOICES[int(self.evidence.argmax())]
+            mixture, shrinkage = (own if told is None else told for told, own in zip(self.rda, chosen, strict=True))
+            return rda_readout(self.get(), mixture, shrinkage)
         bayes = self.rule == "bayes"
         usual = BAYES_SHRINK if bayes else MAHALANOBIS_SHRINK
         shrink = usual if self.readout_shrink is None else self.readout_shrink
