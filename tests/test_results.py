@@ -58,14 +58,14 @@ def test_what_is_collected_is_small_and_enough(bench: Path, load: Load, tmp_path
 
 def test_tables_name_what_is_missing(bench: Path, load: Load, tmp_path: Path) -> None:
     collect, results = load("collect"), load("results")
-    assert results.accuracy_table("digits", tmp_path).count(results.NOT_YET) == 14
+    assert results.accuracy_table("digits", tmp_path).count(results.NOT_YET) == 18
     assert results.NOT_YET in results.losses_table("digits", tmp_path)
     assert results.NOT_YET in results.transports_table("digits", tmp_path)
     assert results.NOT_YET in results.order_table("digits", tmp_path)
     assert results.draw("digits", tmp_path, tmp_path / "img") == []
     collect.collect(bench, tmp_path, threads=1, processor="a chip")
     table = results.accuracy_table("digits", tmp_path)
-    assert table.count(results.NOT_YET) == 12
+    assert table.count(results.NOT_YET) == 16
     summary = RunFolder(bench / "gatf-seed0").read_summary()
     assert f"| gatf | 1 | {summary.a_last:.1f} | {summary.a_inc:.1f} |" in table
     assert "| gatf | " in results.losses_table("digits", tmp_path)

@@ -36,7 +36,7 @@ def shares(folder: Path) -> list[dict[str, Any]]:
         raise UserError(f"{folder}: method '{method.name}' stores no Gaussians")
     door = DiagnosticsData(experiment.scenario, experiment.session.pipeline, experiment.session.device)
     with method.frozen():
-        seen, labels = door.train(method.backbone, last, MOMENT_IMAGES)
+        seen, labels = door.train(method.backbone, last, MOMENT_IMAGES, mirror=True)
         test, _ = door.test(method.backbone, last)
     found = class_moments(seen, labels, classes=len(stored))
     means, covs = found.mean - stored.means, found.covariance() - stored.covs

@@ -164,7 +164,7 @@ class Networks:
 
     def measured_anew(self) -> Gaussians:
         """All classes, by the last network."""
-        features, labels = self.door.train(self.nets[-1], self.tasks - 1, sys.maxsize)
+        features, labels = self.door.train(self.nets[-1], self.tasks - 1, sys.maxsize, mirror=True)
         measured = class_moments(features, labels, classes=len(self.door.task_of_class(self.tasks - 1)))
         return Gaussians(measured.mean, measured.covariance())
 

@@ -275,7 +275,7 @@ class _Run:
                 raise Interrupted
         summary = self.summary()
         if ranks.is_first():
-            self.folder.prune_checkpoints()  # of a process that was killed before it could
+            self.folder.prune_checkpoints(self._kept())  # of a process that was killed before it could
             self._write_model()
         told = events.Run(
             a_last=summary.a_last, a_inc=summary.a_inc, forgetting=summary.forgetting,
@@ -359,8 +359,12 @@ class _Run:
         meta = {"task": task, "progress": progress, "events": self.written.position()}
         target = self.folder.checkpoint(task, phase, position.epoch, position.step)
         self.session.save(target, meta, phase=phase, position=position, optimiser=optimiser)
-        kept = {self.folder.after_task(done) for done in range(task)} if self.config.keep_networks else set()
-        self.folder.prune_checkpoints(kept)
+        self.folder.prune_checkpoints(self._kept())
+
+    def _kept(self) -> set[Path]:
+        """Checkpoints that stay, beside the newest ones."""
+        tasks = range(len(self.experiment.scenario.task_sizes)) if self.config.keep_networks else ()
+        return {self.folder.after_task(done) for done in tasks}
 
     def _find(self, force_config: bool) -> _Found | None:
         """The newest checkpoint, if there is one; a `UserError` if it is of another config and that is not meant."""

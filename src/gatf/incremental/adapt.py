@@ -15,7 +15,7 @@ import torch
 
 from gatf.config import RunConfig
 from gatf.data.inputs import Given, image_set
-from gatf.errors import Diverged
+from gatf.errors import UserError
 from gatf.geometry.gaussians import Gaussians
 from gatf.incremental import update
 from gatf.incremental.update import Conditions, with_own_weights
@@ -76,11 +76,11 @@ def learn(
     if seconds > 60 * minutes:
         why = f"it would take about {math.ceil(seconds / 60)} minutes, more than the {minutes:g} allowed"
         return _told(frozen, "frozen", why=why)
-    start = candidates.adapted or _trainable(candidates.frozen, config)
     try:
+        start = candidates.adapted or _trainable(candidates.frozen, config)
         adapted = update.learn(start, given, answers, config=config, held_out=held_out, run=run)
-    except Diverged:
-        return _told(frozen, "frozen", why="training it diverged")
+    except UserError as error:  # the frozen answer stands, whatever is wrong with the settings of the other
+        return _told(frozen, "frozen", why=f"it could not be trained ({error})")
     ours, theirs = frozen.history[-1], adapted.history[-1]
     if _promise(theirs, old) > _promise(ours, old) + MARGIN + _chance(ours, old):
         return replace(_told(adapted, "adapted", ours), adapts=adapts, frozen=frozen)

@@ -49,7 +49,7 @@ class UpdateRecord(Strict):
     other_expected_old: float | None = None
     """`expected_old` of the other one."""
     not_adapted: str | None = None
-    """Why the network was not even tried to be adapted."""
+    """Why there is no adapted network to compare with."""
     temperature: float
     bytes_per_class: NonNegativeInt
     warnings: tuple[str, ...] = ()
@@ -89,7 +89,7 @@ class UpdateRecord(Strict):
     def _choice(self) -> str:
         kept = "The pretrained network was left as it is" if self.chosen == "frozen" else "The network was adapted"
         if self.not_adapted is not None:
-            return f"{kept}; adapting it was not tried: {self.not_adapted}."
+            return f"{kept}, not adapted: {self.not_adapted}."
         if self.other_accuracy_new is None:
             return f"{kept}."
         other = "adapted" if self.chosen == "frozen" else "as it was"

