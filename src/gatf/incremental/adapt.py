@@ -82,7 +82,7 @@ def learn(
     except UserError as error:  # the frozen answer stands, whatever is wrong with the settings of the other
         return _told(frozen, "frozen", why=f"it could not be trained ({error})")
     ours, theirs = frozen.history[-1], adapted.history[-1]
-    if _promise(theirs, old) > _promise(ours, old) + MARGIN + _chance(ours, old):
+    if _promise(theirs, old) > _promise(ours, old) + MARGIN + _chance(ours):
         return replace(_told(adapted, "adapted", ours), adapts=adapts, frozen=frozen)
     return _told(frozen, "frozen", theirs)
 
@@ -113,11 +113,11 @@ def _promise(record: UpdateRecord, old: int) -> float:
     return (old * (record.expected_old or 0.0) + new * measured) / max(old + new, 1)
 
 
-def _chance(record: UpdateRecord, old: int) -> float:
-    """One standard error of the difference of two promises, from the number of images kept back."""
-    share = len(record.added) / max(old + len(record.added), 1)
+def _chance(record: UpdateRecord) -> float:
+    """One standard error of the difference of two promises, from the number of images kept back: the forecast of older
+    classes is scaled by what they show, so that their error is that of all classes."""
     right = min(max((record.accuracy_new or 0.0) / 100, 0.1), 0.9)
-    return 100 * share * math.sqrt(2 * right * (1 - right) / max(record.held_out, 1))
+    return 100 * math.sqrt(2 * right * (1 - right) / max(record.held_out, 1))
 
 
 def _trainable(frozen: Model, config: RunConfig) -> Model:
