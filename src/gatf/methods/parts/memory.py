@@ -89,7 +89,7 @@ class GaussianMemory(Growing):
 
     means: Tensor
     evidence: Tensor
-    """Of `rda`: how likely the held-back images of all tasks are to be told right, by `RDA_CHOICES`."""
+    """Of `rda`: how many held-back images of all tasks are told right, by `RDA_CHOICES`."""
 
     def __init__(
         self, dim: int, *, rule: Rule, seed: int, readout_shrink: float | None = None,
@@ -248,13 +248,11 @@ class GaussianMemory(Growing):
 
 
 def _evidence(fitted: gaussians.Gaussians, features: Tensor, labels: Tensor) -> Tensor:
-    """Sum over features [B, S] of the log-probability of their label [B] among the classes of the task, for each of
-    `RDA_CHOICES`. The network has seen these images; the Gaussians have not."""
-    sums = []
-    for mixture, shrinkage in RDA_CHOICES:
-        scores = rda_readout(fitted, mixture, shrinkage).scores(features) / 2  # log-densities, up to a constant
-        sums.append(torch.log_softmax(scores, dim=1).gather(1, labels[:, None]).sum())
-    return ranks.total(torch.stack(sums)).float()
+    """How many of the features [B, S] are told right among the classes of the task, labels [B], for each of
+    `RDA_CHOICES`. The network has seen these images; the Gaussians have not. The likelihood of the labels would not do:
+    it is best where a rule is least sure of itself, whatever it gets right."""
+    answers = [rda_readout(fitted, *choice).scores(features).argmax(1) for choice in RDA_CHOICES]
+    return ranks.total(torch.stack([(answer == labels).sum() for answer in answers]).float())
 
 
 def _on(kept: Kept, device: str) -> Kept:
