@@ -1,7 +1,7 @@
 """The folder of a run: what its files are called, what `summary.json` says, and how both are read and written."""
 
 import json
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -67,6 +67,8 @@ class Summary:
     """What the method keeps of each class, beside the networks."""
     versions: dict[str, str]
     """Of Python, gatf, torch, numpy, lightning-fabric."""
+    machine: dict[str, str] = field(default_factory=dict)
+    """When and where the run ended: `date` (UTC), `processor`, `threads`, and `device` if that is another."""
 
     @property
     def accuracy_new(self) -> float:
