@@ -424,6 +424,7 @@ class _Run:
             bytes_per_class=self.method.bytes_per_class(),
             versions=versions(),
             config_changes=progress.config_changes,
+            machine=machine(self.method.device),
         )
 
 
@@ -458,6 +459,19 @@ def peak_memory_mb(device: torch.device) -> float:
         return peak
     kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return kilobytes / (2**20 if sys.platform == "darwin" else 2**10)
+
+
+def machine(device: torch.device) -> dict[str, str]:
+    """What seconds, and the last bits of a result, depend on; and the date."""
+    known = Path("/proc/cpuinfo")
+    lines = known.read_text(encoding="utf-8", errors="replace").splitlines() if known.is_file() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    found = {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "processor": names[0] if names else platform.processor() or platform.machine(),
+        "threads": str(torch.get_num_threads()),
+    }
+    return found | ({"device": torch.cuda.get_device_name(device)} if device.type == "cuda" else {})
 
 
 def versions() -> dict[str, str]:

@@ -43,6 +43,7 @@ def test_methods_and_data_are_listed_a_line_each(call) -> None:
     assert [line.split()[0] for line in text.splitlines()] == list(METHODS)
     _, text, _ = call("methods", "--verbose")
     assert "ridge" in text
+    assert text.count("\n    choose   ") == len(METHODS)
     lines = [line.strip() for line in text.splitlines()]
     assert "preset paper: the defaults" in lines
     pycil = lines.index("preset pycil")  # the first is ewc's

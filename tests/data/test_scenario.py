@@ -8,7 +8,7 @@ import torch
 
 from gatf.data.base import ImageSet, Source
 from gatf.data.published import CIFAR100_ORDER_SHA256, IMAGENET100, cifar100_order, imagenet100_wnids, list_digest
-from gatf.data.scenario import build_scenario, class_order
+from gatf.data.scenario import build_scenario, class_order, read_order
 from gatf.data.subset import limit_training, long_tail
 from gatf.errors import UserError
 from gatf.settings import DataConfig, ScenarioConfig
@@ -158,3 +158,26 @@ def test_the_long_tail() -> None:
     assert torch.bincount(source.test.labels).tolist() == [10, 10, 10]  # the test set stays balanced
     capped = limit_training(toy(3), DataConfig(imbalance=4.0, max_per_class=8))
     assert torch.bincount(capped.train.labels).tolist() == [8, 4, 2]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("pycil.txt", "[2, 0, 1]"),
+        ("pycil.log", "[2,\n 0, 1]\n"),
+        ("facil.txt", "2 0 1\n"),
+        ("plain.txt", "2, 0,\n1\n"),
+        ("lines.txt", "# mine\n2\n0\n1\n"),
+        ("continuum.yaml", "class_order:\n- 2\n- 0\n- 1\nincrement: 1\n"),
+        ("order.json", '{"class_order": [2, 0, 1]}'),
+    ],
+)
+def test_orders_of_other_frameworks(tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    assert [int(item) for item in read_order(str(tmp_path / name))] == [2, 0, 1]
+
+
+def test_an_order_that_is_none(tmp_path: Path) -> None:
+    (tmp_path / "x.yaml").write_text("increment: 2\n", encoding="utf-8")
+    with pytest.raises(UserError, match="or have one as class_order"):
+        read_order(str(tmp_path / "x.yaml"))

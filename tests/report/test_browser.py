@@ -29,6 +29,11 @@ function measure(frame) {
   const sorted = [first()];
   const button = page.querySelectorAll("table thead button")[1];
   for (let click = 0; click < 2; click++) { button.click(); sorted.push(first()); }
+  const copied = {};
+  for (const copy of page.querySelector(".copy").querySelectorAll("button")) {
+    copy.click();
+    copied[copy.dataset.copy] = copy.dataset.copied;
+  }
   const before = getComputedStyle(page.body).backgroundColor;
   page.querySelector("button.theme").click();
   const after = getComputedStyle(page.body).backgroundColor;
@@ -40,6 +45,7 @@ function measure(frame) {
     lines: page.querySelectorAll("#accuracy svg path").length,
     stroke: getComputedStyle(page.querySelector("#accuracy svg path[style*='series']")).stroke,
     letters: Math.min(...all("#accuracy svg text").map(text => box(text).height)),
+    hints: all(".more").filter(hint => box(hint).width > 0).length, copied,
     sorted, before, after, order: button.parentElement.getAttribute("aria-sort"),
   };
 }
@@ -84,7 +90,7 @@ def test_figures_are_there_and_nothing_sticks_out(seen: dict[str, Any], frame: s
     page = seen[frame]
     assert page["overflow"] <= 0
     assert page["outside"] == 0
-    assert len(page["figures"]) == 12
+    assert len(page["figures"]) == 14
     assert all(width > 250 and height > 120 for width, height in page["figures"])
     assert page["lines"] >= 5
     assert page["stroke"].startswith("rgb(")
@@ -97,3 +103,13 @@ def test_tables_sort_and_the_theme_changes(seen: dict[str, Any], frame: str) -> 
     assert page["sorted"][1:] == ["joint", "finetune"]  # best A_last first, then worst
     assert page["order"] == "ascending"
     assert page["before"] != page["after"]
+
+
+def test_tables_say_that_they_scroll_and_can_be_copied(seen: dict[str, Any]) -> None:
+    assert seen["phone"]["hints"] > seen["desk"]["hints"]
+    copied = seen["desk"]["copied"]
+    assert copied["markdown"].splitlines()[0].startswith("| method | A_last % |")
+    assert copied["markdown"].splitlines()[1].startswith("|---|")
+    assert copied["csv"].splitlines()[0].startswith("method,A_last %,")
+    assert copied["latex"].splitlines()[2].startswith(r"method & A\_last \% & ")
+    assert copied["latex"].splitlines()[-1] == r"\end{tabular}"

@@ -1,5 +1,6 @@
 """Figures show the numbers they were given; diagnostics of real, tiny runs; what is said of tables made by hand."""
 
+import json
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +11,8 @@ import pytest
 
 from gatf.config import RunConfig
 from gatf.experiment import start
-from gatf.report import figures
+from gatf.io.events import Epoch
+from gatf.report import costs, figures
 from gatf.report.figures import curve, in_tasks
 from gatf.report.load import Run, load_runs
 from gatf.report.page import diagnostics_table, write_report
@@ -54,7 +56,7 @@ def test_every_diagnostic_has_its_figure(runs: list[Run], tmp_path: Path) -> Non
     text = (tmp_path / "r.html").read_text(encoding="utf-8")
     assert "Why it forgets" in text
     assert "What is stored of old classes against what is true" in text
-    assert text.count("<figure") == text.count('<svg role="img"') == 2 + 2 * 3 + 8
+    assert text.count("<figure") == text.count('<svg role="img"') == 2 + 2 * 3 + 8 + 2
 
 
 def test_old_classes_are_named_in_the_plane(runs: list[Run]) -> None:
@@ -83,7 +85,9 @@ def test_a_row_has_its_colour_also_where_others_have_no_table(runs: list[Run]) -
 def test_one_run_alone(runs: list[Run], tmp_path: Path) -> None:
     gatf = next(run for run in runs if run.row == "gatf")
     write_report([gatf.folder], tmp_path / "r.html")
-    assert 'id="drift"' in (tmp_path / "r.html").read_text(encoding="utf-8")
+    text = (tmp_path / "r.html").read_text(encoding="utf-8")
+    for name in ("drift", "losses", "rates"):
+        assert f'id="{name}"' in text
 
 
 def test_runs_without_diagnostics_have_none(runs: list[Run]) -> None:
@@ -131,3 +135,42 @@ def test_time_is_counted_in_tasks() -> None:
     """Whatever the number of epochs of a task."""
     rows = [{"task": 1, "epoch": 10}, {"task": 1, "epoch": 20}, {"task": 2, "epoch": 25}]
     assert [row["time"] for row in in_tasks(rows)] == [1.5, 2.0, 3.0]
+
+
+def epoch(task: int, number: int, lr: float, **losses: float) -> Epoch:
+    return Epoch(task=task, phase="train", epoch=number, losses=losses, lr=lr, seconds=1.0)
+
+
+def test_losses_and_rates_over_tasks(tmp_path: Path) -> None:
+    """Two epochs of task 0, three of task 1; a term that task 0 does not have begins with task 1."""
+    told = [
+        epoch(0, 0, 0.1, ce=4.0),
+        epoch(0, 1, 0.1, ce=2.0),
+        *(epoch(1, n, 0.01, ce=1.0, kd=n + 1.0) for n in range(3)),
+    ]
+    lines = [json.dumps(event.record()) for event in told]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    run = Run(tmp_path, "digits", "gatf", {}, {})
+    assert costs.losses(run) == {
+        "ce": ([0.5, 1.0, 1 + 1 / 3, 1 + 2 / 3, 2.0], [4.0, 2.0, 1.0, 1.0, 1.0]),
+        "kd": ([1 + 1 / 3, 1 + 2 / 3, 2.0], [1.0, 2.0, 3.0]),
+    }
+    assert costs.rates(run) == {"rate": ([0.5, 1.0, 1 + 1 / 3, 1 + 2 / 3, 2.0], [0.1, 0.1, 0.01, 0.01, 0.01])}
+    (axes,) = costs.training_lines(costs.losses(run), "loss").axes
+    assert [line.get_ydata()[-1] for line in axes.get_lines()] == [1.0, 3.0]
+    assert costs.losses(Run(tmp_path / "none", "digits", "gatf", {}, {})) == {}
+
+
+def test_names_that_could_cover_each_other_stand_together() -> None:
+    places = {"a": 0.5, "b": 0.1, "c": 0.25, "d": 0.9, "e": 0.62}
+    assert costs.neighbours(places, 0.2) == [["b", "c"], ["a", "e"], ["d"]]
+
+
+def test_many_classes_stand_in_the_order_of_their_accuracy(fake_bench: Path) -> None:
+    runs = load_runs([fake_bench / "gatf-seed0"])
+    (axes,) = figures.accuracy_by_class(runs).axes
+    named = [label.get_text() for label in axes.get_yticklabels()]
+    last = dict(zip(runs[0].summary.class_names, runs[0].summary.accuracy_by_class[-1], strict=True))
+    accuracies = [last[name] for name in named]
+    assert len(named) == 25
+    assert accuracies == sorted(accuracies, reverse=True)

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from gatf import cli
 from gatf.errors import UserError
 from gatf.report.load import load_runs
-from gatf.report.page import write_report
+from gatf.report.page import classes_table, machines, write_report
 
 FakeRun = Callable[..., dict[str, Any]]
 LIGHT_ENOUGH = 3_000_000
@@ -57,7 +57,7 @@ def page(fake_bench: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_the_page_is_whole_described_and_needs_nothing_else(page: str) -> None:
     parsed = Page(page)
     assert parsed.open == []
-    assert parsed.figures == parsed.described == 2 + 2 * 5
+    assert parsed.figures == parsed.described == 2 + 2 * 5 + 2
     assert parsed.outside == []
     assert not re.search(r"https?://|@import|url\((?!#)", page)
     assert len(page.encode()) < LIGHT_ENOUGH
@@ -134,3 +134,17 @@ def test_the_command(fake_run: FakeRun, tmp_path: Path, monkeypatch: pytest.Monk
         assert "gatf report &#39;runs/a b&#39;" in page  # as it can be typed again
     assert told.exit_code == 0, told.output
     assert "report of 1 run: " in told.output
+
+
+def test_machines_and_classes_are_listed(fake_run: FakeRun, tmp_path: Path) -> None:
+    for seed, day in enumerate(("01", "03")):
+        told = fake_run(tmp_path / f"s{seed}", "gatf", seed)
+        told["machine"] = {"date": f"2026-11-{day}T10:00:00+00:00", "processor": "Abacus 2", "threads": "1"}
+        (tmp_path / f"s{seed}" / "summary.json").write_text(json.dumps(told), encoding="utf-8")
+    runs = load_runs([tmp_path])
+    assert machines(runs) == ["2 runs on Abacus 2, 1 thread; 2026-11-01 to 2026-11-03"]
+    table = classes_table("gatf", runs)
+    assert [cell.text for cell in table.rows[3][:2]] == ["class 3", "2"]
+    new = sum(run.summary.accuracy_by_class[1][3] for run in runs) / 2
+    end = sum(run.summary.accuracy_by_class[-1][3] for run in runs) / 2
+    assert [cell.key for cell in table.rows[3][2:]] == [new, end]

@@ -11,6 +11,25 @@ from gatf.methods import method_class
 from gatf.settings import OptimisationConfig, StageConfig, choices, deep_merge
 
 
+WHEN = {
+    "gatf": "the network must go on learning, and answers are to be certified or refused",
+    "adagauss": "the same, with time for its adapter's training",
+    "finetune": "as the floor of a comparison",
+    "joint": "all images may be kept: the ceiling",
+    "ewc": "as a classic in a comparison",
+    "lwf": "as a classic in a comparison",
+    "sdc": "half a kilobyte for each class, as a classic in a comparison",
+    "adc": "very little room for each class",
+    "ldc": "very little room for each class",
+    "pass": "there is time for four views of every image",
+    "fetril": "the first task looks like later ones, or time is short",
+    "fecam": "nothing may be trained after the first task",
+    "efc": "room for a covariance of each class, and few classes at first",
+    "dpcr": "several classes in each task, room for a Gram matrix of each",
+}
+"""In a few words when to choose a method; docs/methods.md has the numbers behind it."""
+
+
 class _Features(nn.Module):
     """Stands for a backbone of a given feature dimension."""
 
@@ -39,6 +58,8 @@ def describe(name: str, *, pooled: int, bottleneck: int, classes: int) -> Iterat
     """Lines for `gatf methods --verbose`."""
     method = method_class(name)
     kept = bytes_kept(name, pooled=pooled, bottleneck=bottleneck)
+    if name in WHEN:
+        yield f"choose   when {WHEN[name]}" if not WHEN[name].startswith("as ") else f"choose   {WHEN[name]}"
     yield f"paper    {method.paper}"
     yield f"keeps    {method.keeps}: {kept:,} bytes per class, {kept * classes:,} for {classes} classes"
     yield f"trains   {method.trains}"

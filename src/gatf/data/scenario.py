@@ -151,7 +151,8 @@ def class_numbers(items: Sequence[object], source: Source, origin: str) -> tuple
 
 
 def read_order(file: str) -> list[Any]:
-    """The classes a file lists: a YAML list, or one per line."""
+    """The classes a file lists: one per line, or in the ways of other frameworks: a list in brackets as PyCIL and FACIL
+    print it, numbers beside each other, a YAML list, or a YAML mapping with `class_order` as continuum's options have."""
     path = Path(file).expanduser()
     if not path.is_file():
         raise UserError(
@@ -159,14 +160,23 @@ def read_order(file: str) -> list[Any]:
         )
     try:
         text = path.read_text(encoding="utf-8")
-        loaded = yaml.safe_load(text) if path.suffix in (".yaml", ".yml") else text.splitlines()
+        structured = path.suffix in (".yaml", ".yml", ".json") or text.lstrip().startswith("[")
+        loaded = yaml.safe_load(text) if structured else _words(text)
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise UserError(f"the class order {file} cannot be read: {' '.join(str(error).split())}") from None
+    if isinstance(loaded, dict):
+        loaded = loaded.get("class_order")
     if not isinstance(loaded, list):
-        raise UserError(f"the class order {file} must be a list of class numbers or names")
+        raise UserError(f"the class order {file} must be a list of class numbers or names, or have one as class_order")
     if all(isinstance(line, str) for line in loaded):
         return [line.strip() for line in loaded if line.strip() and not line.startswith("#")]
     return loaded
+
+
+def _words(text: str) -> list[str]:
+    """Lines; where the file has nothing but numbers, every number."""
+    words = text.replace(",", " ").split()
+    return words if words and all(word.isdecimal() for word in words) else text.splitlines()
 
 
 def split_classes(classes: int, config: ScenarioConfig) -> tuple[int, ...]:

@@ -75,6 +75,8 @@ class Summary:
     """Of Python, gatf, torch, numpy, lightning-fabric."""
     config_changes: list[str] = field(default_factory=list)
     """Settings that were changed on the way, with `--force-config`; `config.yaml` has the last ones."""
+    machine: dict[str, str] = field(default_factory=dict)
+    """When and where the run ended: `date` (UTC), `processor`, `threads`, and `device` if that is another."""
 
     @property
     def accuracy_new(self) -> float:

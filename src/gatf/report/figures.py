@@ -40,7 +40,7 @@ KERNEL = np.exp(-0.5 * np.linspace(-3, 3, 25) ** 2)
 KERNEL /= KERNEL.sum()
 """Smooths a histogram over a fifth of a unit."""
 MOST_NAMED = 25
-"""Classes whose names still fit into the plane."""
+"""Classes whose names still fit into the plane, or beside a heat map."""
 Curve = tuple[np.ndarray, np.ndarray, np.ndarray | None]
 """Places, means over seeds, standard deviations."""
 
@@ -106,18 +106,23 @@ def accuracy_matrix(runs: Sequence[Run]) -> Figure:
 
 @styled
 def accuracy_by_class(runs: Sequence[Run]) -> Figure:
-    """Accuracy on every class after every task of one row, classes in the order they were learnt; mean over seeds."""
+    """Accuracy on every class after every task of one row; mean over seeds. Classes stand in the order they were
+    learnt, or, where there are too many to name them all, by their accuracy at the end."""
     mean = _mean_ragged([run.summary.accuracy_by_class for run in runs]).T  # [classes, tasks]
     classes, tasks = mean.shape
+    names = [short(name) for name in runs[0].summary.class_names]
+    if classes > MOST_NAMED:
+        order = np.argsort(-mean[:, -1], kind="stable")
+        mean, names = mean[order], [names[number] for number in order]
     figure, axes = new_figure(max(2.2, min(5.2, 1.0 + 0.24 * classes)))
     heat_cells(axes, mean)
     axes.set_xticks(*_task_ticks(tasks))
-    names = runs[0].summary.class_names
-    step = -(-classes // 25)
-    axes.set_yticks(range(0, classes, step), [short(names[number]) for number in range(0, classes, step)])
+    step = -(-classes // MOST_NAMED)
+    axes.set_yticks(range(0, classes, step), names[::step])
     axes.set_xlabel("after task")
-    for size in [len(row) for row in runs[0].summary.accuracy_by_class][:-1]:
-        axes.axhline(size - 0.5, color=PAPER, linewidth=2.5 if classes <= 30 else 1.2)
+    if classes <= MOST_NAMED:
+        for size in [len(row) for row in runs[0].summary.accuracy_by_class][:-1]:
+            axes.axhline(size - 0.5, color=PAPER, linewidth=2.5)
     return figure
 
 

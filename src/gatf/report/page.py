@@ -43,6 +43,7 @@ def write_report(
         command="gatf report " + " ".join(shlex.quote(str(_seen_from_here(path))) for path in paths),
         sections=[_fill(section, number) for number, section in enumerate(sections)],
         versions=sorted({tuple(sorted(run.summary.versions.items())) for run in runs}),
+        machines=machines(runs),
         configs=[(row, _config_text(group)) for row, group in by_row(runs).items()],
         several=len(sections) > 1,
     )  # fmt: skip
@@ -106,6 +107,7 @@ def _fill(section: Section, number: int) -> dict[str, Any]:
         "explained": explained_table(runs),
         "diagnosis": diagnostics_table(runs),
         "runs": runs_table(runs) if len(runs) > 1 else None,
+        "classes": [classes_table(row, group) for row, group in by_row(runs).items()],
         "groups": draw_groups(section.figures, f"f{number}x"),
         "intros": GROUPS,
         "why": WHY,
@@ -214,6 +216,44 @@ def runs_table(runs: Sequence[Run]) -> Table:
         cells = [Cell(run.row, run.row), Cell(str(run.summary.seed), run.summary.seed)]
         rows.append(cells + [number_cell(row[column]) for column in columns])
     return Table("Every run", headings, rows)
+
+
+def classes_table(row: str, runs: Sequence[Run]) -> Table:
+    """One row per class, mean over seeds: what a map of very many cannot name."""
+    found: dict[str, list[tuple[int, float, float]]] = {}
+    for run in runs:
+        summary = run.summary
+        before = 0
+        for task, accuracies in enumerate(summary.accuracy_by_class):
+            for number in range(before, len(accuracies)):
+                ends = accuracies[number], summary.accuracy_by_class[-1][number]
+                found.setdefault(summary.class_names[number], []).append((task, *ends))
+            before = len(accuracies)
+    rows = []
+    for name, seen in found.items():
+        tasks, new, end = zip(*seen, strict=True)
+        learnt = str(tasks[0] + 1) if len(set(tasks)) == 1 else MISSING  # seeds may have orders of their own
+        rows.append([Cell(name, name), Cell(learnt, tasks[0]), number_cell(fmean(new)), number_cell(fmean(end))])
+    headings = [("class", ""), ("task", ""), ("when new %", "just after its task"), ("at the end %", "")]
+    return Table(f"Every class of {row}", headings, rows)
+
+
+def machines(runs: Sequence[Run]) -> list[str]:
+    """Where runs were made, with the first and the last day, a line per kind of machine."""
+    found: dict[str, list[str]] = {}
+    for run in runs:
+        told = run.summary.machine
+        where = ", ".join(
+            [told[name] for name in ("processor", "device") if name in told]
+            + ([f"{told['threads']} thread{'s' if told['threads'] != '1' else ''}"] if "threads" in told else [])
+        )
+        if where:
+            found.setdefault(where, []).append(told.get("date", "")[:10])
+    lines = []
+    for where, dates in found.items():
+        days = " to ".join(sorted({min(dates), max(dates)}))
+        lines.append(f"{len(dates)} run{'s' if len(dates) > 1 else ''} on {where}; {days}")
+    return lines
 
 
 def published_table(runs: Sequence[Run]) -> Table | None:

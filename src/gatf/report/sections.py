@@ -8,18 +8,22 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from gatf.bench.tables import aggregate
-from gatf.report import figures
+from gatf.data.listing import some
+from gatf.report import costs, figures
 from gatf.report.load import Run, by_row, by_setting, last_task
 
 BASELINES = ("joint", "finetune")
 TASKS, CLASSES = "Accuracy on each task", "Accuracy on each class"
 WHY, PLANE = "Why it forgets", "Where classes move"
+COSTS, TRAINING = "What it costs", "Training"
 GROUPS = {
     TASKS: "Read down a column: the accuracy on one task, in percent, as later ones are learnt.",
     CLASSES: "Read along a row: a class whose colour fades is being forgotten.",
     WHY: "Measured on old images that the method itself never sees again.",
     PLANE: "The last task in two dimensions: an arrow from where an old class was to where the network now puts it; "
     "a cross where the method believes it is. The shorter the dotted line, the better the transport.",
+    COSTS: "Up and to the left is better. Seconds depend on the machine and its threads, which stand at the end.",
+    TRAINING: "From the log of the first run. A loss that still falls when a task ends wants more epochs.",
 }
 """Figures that stand side by side, and how to read them."""
 
@@ -68,7 +72,7 @@ def figures_of(runs: Sequence[Run], prefix: str = "") -> list[FigureSpec]:
     specs += [_matrix(row, group, prefix) for row, group in rows.items()]
     specs += [_classes(row, group, prefix) for row, group in rows.items()]
     specs = [_alone(spec) for spec in specs] if len(rows) == 1 else specs
-    return specs + diagnostic_figures(runs, prefix)
+    return specs + diagnostic_figures(runs, prefix) + _costs(runs, prefix) + _training(runs, prefix)
 
 
 def _alone(spec: FigureSpec) -> FigureSpec:
@@ -175,6 +179,52 @@ def _classes(row: str, runs: Sequence[Run], prefix: str) -> FigureSpec:
         f"Heat map of {row}: accuracy in percent on each class (rows) after each task (columns). {end}",
         lambda: figures.accuracy_by_class(runs), group=CLASSES,
     )  # fmt: skip
+
+
+def _costs(runs: Sequence[Run], prefix: str) -> list[FigureSpec]:
+    """Accuracy against memory and time, where there are rows to compare."""
+    table = aggregate(run.result for run in runs)
+    if len(table) < 2:
+        return []
+    least = min(row["bytes_per_class"] for row in table)
+    cheapest = [row["row"] for row in table if row["bytes_per_class"] == least]
+    quickest = min(table, key=lambda row: row["total_seconds"])
+    return [
+        FigureSpec(
+            f"{prefix}memory", "Accuracy against memory",
+            f"Least is kept by {some(cheapest, 4)}: {least:,} bytes for each class.",
+            "Scatter chart of A_last over the bytes kept for each class, logarithmic: "
+            + ", ".join(f"{row['row']} {row['a_last']:.1f} % at {row['bytes_per_class']:,}" for row in table) + ".",
+            lambda: costs.against_memory(runs), group=COSTS,
+        ),
+        FigureSpec(
+            f"{prefix}time", "Accuracy against time",
+            f"{quickest['row']} is quickest with {quickest['total_seconds']:.0f} s.",
+            "Scatter chart of A_last over the seconds of a run, logarithmic: "
+            + ", ".join(f"{row['row']} {row['a_last']:.1f} % in {row['total_seconds']:.0f} s" for row in table) + ".",
+            lambda: costs.against_time(runs), group=COSTS,
+        ),
+    ]  # fmt: skip
+
+
+def _training(runs: Sequence[Run], prefix: str) -> list[FigureSpec]:
+    """Losses and learning rates of a run, where it has a log; those of several methods are not comparable."""
+    losses = costs.losses(runs[0]) if len(by_row(runs)) == 1 else {}
+    if not losses:
+        return []
+    ends = {name: heights[-1] for name, (_, heights) in losses.items()}
+    return [
+        FigureSpec(
+            f"{prefix}losses", "Loss", f"In the last epoch: {told(ends)}.",
+            f"Line chart of the terms of the loss over epochs. In the last one: {told(ends)}.",
+            lambda: costs.training_lines(losses, "terms of the loss, mean over an epoch"), group=TRAINING,
+        ),
+        FigureSpec(
+            f"{prefix}rates", "Learning rate", "Of the last parameter group, in each epoch.",
+            "Line chart of the learning rate over epochs.",
+            lambda: costs.training_lines(costs.rates(runs[0]), "learning rate", log=True), group=TRAINING,
+        ),
+    ]  # fmt: skip
 
 
 def diagnostic_figures(runs: Sequence[Run], prefix: str = "") -> list[FigureSpec]:

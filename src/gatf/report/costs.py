@@ -1,0 +1,129 @@
+"""Figures of how a run was trained and of what it costs: losses, learning rates, accuracy against memory and time."""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from gatf.bench.tables import aggregate
+from gatf.io.events import Epoch
+from gatf.io.run_folder import RunFolder
+from gatf.report.load import Run, by_row
+from gatf.report.style import (
+    MUTED,
+    SERIES,
+    LineStyle,
+    label_ends,
+    line_styles,
+    new_figure,
+    spread_apart,
+    styled,
+    whole_ticks,
+)
+
+MOST_TERMS = len(SERIES)
+"""Terms of a loss that have a colour of their own."""
+NAME_WIDTH = 0.2
+"""Of the width of a figure, about what a method's name takes."""
+Line = tuple[list[float], list[float]]
+"""Places and heights."""
+
+
+def epochs_of(run: Run) -> list[Epoch]:
+    """The epochs in a run's log, in order; none where there is no log."""
+    folder = RunFolder(run.folder)
+    if not folder.events.is_file():
+        return []
+    return [event for event in folder.read_events() if isinstance(event, Epoch)]
+
+
+def over_time(epochs: Sequence[Epoch], values: Sequence[float | None]) -> Line:
+    """Values against the number of tasks learnt, where the epochs of a task, of all its phases, take up one unit."""
+    counts: dict[int, int] = {}
+    for epoch in epochs:
+        counts[epoch.task] = counts.get(epoch.task, 0) + 1
+    done = dict.fromkeys(counts, 0)
+    places, heights = [], []
+    for epoch, value in zip(epochs, values, strict=True):
+        done[epoch.task] += 1
+        if value is not None:
+            places.append(epoch.task + done[epoch.task] / counts[epoch.task])
+            heights.append(value)
+    return places, heights
+
+
+def losses(run: Run) -> dict[str, Line]:
+    """The terms of the loss of one run, the first ones where there are many."""
+    epochs = epochs_of(run)
+    names = list(dict.fromkeys(name for epoch in epochs for name in epoch.losses))[:MOST_TERMS]
+    return {name: over_time(epochs, [epoch.losses.get(name) for epoch in epochs]) for name in names}
+
+
+def rates(run: Run) -> dict[str, Line]:
+    """The learning rate of one run."""
+    epochs = epochs_of(run)
+    return {"rate": over_time(epochs, [epoch.lr for epoch in epochs])} if epochs else {}
+
+
+@styled
+def training_lines(lines: Mapping[str, Line], label: str, *, log: bool = False) -> Figure:
+    """One line per name, over the tasks."""
+    figure, axes = new_figure(3.0)
+    if log:
+        axes.set_yscale("log")
+    styles = {name: LineStyle(SERIES[number], "") for number, name in enumerate(lines)}
+    for name, (places, heights) in lines.items():
+        axes.plot(places, heights, color=styles[name].color, linewidth=1.3)
+    last = int(np.ceil(max(places[-1] for places, _ in lines.values())))
+    axes.set_xlim(0, last)
+    axes.set_xticks(whole_ticks(0, last))
+    axes.set_xlabel("tasks learnt")
+    axes.set_title(label, loc="left", color=MUTED)
+    label_ends(axes, {name: heights[-1] for name, (_, heights) in lines.items()}, styles)
+    return figure
+
+
+@styled
+def against(runs: Sequence[Run], column: str, label: str) -> Figure:
+    """A_last of each row against what it costs, on a logarithmic scale; up and to the left is better."""
+    figure, axes = new_figure(3.2)
+    styles = line_styles(by_row(runs))
+    axes.set_xscale("log")
+    table = aggregate(run.result for run in runs)
+    for row in table:
+        style = styles[row["row"]]
+        axes.errorbar(
+            row[column], row["a_last"], yerr=row["a_last_std"], color=style.color, marker=style.marker or "o",
+            markersize=7, linewidth=1,
+        )  # fmt: skip
+    axes.margins(x=0.2)
+    axes.set_xlabel(label)
+    axes.set_title("A_last, %", loc="left", color=MUTED)
+    axes.set_xlim(axes.get_xlim())  # settles the scale, from which places follow
+    axes.set_ylim(axes.get_ylim())
+    to_share = axes.transData + axes.transAxes.inverted()
+    places = {row["row"]: to_share.transform((row[column], row["a_last"])) for row in table}
+    for names in neighbours({name: float(place[0]) for name, place in places.items()}, NAME_WIDTH):
+        heights = spread_apart([float(places[name][1]) for name in names], 0.055, 0.0, 1.0)
+        for name, height in zip(names, heights, strict=True):
+            axes.annotate(
+                name, (float(places[name][0]), height), xycoords="axes fraction", xytext=(8, 0), va="center",
+                textcoords="offset points", color=styles[name].color, fontsize=8.5,
+            ).set_in_layout(False)  # fmt: skip
+    return figure
+
+
+def neighbours(places: Mapping[str, float], width: float) -> list[list[str]]:
+    """Names whose labels, which begin at `places`, may cover each other: each is within `width` of the one before."""
+    groups: list[list[str]] = []
+    for name in sorted(places, key=lambda name: places[name]):
+        if groups and places[name] - places[groups[-1][-1]] < width:
+            groups[-1].append(name)
+        else:
+            groups.append([name])
+    return groups
+
+
+against_memory = partial(against, column="bytes_per_class", label="bytes kept for each class")
+against_time = partial(against, column="total_seconds", label="seconds, all tasks")
