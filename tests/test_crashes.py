@@ -30,7 +30,7 @@ from gatf.io.run_folder import RunFolder
 from .faults import FULL, HALF, KILL, NO_SPACE, SENTENCE, operations, with_fault
 
 Tiny = Callable[..., RunConfig]
-VOLATILE = {"seconds", "total_seconds", "seconds_of_task", "peak_memory_mb", "date", "events"}
+VOLATILE = {"seconds", "total_seconds", "seconds_of_task", "peak_memory_mb", "date", "events", "machine"}
 FAULTS = (KILL, HALF, FULL, NO_SPACE)
 
 
