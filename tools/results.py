@@ -411,9 +411,9 @@ $ pip install 'gatf-cil[pretrained]'
 $ gatf bench cub200-128px --methods ncm,slda,ranpac,klda,fetril     # these train nothing
 ```
 
-{photo_machines} The paper's CUB-200 has ResNet-18, fine-tuned in every task, at 224 pixels: another network and three times
-as many pixels, so that its numbers are no rows of this table. Here too, methods that train the network have yet to be
-run. The first four rows do not depend on the order of classes; only their A_inc does.
+{photo_machines} The paper's CUB-200 has ResNet-18, fine-tuned in every task, at 224 pixels: another network and
+three times as many pixels, so that its numbers are no rows of this table. Here, methods that train the network have yet
+to be run. The first four rows do not depend on the order of classes; only their A_inc does.
 
 {photos}
 ## What Theorem 2 certifies
