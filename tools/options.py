@@ -1,0 +1,116 @@
+"""GATF's options, one at a time and together, on validation images: what preset `plus` is chosen by.
+
+python tools/options.py digits --seeds 0 1               run what benchmarks/results/options.json lacks
+python tools/options.py glyphs cifar100-16px --only rda  rows whose name contains this
+Either also writes the table of docs/methods.md anew, from all that is on record.
+
+Settings are chosen on training images that are held out, never on test images. A row's training is done once per seed;
+rows that differ after training alone repeat the ends of its tasks, as tools/orderings.py does.
+"""
+
+import argparse
+import json
+import sys
+from typing import Any
+
+import torch
+from orderings import PAGE, Row, identity, run, same, spread
+from update_docs import ROOT, replace_between
+
+from gatf.io.files import write_text
+
+RECORD = ROOT / "benchmarks" / "results" / "options.json"
+VALIDATION = {"data.val_fraction": 0.2, "data.evaluate_on": "validation"}
+DATA: dict[str, dict[str, Any]] = {
+    "digits": VALIDATION,
+    "glyphs": VALIDATION | {"data.glyphs.classes": 40, "scenario.tasks": 4},
+    "cifar100-16px": {"data.val_fraction": 0.1, "data.evaluate_on": "validation"},
+}
+
+
+def both(**settings: Any) -> dict[str, Any]:
+    """A setting of both stages."""
+    return {f"optimisation.{stage}.{name}": value for stage in ("first", "next") for name, value in settings.items()}
+
+
+CLIP, COSINE, AVERAGE = both(clip_by="module"), both(schedule="cosine"), both(average=0.25)
+RATE = {"optimisation.next.lr": 0.05}
+EVAL = {"method.residual_target": "eval"}
+REFRESH, IDENTITY = {"method.final_refresh": True}, {"method.anchor": "identity"}
+RDA, LINEAR = {"method.readout": "rda"}, {"method.readout": "linear"}
+TRAININGS: dict[str, dict[str, Any]] = {
+    "paper": {},
+    "clip by module": CLIP,
+    "later rate 0.05": RATE,
+    "cosine": COSINE,
+    "average": AVERAGE,
+    "residual in eval mode": EVAL,
+    "clip by module, later rate 0.05": CLIP | RATE,
+}
+AFTER: dict[str, dict[str, Any]] = {
+    "": {},
+    "final refresh": REFRESH,
+    "identity": REFRESH | IDENTITY,
+    "low rank": REFRESH | {"method.anchor": "lowrank"},
+    "procrustes": REFRESH | {"method.anchor": "procrustes"},
+    "identity, ridge chosen": REFRESH | IDENTITY | {"method.ridge": "auto"},
+    "linear": LINEAR,
+    "final refresh, linear": REFRESH | LINEAR,
+    "rda": RDA,
+    "final refresh, rda": REFRESH | RDA,
+    "identity, rda": REFRESH | IDENTITY | RDA,
+    "procrustes, rda": REFRESH | RDA | {"method.anchor": "procrustes"},
+}
+ALWAYS = ("", "rda", "identity, rda")
+"""What follows every training; the rest follows the paper's alone."""
+KEPT = ("a_last", "a_inc", "forgetting", "cpu_seconds")
+
+
+def rows(dataset: str, seeds: tuple[int, ...]) -> list[Row]:
+    return [
+        Row(
+            "options", dataset, "gatf", ": ".join(filter(None, (training, after))), DATA[dataset] | settings,
+            AFTER[after], seeds=seeds,
+        )
+        for training, settings in TRAININGS.items()
+        for after in (AFTER if training == "paper" else ALWAYS)
+    ]  # fmt: skip
+
+
+def table(records: list[dict[str, Any]]) -> str:
+    """A line for each row with results, mean ± standard deviation over its seeds."""
+    lines = ["| data | what | seeds | A_last % | A_inc % | forgetting |", "|---|---|---:|---:|---:|---:|"]
+    for dataset in DATA:
+        for what in dict.fromkeys(row.what for row in rows(dataset, ())):
+            own = [record for record in records if (record["dataset"], record["what"]) == (dataset, what)]
+            if own:
+                numbers = [spread([record[name] for record in own]) for name in ("a_last", "a_inc", "forgetting")]
+                lines.append("| " + " | ".join([dataset, what, str(len(own)), *numbers]) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", nargs="+", choices=DATA)
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1])
+    parser.add_argument("--only", default="", help="rows whose name contains this")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    records = json.loads(RECORD.read_text(encoding="utf-8")) if RECORD.is_file() else []
+    for row in [row for dataset in options.data for row in rows(dataset, tuple(options.seeds))]:
+        if options.only not in row.what:
+            continue
+        for seed in row.seeds:
+            if not any(same(record, row, seed) for record in records):
+                found = run(row, seed)
+                records.append(identity(row, seed) | {"what": row.what} | {name: found[name] for name in KEPT})
+                lines = ",\n".join(json.dumps(record, ensure_ascii=False) for record in records)
+                write_text(RECORD, f"[\n{lines}\n]\n")
+                sys.stdout.write(f"{row.dataset}, seed {seed}, {row.what}: {found['a_last']}, {found['a_inc']}\n")
+                sys.stdout.flush()
+    page = PAGE.read_text(encoding="utf-8")
+    PAGE.write_text(replace_between(page, "options", table(records)), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
