@@ -10,7 +10,6 @@ from gatf.config import PER_METHOD, flat, read_recipe, recipe_names
 from gatf.methods import method_class
 from gatf.settings import OptimisationConfig, StageConfig, choices, deep_merge
 
-
 WHEN = {
     "gatf": "the network must go on learning, and answers are to be certified or refused",
     "adagauss": "the same, with time for its adapter's training",

@@ -149,7 +149,7 @@ def class_numbers(items: Sequence[object], source: Source, origin: str) -> tuple
 
 def read_order(file: str) -> list[Any]:
     """The classes a file lists: one per line, or in the ways of other frameworks: a list in brackets as PyCIL and FACIL
-    print it, numbers beside each other, a YAML list, or a YAML mapping with `class_order` as continuum's options have."""
+    print it, numbers beside each other, a YAML list, or a YAML mapping with `class_order` as continuum has it."""
     path = Path(file).expanduser()
     if not path.is_file():
         raise UserError(
