@@ -212,7 +212,7 @@ def test_lite0_takes_the_installed_weights_unless_told_otherwise(monkeypatch: py
     assert BackboneConfig(name="efficientnet_lite0", pretrained=None).pretrained is None
     assert BackboneConfig().pretrained is None
     monkeypatch.setattr("gatf.nets.pretrained.find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"efficientnet_lite0 are not installed: pip install 'gatf\[pretrained\]'"):
+    with pytest.raises(UserError, match=r"efficientnet_lite0 are not installed: pip install 'gatf-cil\[pretrained\]'"):
         build_backbone(BackboneConfig(name="efficientnet_lite0"), 3)
     assert not build_backbone(BackboneConfig(name="efficientnet_lite0", pretrained=None), 3).pretrained
 

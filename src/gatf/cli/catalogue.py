@@ -25,6 +25,10 @@ WHEN = {
     "fecam": "nothing may be trained after the first task",
     "efc": "room for a covariance of each class, and few classes at first",
     "dpcr": "several classes in each task, room for a Gram matrix of each",
+    "ncm": "the network is pretrained, and there are a few images per class",
+    "slda": "the network is pretrained: the first thing to try on photos",
+    "ranpac": "the network is pretrained, and there are many images",
+    "klda": "the network is pretrained, and straight borders between classes do not do",
 }
 """In a few words when to choose a method; docs/methods.md has the numbers behind it."""
 

@@ -73,15 +73,12 @@ class Scenario:
 
     def task_data(
         self, task: int, pipeline: Pipeline, *, seed: int = 0, device: torch.device | str = "cpu",
-        all_so_far: bool = False, features: Tensor | None = None,
+        all_so_far: bool = False,
     ) -> TaskData:  # fmt: skip
-        """The training images of a task, or of every task up to it; `features` of all training images if known."""
+        """The training images of a task, or of every task up to it."""
         members = self.members(self.source.train, 0 if all_so_far else task, task)
         info = self._info(task, len(members[0]))
-        return TaskData(
-            info, self.source.train, members, pipeline=pipeline, seed=seed, device=torch.device(device),
-            features=features,
-        )  # fmt: skip
+        return TaskData(info, self.source.train, members, pipeline=pipeline, seed=seed, device=torch.device(device))
 
     def __str__(self) -> str:
         lines = [f"{self.source.name}: {sum(self.task_sizes)} classes in {len(self)} tasks"]
@@ -152,8 +149,7 @@ def class_numbers(items: Sequence[object], source: Source, origin: str) -> tuple
 
 def read_order(file: str) -> list[Any]:
     """The classes a file lists: one per line, or in the ways of other frameworks: a list in brackets as PyCIL and FACIL
-    print it, numbers beside each other, a YAML list, or a YAML mapping with `class_order`, as continuum's options have.
-    """
+    print it, numbers beside each other, a YAML list, or a YAML mapping with `class_order` as continuum has it."""
     path = Path(file).expanduser()
     if not path.is_file():
         raise UserError(
