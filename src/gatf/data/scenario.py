@@ -73,12 +73,15 @@ class Scenario:
 
     def task_data(
         self, task: int, pipeline: Pipeline, *, seed: int = 0, device: torch.device | str = "cpu",
-        all_so_far: bool = False,
+        all_so_far: bool = False, features: Tensor | None = None,
     ) -> TaskData:  # fmt: skip
-        """The training images of a task, or of every task up to it."""
+        """The training images of a task, or of every task up to it; `features` of all training images if known."""
         members = self.members(self.source.train, 0 if all_so_far else task, task)
         info = self._info(task, len(members[0]))
-        return TaskData(info, self.source.train, members, pipeline=pipeline, seed=seed, device=torch.device(device))
+        return TaskData(
+            info, self.source.train, members, pipeline=pipeline, seed=seed, device=torch.device(device),
+            features=features,
+        )  # fmt: skip
 
     def __str__(self) -> str:
         lines = [f"{self.source.name}: {sum(self.task_sizes)} classes in {len(self)} tasks"]
