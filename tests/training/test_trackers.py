@@ -55,7 +55,7 @@ def test_a_resumed_run_goes_on_counting(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", SINKS)
 def test_a_missing_extra_is_named(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trackers, "find_spec", lambda module: None)
-    with pytest.raises(UserError, match=rf"gatf\[{name}\]"):
+    with pytest.raises(UserError, match=rf"gatf-cil\[{name}\]"):
         open_tracker(name, tmp_path, {})
 
 
