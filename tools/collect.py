@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any
 
 import results
-
 from gatf.bench.plan import load_plan
 from gatf.errors import UserError
 from gatf.io.events import Epoch
