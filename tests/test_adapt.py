@@ -11,6 +11,7 @@ from torch import Tensor, nn
 import gatf.incremental.adapt as adapt
 from gatf.errors import Diverged, UserError
 from gatf.geometry.moments import Moments, PooledMoments
+from gatf.incremental import defaults
 from gatf.incremental.classifier import IncrementalClassifier
 from gatf.methods.slda import SLDA
 from gatf.model import file as model_file
@@ -167,6 +168,15 @@ def test_promises_by_hand() -> None:
     assert adapt._promise(record(5, 80.0, 60.0), 15) == 65
     assert adapt._chance(record(5, 80.0, None)) == pytest.approx(100 * (2 * 0.8 * 0.2 / 100) ** 0.5)
     assert adapt._chance(record(5, 100.0, 60.0, held_out=25)) == pytest.approx(100 * (2 * 0.9 * 0.1 / 25) ** 0.5)
+
+
+def test_a_new_fit_is_for_the_new_images(make: Any) -> None:
+    """Not for those of the model that it replaces: images of 16 and of 80 pixels are augmented in different ways."""
+    classifier = make(adapt="never").fit(*photos(0, 1))
+    images, labels = photos(0, 1)
+    classifier.fit(images.repeat(5, axis=1).repeat(5, axis=2), labels)
+    assert classifier.model_.preprocessing.shape == (3, 80, 80)
+    assert list(classifier.model_.config.data.augment) == defaults.augmentation(80)
 
 
 class TestTheParameter:

@@ -33,9 +33,9 @@ Features = dict[tuple[int, bytes], Tensor]
 
 def networks(folder: RunFolder) -> list[Weights]:
     """The backbone's state after every task of a run."""
-    tasks, states = json.loads(folder.summary.read_text(encoding="utf-8"))["tasks"], []
-    for task in range(1, tasks + 1):
-        tensors, _ = checkpoint.load(folder.checkpoint(task, 0, 0, 0))
+    states = []
+    for task in range(folder.read_summary().tasks):
+        tensors, _ = checkpoint.load(folder.after_task(task))
         states.append({k.removeprefix(BACKBONE): v for k, v in tensors.items() if k.startswith(BACKBONE)})
     return states
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from gatf import __version__, ranks
-from gatf.config import RunConfig, nest, read_recipe, validated
+from gatf.config import RunConfig, read_recipe, validated, with_overrides
 from gatf.data.features import SourceFeatures, cached_features, network_identity
 from gatf.data.loader import EVALUATION_BATCH, TaskData, TaskInfo, split_pipeline
 from gatf.data.scenario import Scenario, build_scenario
@@ -43,7 +43,6 @@ from gatf.model import file as model_file
 from gatf.model.record import UpdateRecord
 from gatf.model.state import Model
 from gatf.session import Circumstances, Preprocessing, Session
-from gatf.settings import deep_merge
 from gatf.training import checkpoint
 from gatf.training.loop import Interrupted, Position
 from gatf.training.processes import AgreedStop, losing_a_process
@@ -107,10 +106,8 @@ def resume(
         raise UserError(f"{folder} holds no run to resume (it has no {CONFIG})")
     if place.finished:
         return place.read_summary()
-    values = read_recipe(str(place.config))
-    for path, value in (overrides or {}).items():
-        values = deep_merge(values, nest(path, value))
-    experiment = Experiment(validated(values), backbone)
+    config = validated(with_overrides(read_recipe(str(place.config)), overrides))
+    experiment = Experiment(config, backbone)
     with _alone(place):
         if overrides and ranks.is_first():
             place.create(experiment.config.to_yaml())
@@ -128,10 +125,7 @@ def reopen(folder: Path, overrides: Mapping[str, Any] | None = None) -> "Experim
     place = RunFolder(folder)
     if not place.begun:
         raise UserError(f"{folder} holds no run (it has no {CONFIG})")
-    values = read_recipe(str(place.config))
-    for path, value in (overrides or {}).items():
-        values = deep_merge(values, nest(path, value))
-    return Experiment(validated(values))
+    return Experiment(validated(with_overrides(read_recipe(str(place.config)), overrides)))
 
 
 class Experiment:

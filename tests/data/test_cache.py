@@ -8,6 +8,7 @@ import torch
 
 from gatf.data import cache, pictures
 from gatf.data.sources import cache_folder, open_source
+from gatf.io.files import new_file
 from gatf.settings import DataConfig
 
 
@@ -83,7 +84,7 @@ def test_writing_to_the_images_does_not_reach_the_file(config: DataConfig) -> No
 
 def test_a_failure_leaves_no_file(tmp_path: Path) -> None:
     def fail() -> None:
-        with cache.new_file(tmp_path / "x") as partial:
+        with new_file(tmp_path / "x") as partial:
             partial.write_text("half")
             raise ValueError("stop")
 

@@ -73,6 +73,13 @@ class RunConfig(Strict):
         return str(yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True))
 
 
+def with_overrides(values: dict[str, Any], overrides: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Settings with others laid over them, which are dotted paths."""
+    for path, value in (overrides or {}).items():
+        values = deep_merge(values, nest(path, value))
+    return values
+
+
 RECIPES, BENCH_RECIPES = "gatf.config.recipes", "gatf.config.recipes.bench"
 
 
@@ -141,9 +148,7 @@ def load_config(
         content.pop("method")
     entry = dict(_section(per_method.get(name), f"{PER_METHOD}.{name}"))
     of_presets = _known_presets(entry.pop(PRESETS, None) or {}, name, chosen.Config)
-    given: dict[str, Any] = {}
-    for path, value in (overrides or {}).items():
-        given = deep_merge(given, nest(path, value))
+    given = with_overrides({}, overrides)
     layers = [content, chosen.defaults] if own != name else [chosen.defaults, content]
     layers += [entry, {"method": {"name": name}}, given]
     at, preset = _choice(layers, chosen.Config)

@@ -11,7 +11,6 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from gatf.io.files import new_file
 from gatf.io.tensors import save_tensors
 
 VERSION = 1
@@ -51,7 +50,6 @@ def cached_tensors(name: str, key: str, make: Callable[[], dict[str, Tensor]]) -
     tensors = make()
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        with new_file(path) as partial:
-            save_tensors(partial, tensors)
+        save_tensors(path, tensors)
         return load_file(path)
     return tensors

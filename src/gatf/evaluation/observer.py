@@ -208,7 +208,9 @@ class DiagnosticsObserver:
         for form, margins in forms.items():
             rows = diagnostics.margin_density(margins[old])
             self._add("margins", [{"after_task": task, "form": form, **row} for row in rows])
-        save_tensors(self.folder / f"features{task}.safetensors", {"features": features.float().contiguous()})
+        kept = self.folder / f"features{task}.safetensors"
+        with telling(kept):
+            save_tensors(kept, {"features": features.float().contiguous()})
         remove(self.folder / f"features{task - 2}.safetensors")
         for name in self.tables:
             self._write(name)

@@ -27,14 +27,10 @@ from gatf.model.record import UpdateRecord
 from gatf.model.state import Model
 from gatf.session import build_method
 
-FROZEN_METHOD = "slda"
-"""What answers on a frozen network: exact, whatever the order of classes, and with Gaussians to judge answers by."""
 MARGIN = 2.0
 """Points of accuracy over all classes that an adapted network must promise more, beside what chance explains."""
 COST_OF_TRAINING = 4.0
 """An image in training costs so many looks at it: forwards, backwards twice, and the old network's."""
-
-
 LOOKED_AT = 16
 """Images that are looked at to tell how long training would take."""
 

@@ -22,7 +22,7 @@ from gatf.incremental.update import Conditions
 from gatf.model import file as model_file
 from gatf.model.answers import Answers, answer, available_device, look
 from gatf.model.record import UpdateRecord
-from gatf.model.state import Label, Looks, Model
+from gatf.model.state import FROZEN_METHOD, Label, Looks, Model
 from gatf.nets.foreign import constructor_name, probe_dim
 from gatf.settings import INSIDE, PYTHON
 
@@ -223,24 +223,27 @@ class IncrementalClassifier(TransformerMixin, ClassifierMixin, BaseEstimator):
 
     def _candidates(self, model: Model | None, given: Given) -> adapt.Candidates:
         frozen = model if model is None or model.frozen is None else model.frozen
-        config = self._config(frozen, given, adapt.FROZEN_METHOD)
+        shape = self._shape(given) if model is None else model.preprocessing.shape
+        config = self._config(frozen, given, FROZEN_METHOD, shape)
         if frozen is None:
-            frozen = update.new_model(config, given, self._shape(given))
+            frozen = update.new_model(config, given, shape)
         if self.adapt == "never":
             return adapt.Candidates(frozen, config, None)
         adapted = model if model is not None and model.frozen is not None else None
-        return adapt.Candidates(frozen, config, self._config(adapted, given, self._adapts(model)), adapted)
+        adapted_config = self._config(adapted, given, self._adapts(model), shape)
+        return adapt.Candidates(frozen, config, adapted_config, adapted)
 
-    def _config(self, model: Model | None, given: Given, method: str | None = None) -> RunConfig:
-        """The settings of an update of this model, or of a new one by this method."""
+    def _config(
+        self, model: Model | None, given: Given, method: str | None = None, shape: tuple[int, int, int] | None = None
+    ) -> RunConfig:
+        """The settings of an update of this model, or of a new one by this method for images of this shape."""
         if model is not None:
             overrides = self._overrides()
             if model.adapts is not None or method is not None:
                 overrides = _for_method(overrides, model.config.method.name, self.method)
             config = defaults.next_config(model.config, images=len(given), overrides=overrides)
             return config.model_copy(update={"device": self.device, "seed": model.config.seed})
-        known = getattr(self, "model_", None)
-        shape = known.preprocessing.shape if method is not None and known is not None else self._shape(given)
+        shape = shape or self._shape(given)
         overrides = _for_method(self._first_overrides(given, shape), method or self.method, self.method)
         return defaults.first_config(
             method=method or self.method, shape=shape, images=len(given), device=self.device, seed=self._seed(),

@@ -23,7 +23,7 @@ from gatf.io.run_folder import RunFolder
 from gatf.methods import METHODS, Method, is_outside
 from gatf.methods.parts.gaussian import carries_gaussians
 from gatf.model.record import UpdateRecord
-from gatf.model.state import Model
+from gatf.model.state import FROZEN_METHOD, Model
 from gatf.model.upgrade import upgraded_config, upgraded_state
 from gatf.session import Preprocessing, build_method
 from gatf.settings import INSIDE, PYTHON, Strict
@@ -163,7 +163,7 @@ def _settings(path: Path, config: dict[str, Any]) -> RunConfig:
         found = validated(config)
     except (ValidationError, UserError, RecursionError, AttributeError, TypeError) as error:
         raise Damaged(path, f"its settings do not fit this version of gatf ({str(error)[:200]})") from None
-    if found.backbone.pretrained != INSIDE or ":" in _bare(found.backbone.name) or found.method.name != "slda":
+    if found.backbone.pretrained != INSIDE or ":" in _bare(found.backbone.name) or found.method.name != FROZEN_METHOD:
         raise Damaged(path, "its second model is not a frozen one")
     return found
 

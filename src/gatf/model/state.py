@@ -18,6 +18,8 @@ from gatf.model.record import UpdateRecord
 from gatf.session import Preprocessing
 
 Label = str | int | bool
+FROZEN_METHOD = "slda"
+"""What answers on a frozen network: exact, whatever the order of classes, and with Gaussians to judge answers by."""
 
 
 @dataclass(frozen=True)
