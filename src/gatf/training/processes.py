@@ -1,5 +1,6 @@
 """Several processes that train one model: opened as the launcher's environment says, stopped together."""
 
+import atexit
 import logging
 import os
 import shlex
@@ -62,7 +63,15 @@ def open_fabric(device: str, precision: Any) -> "Fabric":
         precision=precision,
     )
     fabric.launch()
+    atexit.register(leave)
     return fabric
+
+
+def leave() -> None:
+    """Part from the other processes before the interpreter ends. Threads that still serve them would abort this one,
+    now and then, after all its work was done."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 class AgreedStop:
