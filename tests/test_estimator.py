@@ -103,8 +103,6 @@ def test_nothing_is_certified_where_the_transports_error_is_not_measured(
     learner = tiny_classifier(method=method, epochs=1).fit(*some_digits(digit_images, "d0", "d1", most=60))
     with pytest.raises(UserError, match="keeps no Gaussians alone"):
         learner.predict(digit_images[0][:2], return_certificate=True)
-    with pytest.raises(UserError, match="keeps no Gaussians alone"):
-        learner.set_params(unknown=0.1).predict(digit_images[0][:2])
 
 
 def test_a_failed_update_changes_nothing(tiny_classifier: Tiny, digit_images: Digits, monkeypatch: Any) -> None:
@@ -234,7 +232,7 @@ def test_a_shared_covariance_is_judged_as_copies_of_it() -> None:
     shared = Gaussians.sharing(means, factor @ factor.T)
     copies = Gaussians(means, shared.covs.clone())
     one, other = (Judge(stored, torch.zeros(4, dtype=torch.float64)) for stored in (shared, copies))
-    torch.testing.assert_close(one.nearest(points), other.nearest(points))
+    torch.testing.assert_close(one.strangeness(points), other.strangeness(points))
     torch.testing.assert_close(one.metric(points), other.metric(points))
 
 
@@ -316,6 +314,30 @@ def test_unknown_images_are_rejected_at_the_stated_rate(tiny_classifier: Tiny, d
         learner.predict(known)
 
 
+def test_blank_and_noisy_images_are_strange_wherever_their_features_lie() -> None:
+    """Two classes at ±4 on the first axis, unit covariance shrunk to itself: distances by hand."""
+    means = torch.tensor([[-4.0, 0.0], [4.0, 0.0]], dtype=torch.float64)
+    judge = Judge(Gaussians(means, torch.eye(2, dtype=torch.float64).expand(2, 2, 2)), torch.zeros(2))
+    points = torch.tensor([[4.0, 0.0], [4.0, 3.0], [0.5, 0.0], [4.0, 30.0]], dtype=torch.float64)
+    expected = torch.tensor([0.0, 9 / 25, 3.5**2 / 0.5**2, 900 / 916], dtype=torch.float64)
+    torch.testing.assert_close(judge.strangeness(points), expected)
+
+
+@pytest.mark.parametrize("method", ["lwf", "ncm", "fecam"])
+def test_methods_without_gaussians_reject_by_energy(
+    method: str, tiny_classifier: Tiny, digit_images: Digits
+) -> None:
+    names = ("d0", "d1", "d2", "d3")
+    learner = tiny_classifier(method=method, epochs=6, unknown=0.1).fit(*some_digits(digit_images, *names))
+    assert learner.report_.rejection == "promised"
+    known, _ = some_digits(digit_images, *names, test=True)
+    others, _ = some_digits(digit_images, "d5", "d6", "d7", test=True)
+    assert (learner.predict(known) == "unknown").mean() < 0.25
+    assert (learner.predict(others) == "unknown").mean() > 0.5
+    learner.partial_fit(*some_digits(digit_images, "d4", most=60))
+    assert learner.report_.rejection == ("estimated" if method == "ncm" else "withdrawn"), "only a frozen network stays"
+
+
 def test_the_rate_of_rejections_is_withdrawn_when_a_known_class_comes_back(
     tiny_classifier: Tiny, digit_images: Digits
 ) -> None:
@@ -335,7 +357,7 @@ def test_the_rate_of_rejections_is_withdrawn_when_a_known_class_comes_back(
     # images of every class kept back by one update: the promise again, from these alone
     learner.partial_fit(*some_digits(digit_images, *names, "d4"))
     assert learner.report_.rejection == "promised"
-    assert len(learner.model_.distances) == learner.report_.held_out
+    assert len(learner.model_.strangeness) == learner.report_.held_out
     rejected = (learner.predict(known) == "unknown").mean()
     assert rejected < 0.1 + 3 * (0.1 * 0.9 * (1 / len(known) + 1 / learner.report_.held_out)) ** 0.5
 

@@ -126,7 +126,7 @@ def _trainable(frozen: Model, config: RunConfig) -> Model:
     method = build_method(with_own_weights(config), frozen.preprocessing.shape)
     network = frozen.method.backbone.state_dict()
     method.backbone.load_state_dict(network, strict=False)  # all but the bottleneck, which is not in it
-    start = replace(frozen, config=config, method=method, temperature=1.0, distances=frozen.distances[:0])
+    start = replace(frozen, config=config, method=method, temperature=1.0, strangeness=frozen.strangeness[:0])
     if not frozen.labels:
         return start
     assert isinstance(frozen.method, SLDA)

@@ -69,7 +69,7 @@ class IncrementalClassifier(TransformerMixin, ClassifierMixin, BaseEstimator):
         Share of each class's images that is not trained on but kept back, during the fit, to calibrate probabilities
         and to measure accuracy; of a class with fewer than five images none.
     unknown : float or None, default None
-        If given, `predict` answers `unknown_label` to images far from every class, at this rate of wrong rejections.
+        If given, `predict` answers `unknown_label` to images unlike every class, at this rate of wrong rejections.
         The rate is promised after `fit`, and after an update with at least five images of every class. After an update
         that adds classes it is an estimate for older ones, and `predict` warns; after one that only goes on with known
         classes nothing is rejected, and `predict` warns.

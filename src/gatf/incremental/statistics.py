@@ -1,5 +1,7 @@
 """Numbers an update needs: normalisation, Gaussians of classes that came back, the accuracy to expect."""
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
 
@@ -50,3 +52,37 @@ def expected_accuracy(method: GaussianClassifier, seed: int) -> Tensor:
         for number, (mean, deviation) in enumerate(zip(stored.means, deviations, strict=True))
     ]
     return torch.stack(right).cpu()
+
+
+Seen = tuple[int, float | None, float | None]
+"""Of an update: images kept back, percent of them answered rightly, and what `expected_accuracy` says of their
+classes; None where it was not measured."""
+
+
+def forecast_old(drawn: float, updates: Iterable[Seen], kept: float) -> tuple[float, float, float]:
+    """Percent of images of older classes that should be answered rightly, and a range: (about, low, high).
+
+    `drawn` is what points drawn from their Gaussians say, which is too much: features are not Gaussian. By how much,
+    the images kept back in all updates show, whose classes are measured both ways. Carrying loses some more, of which
+    `kept` is left, as measured on added classes. The range is what chance allows: two standard errors of the images
+    kept back (Wilson's interval).
+    """
+    seen = [(count, right, told) for count, right, told in updates if right is not None and told is not None]
+    total = sum(count for count, _, _ in seen)
+    if total == 0:
+        return drawn * kept, 0.0, drawn
+    right = sum(count * right for count, right, _ in seen) / total / 100
+    told = max(sum(count * told for count, _, told in seen) / total / 100, 1e-9)
+    middle, half = _wilson(right, total)
+    lost, lost_half = _wilson(kept, total)
+    about = drawn * min(1.0, right / told) * kept
+    low = drawn * min(1.0, (middle - half) / told) * (lost - lost_half)
+    high = drawn * min(1.0, (middle + half) / told) * min(1.0, lost + lost_half)
+    return about, min(low, about), max(high, about)
+
+
+def _wilson(share: float, count: int, z: float = 2.0) -> tuple[float, float]:
+    """Middle and half width of Wilson's interval for a share seen in so many cases."""
+    scale = 1 + z * z / count
+    half = z * (share * (1 - share) / count + z * z / (4 * count * count)) ** 0.5
+    return (share + z * z / (2 * count)) / scale, half / scale

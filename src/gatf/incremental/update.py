@@ -1,5 +1,6 @@
 """One update: new images in, a model that knows more classes out. The model given is left as it was."""
 
+import copy
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -21,13 +22,13 @@ from gatf.errors import UserError
 from gatf.geometry.gaussians import Gaussians
 from gatf.geometry.moments import class_moments
 from gatf.incremental.split import Split, split_update
-from gatf.incremental.statistics import expected_accuracy, merge, normalisation
+from gatf.incremental.statistics import expected_accuracy, forecast_old, merge, normalisation
 from gatf.io.events import Event, Listener, RunStart, TaskEvent
 from gatf.methods.parts.components import extract
 from gatf.methods.parts.gaussian import GaussianMethod, carries_gaussians, keeps_gaussians_only
 from gatf.model.judge import Judge, Metric, class_transport_errors, fit_temperature, transport_error
 from gatf.model.record import UpdateRecord
-from gatf.model.state import Model
+from gatf.model.state import Looks, Model
 from gatf.session import Circumstances, Preprocessing, Session, build_method
 from gatf.settings import INSIDE, PYTHON
 from gatf.training import checkpoint
@@ -36,13 +37,13 @@ from gatf.training.loop import Position
 from gatf.training.processes import open_alone
 from gatf.training.task import Resumed
 
-DISTANCES_PER_CLASS = 50
-"""Held-out distances kept for each class of an update, at most."""
+KEPT_PER_CLASS = 50
+"""Held-out images of each class of an update whose strangeness is kept, at most."""
 CHECKPOINTS_PER_PHASE = 10
 STATE = "state.safetensors"
 """The checkpoint's name in its folder."""
 TAIL = 0.9
-"""The quantile of distances that is compared: thresholds lie in the upper tail."""
+"""The quantile of strangeness that is compared: thresholds lie in the upper tail."""
 
 
 def silent(event: Event) -> None:
@@ -114,6 +115,11 @@ class _Update:
         self.class_errors: tuple[float, float] | None = None
         self.drift: float | None = None
         self.rejection: Literal["promised", "estimated", "withdrawn"] | None = None
+        self.widening: float | None = None
+        """By how much the update lengthens the strangeness of an old class's images; None: nothing shows it."""
+        self.kept_by_carrying: float = 1.0
+        """Of the held-out images of added classes that are told right, the share that still would be were these classes
+        carried."""
         self.predicted: Tensor | None = None
         """Answers to the held-out images."""
         self.moved: Gaussians | None = None
@@ -218,24 +224,23 @@ class _Update:
             raise self.session.diverged(self.data.info.index, "evaluation", "scores not finite")
         self.predicted = looks.scores.argmax(1)
         numbers = split.final_numbers[split.held_out]
-        temperature = fit_temperature(looks.scores, numbers)
-        distances = model.distances
-        if looks.features is not None:
-            fresh = updated.judge.nearest(looks.features).float()
-            most = DISTANCES_PER_CLASS * split.classes
-            fresh = fresh[:: -(-len(fresh) // most)]
-            widening = self._widening(looks.features)
-            if self.old == 0 or len(numbers.unique()) == len(updated.labels):
-                self.rejection, distances = "promised", fresh
-            elif widening is None or model.rejection == "withdrawn":
-                self._withdraw()
-            else:
-                self.rejection, distances = "estimated", torch.cat([distances * widening, fresh])
-        return replace(updated, temperature=temperature, distances=distances)
+        updated = replace(updated, temperature=fit_temperature(looks.scores, numbers))
+        strangeness = model.strangeness
+        fresh = updated.strangeness_of(looks).float()
+        most = KEPT_PER_CLASS * split.classes
+        fresh = fresh[:: -(-len(fresh) // most)]
+        self._compare_with_carried(looks, numbers)
+        if self.old == 0 or len(numbers.unique()) == len(updated.labels):
+            self.rejection, strangeness = "promised", fresh
+        elif self.widening is None or model.rejection == "withdrawn":
+            self._withdraw()
+        else:
+            self.rejection, strangeness = "estimated", torch.cat([strangeness * self.widening, fresh])
+        return replace(updated, strangeness=strangeness)
 
     def _withdraw(self) -> None:
         """No more rejections: of some classes it is not known how far their images lie from them now."""
-        if self.old == 0 or not keeps_gaussians_only(self.method):
+        if self.old == 0:
             return
         self.rejection = "withdrawn"
         self.warnings.append(
@@ -243,46 +248,58 @@ class _Update:
             "classes; an update with at least five images of every class brings it back"
         )
 
-    def _widening(self, features: Tensor) -> float | None:
-        """By how much the transport lengthens distances of an old class's images to it, measured on the added classes:
-        held-out features against the carried stand-ins, and against the classes themselves; the largest ratio of any
-        class. None where no image of an added class was kept back: those of classes that came back say too little, for
-        the update trains on them and on no image of the others. 1 where nothing is carried, for nothing moved."""
+    def _compare_with_carried(self, looks: Looks, numbers: Tensor) -> None:
+        """What would the held-out images of added classes be told, were these classes carried like the old ones?
+
+        Older classes have no images left that could tell. An update without added classes says too little, for it
+        trains on images of some old classes and on none of the others; where nothing is carried, nothing moved.
+        """
+        if not self.old:
+            return
         if not carries_gaussians(self.method):
-            return 1.0
-        stored = self.method.stored()
-        if self.moved is None or stored is None or not self.split.added:
-            return None
-        again = len(self.split.revisited)
-        classes = self.split.numbers[self.split.held_out] - again
-        features, classes = features[classes >= 0], classes[classes >= 0]
-        if len(features) == 0:
-            return None
-        carried = Judge(self.moved[again:].to("cpu"), self.errors).nearest(features)
-        own = Judge(stored[self.old :].to("cpu"), self.errors).nearest(features)
-        ratios = [
-            float(carried[chosen].quantile(TAIL) / own[chosen].quantile(TAIL).clamp_min(1e-12))
-            for chosen in (classes == number for number in classes.unique())
-        ]
-        return max(1.0, *ratios)
+            self.widening = 1.0 if self.method.revisits else None
+            return
+        added = numbers >= self.old
+        if self.moved is None or looks.features is None or not bool(added.any()):
+            return
+        features, classes = looks.features[added], numbers[added]
+        stored = self.method.stored().to("cpu")
+        carried = stored[: self.old].concat(self.moved[len(self.split.revisited) :].to("cpu"))
+        strange, own = (Judge(each, self.errors).strangeness(features) for each in (carried, stored))
+        self.widening = max(
+            1.0,
+            *(
+                float(strange[chosen].quantile(TAIL) / own[chosen].quantile(TAIL).clamp_min(1e-12))
+                for chosen in (classes == number for number in classes.unique())
+            ),
+        )
+        memory = copy.deepcopy(self.method.memory)
+        memory.set(carried.to(self.method.device))
+        answers = memory.scores(features.to(self.method.device)).argmax(1).cpu()
+        right = int((looks.scores[added].argmax(1) == classes).sum())
+        self.kept_by_carrying = min(1.0, int((answers == classes).sum()) / max(right, 1))
 
     def finish(self, updated: Model, seconds: float) -> Model:
         """The updated model with a record of what happened."""
         split = self.split
-        accuracy = taken = expected = None
+        accuracy = taken = expected = low = high = None
         predicted = self.predicted
         if predicted is not None:
             truth = split.final_numbers[split.held_out]
             accuracy = 100 * float((predicted == truth).double().mean())
             if self.old:
                 taken = 100 * float(((predicted < self.old) & (truth >= self.old)).double().mean())
+        foretold = None
         if self.old and keeps_gaussians_only(self.method):
             by_class = expected_accuracy(self.method, self.config.seed)
-            added = by_class[self.old :]
-            optimism = 1.0
-            if accuracy is not None and len(added) and not split.revisited:
-                optimism = min(1.0, accuracy / max(float(added.mean()), 1e-9))
-            expected = optimism * float(by_class[: self.old].mean())
+            if split.added and not split.revisited:
+                foretold = float(by_class[self.old :].mean())
+            before = [(each.held_out, each.accuracy_new, each.foretold_new) for each in self.model.history]
+            forecast = forecast_old(
+                float(by_class[: self.old].mean()), [*before, (len(split.held_out), accuracy, foretold)],
+                self.kept_by_carrying,
+            )  # fmt: skip
+            expected, low, high = forecast
         self._warn(accuracy, expected, taken)
         record = UpdateRecord(
             number=len(self.model.history),
@@ -295,6 +312,9 @@ class _Update:
             seconds=round(seconds, 2),
             accuracy_new=accuracy,
             expected_old=expected,
+            expected_old_low=low,
+            expected_old_high=high,
+            foretold_new=foretold,
             taken_for_old=taken,
             drift=self.drift,
             transport_error=None if self.moved is None else float(self.errors.max()),

@@ -24,7 +24,7 @@ from torch import Tensor
 from gatf.errors import UserError
 from gatf.io.files import write_bytes
 
-FORMAT = 2
+FORMAT = 3
 """Newest format. In format 1, models of some methods had other names for settings and tensors."""
 DTYPES: dict[str, torch.dtype] = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,

@@ -51,7 +51,7 @@ def answer(
 ) -> Answers:  # fmt: skip
     """Everything there is to say about images from one look at them.
 
-    With `unknown`, images far from every class are answered with `unknown_label`, at this rate of wrong rejections.
+    With `unknown`, images unlike every class are answered with `unknown_label`, at this rate of wrong rejections.
     """
     numbers = looks.scores.argmax(1)
     names = np.array(model.labels)
@@ -68,20 +68,18 @@ def answer(
 
 
 def _rejected(model: Model, looks: Looks, rate: float) -> np.ndarray:
-    """Which images lie farther from every class than all but a share `rate` of known ones; none where that is no
-    longer known."""
+    """Which images are stranger than all but a share `rate` of known ones; none where that is no longer known."""
     if not 0 < rate < 1:
         raise UserError(f"unknown is the rate of known images that may be rejected, between 0 and 1, not {rate!r}")
-    features = _features(looks, model)
     if model.rejection == "withdrawn":
-        return np.zeros(len(features), dtype=bool)
-    threshold = rejection_threshold(model.distances, rate)
+        return np.zeros(len(looks.scores), dtype=bool)
+    threshold = rejection_threshold(model.strangeness, rate)
     if threshold == float("inf"):
         raise UserError(
-            f"too few images were kept back ({len(model.distances)}) to reject at a rate of {rate}; raise unknown "
+            f"too few images were kept back ({len(model.strangeness)}) to reject at a rate of {rate}; raise unknown "
             "or held_out"
         )
-    return (model.judge.nearest(features) > threshold).numpy()
+    return (model.strangeness_of(looks) > threshold).numpy()
 
 
 def _with_unknown(

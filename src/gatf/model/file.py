@@ -106,7 +106,7 @@ def _config_to_keep(model: Model) -> dict[str, Any]:
 
 def _tensors(model: Model) -> dict[str, Tensor]:
     tensors = {METHOD + name: value for name, value in model.method.state_dict().items()}
-    return tensors | {"counts": model.counts, "errors": model.errors, "distances": model.distances}
+    return tensors | {"counts": model.counts, "errors": model.errors, "strangeness": model.strangeness}
 
 
 def _check_predicts(written: Path, path: Path, *, outside: bool, backbone: nn.Module | None) -> None:
@@ -174,7 +174,11 @@ def _model(
 ) -> Model:  # fmt: skip
     """A model of the file, from its tensors; on the CPU."""
     shape = (told.shape[0], told.shape[1], told.shape[2])
-    for name, dtype in (("counts", torch.int64), ("errors", torch.float64), ("distances", torch.float32)):
+    if "distances" in tensors:  # up to format 2 unknown images were told by distance alone
+        tensors = {name: value for name, value in tensors.items() if name != "distances"}
+        tensors["strangeness"] = torch.zeros(0)
+        history = (*history[:-1], history[-1].model_copy(update={"rejection": "withdrawn"}))
+    for name, dtype in (("counts", torch.int64), ("errors", torch.float64), ("strangeness", torch.float32)):
         if name not in tensors or tensors[name].dtype != dtype or tensors[name].ndim != 1:
             raise Damaged(path, f"its '{name}' are missing or not what they should be")
     if len(tensors["counts"]) != len(told.labels) or len(tensors["errors"]) not in (0, len(told.labels)):
@@ -189,7 +193,7 @@ def _model(
     method = _method(path, config, shape, state, classes=len(told.labels), backbone=backbone)
     return Model(
         config, Preprocessing(shape, tuple(told.mean), tuple(told.std)), method, tuple(told.labels),
-        tensors["counts"], told.temperature, tensors["errors"], tensors["distances"], history,
+        tensors["counts"], told.temperature, tensors["errors"], tensors["strangeness"], history,
     )  # fmt: skip
 
 

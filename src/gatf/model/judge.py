@@ -9,7 +9,6 @@ from torch import Tensor
 from gatf.errors import UserError
 from gatf.geometry import spd
 from gatf.geometry.certificate import certified, certified_range, distance_range, score_bound, whitened_errors
-from gatf.geometry.compact import SharedReadout, shared_readout
 from gatf.geometry.gaussians import Gaussians
 from gatf.geometry.readout import BAYES_SHRINK, QuadraticReadout, mahalanobis_readout
 
@@ -18,7 +17,7 @@ METRIC_SHRINK = 1.0
 CLASS_SHRINK = BAYES_SHRINK
 """Shrinkage of the class covariances that certificates measure by, as much as in the usual readout."""
 UNKNOWN_SHRINK = 0.1
-"""Shrinkage of the class covariances that unknown images are told by: little, for they lie off the classes' planes."""
+"""Shrinkage of the covariance that unknown images are told by: little, for they lie off the classes' planes."""
 GOLDEN = (5**0.5 - 1) / 2
 
 
@@ -53,16 +52,22 @@ def fit_temperature(scores: Tensor, labels: Tensor, *, steps: int = 60) -> float
     return float(spread * torch.e ** ((low + high) / 2))
 
 
-def rejection_threshold(distances: Tensor, rate: float) -> float:
-    """The distance beyond which an image is called unknown, from distances of held-out known ones, [M].
+def energy(scores: Tensor, temperature: float) -> Tensor:
+    """How little any class speaks for an image: −log Σ exp(score/T) over classes, of scores [N, C]. (Liu et al.,
+    "Energy-based out-of-distribution detection", NeurIPS 2020.)"""
+    return -torch.logsumexp(scores.double() / temperature, dim=1)
+
+
+def rejection_threshold(strangeness: Tensor, rate: float) -> float:
+    """The strangeness beyond which an image is called unknown, from that of held-out known ones, [M].
 
     Conformal: the ⌈(M + 1)(1 − rate)⌉-th smallest, so that a new image of the same kind is rejected with probability
     at most `rate`; +inf where M is too small to say so.
     """
-    rank = int(torch.ceil(torch.tensor((len(distances) + 1) * (1 - rate), dtype=torch.float64) - 1e-9))
-    if rank > len(distances):
+    rank = int(torch.ceil(torch.tensor((len(strangeness) + 1) * (1 - rate), dtype=torch.float64) - 1e-9))
+    if rank > len(strangeness):
         return float("inf")
-    return float(distances.double().sort().values[max(rank, 1) - 1])
+    return float(strangeness.double().sort().values[max(rank, 1) - 1])
 
 
 @dataclass(frozen=True)
@@ -77,8 +82,8 @@ class Metric:
     """L⁻¹ of M = L·Lᵀ, [S, S]."""
 
     @classmethod
-    def of(cls, stored: Gaussians) -> "Metric":
-        lower = spd.cholesky(spd.shrink(stored.mean_cov(), METRIC_SHRINK)).lower
+    def of(cls, stored: Gaussians, shrink: float = METRIC_SHRINK) -> "Metric":
+        lower = spd.cholesky(spd.shrink(stored.mean_cov(), shrink)).lower
         eye = torch.eye(len(lower), dtype=lower.dtype, device=lower.device)
         return cls(torch.linalg.solve_triangular(lower, eye, upper=False))
 
@@ -120,11 +125,8 @@ class Judge:
         return mahalanobis_readout(self.stored, CLASS_SHRINK)
 
     @cached_property
-    def _rejecting(self) -> QuadraticReadout | SharedReadout:
-        common = self.stored.common
-        if common is not None:  # one whitener for all classes
-            return shared_readout(self.stored.means, common, UNKNOWN_SHRINK, normalise=False)
-        return mahalanobis_readout(self.stored, UNKNOWN_SHRINK)
+    def _rejecting(self) -> Metric:
+        return Metric.of(self.stored, UNKNOWN_SHRINK)
 
     def certificates(self, features: Tensor, answers: Tensor) -> Tensor:
         """Which answers [N] are safe from the transport's error (GATF, Theorem 2), bool [N].
@@ -158,6 +160,14 @@ class Judge:
         nearest = distances.argmin(1)
         return certified_range(low, high, nearest) & (nearest == answers)
 
-    def nearest(self, features: Tensor) -> Tensor:
-        """Squared Mahalanobis distance (GATF, Eq. 3) to the nearest class, divided by the dimension, [N]."""
-        return self._rejecting.distances(features.to(self.stored.means)).amin(1) / features.shape[1]
+    def strangeness(self, features: Tensor) -> Tensor:
+        """Squared distance to the nearest class, divided by that to the centre of all classes, [N].
+
+        Both are Mahalanobis distances by the mean covariance of the classes. The distance alone takes a blank image for
+        a known one, because the features of nothing in particular lie near the centre, between the classes; what it is
+        divided by tells them, and does not care how large features are. docs/uncertainty.md compares it with others.
+        """
+        points, means = self._rejecting(features), self._rejecting(self.stored.means)
+        nearest = torch.cdist(points, means).amin(1)
+        from_centre = (points - means.mean(0)).norm(dim=1)
+        return (nearest / from_centre.clamp_min(1e-12)).square()

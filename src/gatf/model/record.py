@@ -27,7 +27,12 @@ class UpdateRecord(Strict):
     accuracy_new: float | None
     """Percent of the held-out images that are answered rightly, among all classes known."""
     expected_old: float | None = None
-    """Percent of images of older classes that should be answered rightly; see `update.expected_accuracy`."""
+    """Percent of images of older classes that should be answered rightly; see `statistics.forecast_old`."""
+    expected_old_low: float | None = None
+    expected_old_high: float | None = None
+    """The range that chance allows it."""
+    foretold_new: float | None = None
+    """What points drawn from the Gaussians of the added classes say of them, to compare with `accuracy_new`."""
     taken_for_old: float | None = None
     """Percent of the held-out images that are taken for an older class."""
     drift: float | None = None
@@ -71,7 +76,10 @@ class UpdateRecord(Strict):
                 "what is stored of them was carried along."
             )
         if self.expected_old is not None:
-            lines.append(f"Older classes: about {self.expected_old:.0f} % should still be answered rightly.")
+            span = ""
+            if self.expected_old_low is not None and self.expected_old_high is not None:
+                span = f" (between {self.expected_old_low:.0f} and {self.expected_old_high:.0f})"
+            lines.append(f"Older classes: about {self.expected_old:.0f} %{span} should still be answered rightly.")
         lines += [f"Warning: {warning}." for warning in self.warnings]
         return "\n".join(line for line in lines if line)
 

@@ -13,7 +13,7 @@ from gatf.errors import UserError
 from gatf.methods import Method
 from gatf.methods.parts.features import FeatureMethod
 from gatf.methods.parts.gaussian import keeps_gaussians_only
-from gatf.model.judge import Judge
+from gatf.model.judge import Judge, energy
 from gatf.model.record import UpdateRecord
 from gatf.session import Preprocessing
 
@@ -47,8 +47,8 @@ class Model:
     errors: Tensor
     """How far the stored mean of each class may be off after the last update, in the judge's metric, float64 [C]; empty
     where nobody measured it, as in a run."""
-    distances: Tensor
-    """Distances of held-out images of all updates to their nearest class, for `rejection_threshold`, float32 [M]."""
+    strangeness: Tensor
+    """`strangeness_of` held-out images of all updates, for `rejection_threshold`, float32 [M]."""
     history: tuple[UpdateRecord, ...]
     adapts: str | None = None
     """The method that may adapt a pretrained network, where updates choose (`incremental.adapt`); None: they do not."""
@@ -59,11 +59,18 @@ class Model:
     def judge(self) -> Judge:
         if not keeps_gaussians_only(self.method):  # nor was the transport's error measured: nothing could be certified
             raise UserError(
-                f"method '{self.config.method.name}' keeps no Gaussians alone, which certificates and the rejection of "
-                "unknown images need; use gatf, adagauss or slda"
+                f"method '{self.config.method.name}' keeps no Gaussians alone, which certificates need; use gatf, "
+                "adagauss or slda"
             )
         class_errors = self.history[-1].class_errors if self.history else None
         return Judge(self.method.stored().to("cpu"), self.errors, class_errors)
+
+    def strangeness_of(self, looks: Looks) -> Tensor:
+        """How unlike everything known images are, [N]: by where their features lie among the classes, or by how little
+        any class speaks for them where the method keeps no Gaussians alone."""
+        if looks.features is not None and keeps_gaussians_only(self.method):
+            return self.judge.strangeness(looks.features)
+        return energy(looks.scores, self.temperature)
 
     @property
     def rejection(self) -> str:

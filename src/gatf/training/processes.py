@@ -1,9 +1,11 @@
 """Several processes that train one model: opened as the launcher's environment says, stopped together."""
 
 import atexit
+import gc
 import logging
 import os
 import shlex
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +22,9 @@ if TYPE_CHECKING:
 
 STEPS_BETWEEN_QUESTIONS = 10
 """Steps after which processes ask each other whether one was told to stop."""
+
+SECONDS_TO_LET_GO = 0.2
+"""How long a process waits, at its end, for threads that served an exchange."""
 
 
 def check_device(name: str) -> None:
@@ -68,10 +73,16 @@ def open_fabric(device: str, precision: Any) -> "Fabric":
 
 
 def leave() -> None:
-    """Part from the other processes before the interpreter ends. Threads that still serve them would abort this one,
-    now and then, after all its work was done."""
+    """Part from the other processes before the interpreter ends.
+
+    A thread that served an exchange lets go of its tensor a moment later, for which it needs the interpreter; one that
+    finds it gone aborts the process after all its work was done. Collecting what still holds the group ends its
+    threads; where something else holds it, the pause lets them finish.
+    """
     if dist.is_initialized():
         dist.destroy_process_group()
+        gc.collect()
+        time.sleep(SECONDS_TO_LET_GO)
 
 
 class AgreedStop:
