@@ -17,6 +17,7 @@ from gatf.errors import UserError
 from gatf.geometry.gaussians import Gaussians
 from gatf.io import container
 from gatf.model import file as model_file
+from gatf.model.judge import NOTHING_CALIBRATED
 from gatf.model.state import Model
 from gatf.session import Preprocessing, build_method
 
@@ -69,7 +70,7 @@ def test_any_safetensors_reader_opens_it_and_it_holds_no_image(grown: Any, saved
     assert json.loads(metadata["model"])["labels"] == grown.classes_.tolist()
     assert torch.equal(means, grown.model_.method.memory.means)
     extra = {name for name in names if not name.startswith("method.backbone.")}
-    assert extra == {"method.memory.means", "method.memory.triangles", "counts", "errors", "distances"}
+    assert extra == {"method.memory.means", "method.memory.triangles", "counts", "calibration", "errors", "strangeness"}
 
 
 def test_statistics_of_100_classes_take_less_than_a_megabyte(grown: Any, tmp_path: Path) -> None:
@@ -82,7 +83,8 @@ def test_statistics_of_100_classes_take_less_than_a_megabyte(grown: Any, tmp_pat
     method.keep(stored)
     model = Model(
         config, Preprocessing((3, 16, 16), (0.5,) * 3, (0.5,) * 3), method, tuple(f"class {n}" for n in range(100)),
-        torch.full((100,), 500), 1.0, torch.zeros(100, dtype=torch.float64), torch.rand(5000), grown.history_,
+        torch.full((100,), 500), 1.0, NOTHING_CALIBRATED, torch.zeros(100, dtype=torch.float64), torch.rand(5000),
+        grown.history_,
     )  # fmt: skip
     model_file.save(model, tmp_path / "large.gatf")
     weights = sum(tensor.numel() * tensor.element_size() for tensor in method.backbone.state_dict().values())
@@ -160,8 +162,8 @@ def test_absurd_header_lengths_are_refused(saved: Path, length: int) -> None:
 
 def test_a_newer_format_says_so(saved: Path) -> None:
     whole = saved.read_bytes()
-    saved.write_bytes(whole.replace(b'"format":"2"', b'"format":"3"', 1))
-    with pytest.raises(UserError, match="made by a newer gatf; this one reads up to format 2: upgrade gatf"):
+    saved.write_bytes(whole.replace(b'"format":"3"', b'"format":"4"', 1))
+    with pytest.raises(UserError, match="made by a newer gatf; this one reads up to format 3: upgrade gatf"):
         model_file.load(saved)
 
 

@@ -20,7 +20,14 @@ from gatf.geometry.moments import Moments
 from gatf.geometry.readout import mahalanobis_readout
 from gatf.incremental.defaults import first_config, next_config
 from gatf.incremental.statistics import merge
-from gatf.model.judge import CLASS_SHRINK, Judge, fit_temperature, rejection_threshold, softmax_with_temperature
+from gatf.model.judge import (
+    CLASS_SHRINK,
+    Judge,
+    calibration,
+    rejection_threshold,
+    softmax_with_temperature,
+    temperature_of,
+)
 
 Digits = tuple[np.ndarray, np.ndarray]
 Tiny = Callable[..., Any]
@@ -109,7 +116,7 @@ def test_a_failed_update_changes_nothing(tiny_classifier: Tiny, digit_images: Di
     learner = tiny_classifier(epochs=1).fit(*some_digits(digit_images, "d0", "d1", most=80))
     before = learner.predict_proba(digit_images[0][:20])
     state = {name: value.clone() for name, value in learner.model_.method.state_dict().items()}
-    monkeypatch.setattr("gatf.incremental.update.fit_temperature", lambda *_: 1 / 0)
+    monkeypatch.setattr("gatf.incremental.update.calibration", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         learner.partial_fit(*some_digits(digit_images, "d2", most=40))
     assert learner.classes_.tolist() == ["d0", "d1"]
@@ -202,12 +209,14 @@ def test_temperature_is_recovered_from_calibrated_scores() -> None:
     draws = torch.Generator().manual_seed(0)
     scores = torch.randn(20_000, 5, generator=draws, dtype=torch.float64) * 3
     labels = torch.multinomial(torch.softmax(scores / 2.5, dim=1), 1, generator=draws)[:, 0]
-    assert fit_temperature(scores, labels) == pytest.approx(2.5, rel=0.05)
+    assert temperature_of(calibration(scores, labels)) == pytest.approx(2.5, rel=0.05)
+    halves = calibration(scores[:1000], labels[:1000]) + calibration(scores[1000:], labels[1000:])
+    torch.testing.assert_close(halves, calibration(scores, labels))
 
 
 def test_temperature_of_perfect_scores_stays_finite() -> None:
     scores = torch.eye(4, dtype=torch.float64) * 10
-    chances = softmax_with_temperature(scores, fit_temperature(scores, torch.arange(4)))
+    chances = softmax_with_temperature(scores, temperature_of(calibration(scores, torch.arange(4))))
     assert 0.7 < float(chances.max()) < 0.95, "four right answers do not make certain"
 
 
@@ -324,9 +333,7 @@ def test_blank_and_noisy_images_are_strange_wherever_their_features_lie() -> Non
 
 
 @pytest.mark.parametrize("method", ["lwf", "ncm", "fecam"])
-def test_methods_without_gaussians_reject_by_energy(
-    method: str, tiny_classifier: Tiny, digit_images: Digits
-) -> None:
+def test_methods_without_gaussians_reject_by_energy(method: str, tiny_classifier: Tiny, digit_images: Digits) -> None:
     names = ("d0", "d1", "d2", "d3")
     learner = tiny_classifier(method=method, epochs=6, unknown=0.1).fit(*some_digits(digit_images, *names))
     assert learner.report_.rejection == "promised"

@@ -278,13 +278,33 @@ def readme_results() -> str:
     return str(results().readme_part())
 
 
-PAGES = {"paper-map.md": paper_map, "settings.md": settings_page, "results.md": results_page}
+def uncertainty_page() -> str:
+    results()
+    import photo_pages
+
+    return str(photo_pages.uncertainty_page())
+
+
+def readme_photos() -> str:
+    results()
+    import photo_pages
+
+    return str(photo_pages.readme_photos())
+
+
+PAGES = {
+    "paper-map.md": paper_map,
+    "settings.md": settings_page,
+    "results.md": results_page,
+    "uncertainty.md": uncertainty_page,
+}
 """Pages that are generated whole."""
 PARTS: dict[tuple[str, str], Callable[[], str]] = {
     ("methods.md", "methods"): method_table,
     ("formats.md", "events"): event_sections,
     ("formats.md", "summary"): summary_table,
     ("../README.md", "results:cifar100-16px"): readme_results,
+    ("../README.md", "photos"): readme_photos,
 }
 """Parts of pages in docs/, between markers of that name."""
 

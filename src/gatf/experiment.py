@@ -40,6 +40,7 @@ from gatf.io.run_folder import CONFIG, RunFolder, Summary
 from gatf.methods import Method
 from gatf.methods.parts.features import FeatureMethod
 from gatf.model import file as model_file
+from gatf.model.judge import NOTHING_CALIBRATED
 from gatf.model.record import UpdateRecord
 from gatf.model.state import Model
 from gatf.session import Circumstances, Preprocessing, Session
@@ -326,7 +327,7 @@ class _Run:
         ]
         return Model(
             self.config, self.session.preprocessing, self.method.eval(), scenario.class_names,
-            torch.bincount(labels[labels >= 0], minlength=len(scenario.order)), 1.0,
+            torch.bincount(labels[labels >= 0], minlength=len(scenario.order)), 1.0, NOTHING_CALIBRATED,
             torch.zeros(0, dtype=torch.float64), torch.zeros(0), tuple(records),
         )  # fmt: skip
 

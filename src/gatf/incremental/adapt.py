@@ -23,6 +23,7 @@ from gatf.methods import method_class
 from gatf.methods.parts.bottleneck import whitening
 from gatf.methods.parts.gaussian import GaussianMethod, carries_gaussians
 from gatf.methods.slda import SLDA
+from gatf.model.judge import NOTHING_CALIBRATED
 from gatf.model.record import UpdateRecord
 from gatf.model.state import Model
 from gatf.session import build_method
@@ -126,7 +127,10 @@ def _trainable(frozen: Model, config: RunConfig) -> Model:
     method = build_method(with_own_weights(config), frozen.preprocessing.shape)
     network = frozen.method.backbone.state_dict()
     method.backbone.load_state_dict(network, strict=False)  # all but the bottleneck, which is not in it
-    start = replace(frozen, config=config, method=method, temperature=1.0, strangeness=frozen.strangeness[:0])
+    start = replace(
+        frozen, config=config, method=method, temperature=1.0, calibration=NOTHING_CALIBRATED,
+        strangeness=frozen.strangeness[:0],
+    )  # fmt: skip
     if not frozen.labels:
         return start
     assert isinstance(frozen.method, SLDA)

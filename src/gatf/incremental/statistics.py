@@ -63,22 +63,22 @@ def forecast_old(drawn: float, updates: Iterable[Seen], kept: float) -> tuple[fl
     """Percent of images of older classes that should be answered rightly, and a range: (about, low, high).
 
     `drawn` is what points drawn from their Gaussians say, which is too much: features are not Gaussian. By how much,
-    the images kept back in all updates show, whose classes are measured both ways. Carrying loses some more, of which
-    `kept` is left, as measured on added classes. The range is what chance allows: two standard errors of the images
-    kept back (Wilson's interval).
+    the images kept back in all updates show, whose classes are measured both ways. Carrying loses some more. Of added
+    classes that are carried, a share `kept` is left, but the old network was not made to tell them apart, so that older
+    ones should lose less: they lose something between nothing and that, and the middle is the guess. The range is that
+    and what chance allows, two standard errors of the images kept back (Wilson's interval).
     """
     seen = [(count, right, told) for count, right, told in updates if right is not None and told is not None]
     total = sum(count for count, _, _ in seen)
     if total == 0:
-        return drawn * kept, 0.0, drawn
+        return drawn * (1 + kept) / 2, 0.0, drawn
     right = sum(count * right for count, right, _ in seen) / total / 100
     told = max(sum(count * told for count, _, told in seen) / total / 100, 1e-9)
     middle, half = _wilson(right, total)
-    lost, lost_half = _wilson(kept, total)
-    about = drawn * min(1.0, right / told) * kept
-    low = drawn * min(1.0, (middle - half) / told) * (lost - lost_half)
-    high = drawn * min(1.0, (middle + half) / told) * min(1.0, lost + lost_half)
-    return about, min(low, about), max(high, about)
+    about = drawn * min(1.0, right / told) * (1 + kept) / 2
+    low = drawn * min(1.0, (middle - half) / told) * kept
+    high = drawn * min(1.0, (middle + half) / told)
+    return about, low, high
 
 
 def _wilson(share: float, count: int, z: float = 2.0) -> tuple[float, float]:

@@ -26,7 +26,15 @@ from gatf.incremental.statistics import expected_accuracy, forecast_old, merge, 
 from gatf.io.events import Event, Listener, RunStart, TaskEvent
 from gatf.methods.parts.components import extract
 from gatf.methods.parts.gaussian import GaussianMethod, carries_gaussians, keeps_gaussians_only
-from gatf.model.judge import Judge, Metric, class_transport_errors, fit_temperature, transport_error
+from gatf.model.judge import (
+    NOTHING_CALIBRATED,
+    Judge,
+    Metric,
+    calibration,
+    class_transport_errors,
+    temperature_of,
+    transport_error,
+)
 from gatf.model.record import UpdateRecord
 from gatf.model.state import Looks, Model
 from gatf.session import Circumstances, Preprocessing, Session, build_method
@@ -68,7 +76,7 @@ def new_model(config: RunConfig, given: Given, shape: Shape, backbone: nn.Module
     mean, std = getattr(method.backbone, "normalisation", None) or normalisation(image_set(given, shape))
     preprocessing = Preprocessing(shape, mean, std)
     empty = torch.zeros(0, dtype=torch.int64)
-    return Model(config, preprocessing, method, (), empty, 1.0, empty.double(), empty.float(), ())
+    return Model(config, preprocessing, method, (), empty, 1.0, NOTHING_CALIBRATED, empty.double(), empty.float(), ())
 
 
 def learn(
@@ -224,7 +232,10 @@ class _Update:
             raise self.session.diverged(self.data.info.index, "evaluation", "scores not finite")
         self.predicted = looks.scores.argmax(1)
         numbers = split.final_numbers[split.held_out]
-        updated = replace(updated, temperature=fit_temperature(looks.scores, numbers))
+        calibrated = calibration(looks.scores, numbers)
+        if self.method.revisits:  # nothing moved: what earlier images said still holds
+            calibrated = calibrated + model.calibration
+        updated = replace(updated, temperature=temperature_of(calibrated), calibration=calibrated)
         strangeness = model.strangeness
         fresh = updated.strangeness_of(looks).float()
         most = KEPT_PER_CLASS * split.classes
@@ -290,16 +301,14 @@ class _Update:
             if self.old:
                 taken = 100 * float(((predicted < self.old) & (truth >= self.old)).double().mean())
         foretold = None
-        if self.old and keeps_gaussians_only(self.method):
+        if keeps_gaussians_only(self.method):
             by_class = expected_accuracy(self.method, self.config.seed)
             if split.added and not split.revisited:
                 foretold = float(by_class[self.old :].mean())
-            before = [(each.held_out, each.accuracy_new, each.foretold_new) for each in self.model.history]
-            forecast = forecast_old(
-                float(by_class[: self.old].mean()), [*before, (len(split.held_out), accuracy, foretold)],
-                self.kept_by_carrying,
-            )  # fmt: skip
-            expected, low, high = forecast
+            if self.old:
+                seen = [(each.held_out, each.accuracy_new, each.foretold_new) for each in self.model.history]
+                seen.append((len(split.held_out), accuracy, foretold))
+                expected, low, high = forecast_old(float(by_class[: self.old].mean()), seen, self.kept_by_carrying)
         self._warn(accuracy, expected, taken)
         record = UpdateRecord(
             number=len(self.model.history),

@@ -22,6 +22,7 @@ from gatf.io.container import Damaged
 from gatf.io.run_folder import RunFolder
 from gatf.methods import METHODS, Method, is_outside
 from gatf.methods.parts.gaussian import carries_gaussians
+from gatf.model.judge import NOTHING_CALIBRATED
 from gatf.model.record import UpdateRecord
 from gatf.model.state import FROZEN_METHOD, Model
 from gatf.model.upgrade import upgraded_config, upgraded_state
@@ -30,6 +31,8 @@ from gatf.settings import INSIDE, PYTHON, Strict
 
 METHOD, FROZEN = "method.", "frozen."
 LARGEST_SIDE = 4096
+OWN = {"counts": torch.int64, "calibration": torch.float64, "errors": torch.float64, "strangeness": torch.float32}
+"""Tensors that are not the method's."""
 
 
 class Other(Strict):
@@ -106,7 +109,8 @@ def _config_to_keep(model: Model) -> dict[str, Any]:
 
 def _tensors(model: Model) -> dict[str, Tensor]:
     tensors = {METHOD + name: value for name, value in model.method.state_dict().items()}
-    return tensors | {"counts": model.counts, "errors": model.errors, "strangeness": model.strangeness}
+    own = {"counts": model.counts, "calibration": model.calibration, "errors": model.errors}
+    return tensors | own | {"strangeness": model.strangeness}
 
 
 def _check_predicts(written: Path, path: Path, *, outside: bool, backbone: nn.Module | None) -> None:
@@ -176,24 +180,26 @@ def _model(
     shape = (told.shape[0], told.shape[1], told.shape[2])
     if "distances" in tensors:  # up to format 2 unknown images were told by distance alone
         tensors = {name: value for name, value in tensors.items() if name != "distances"}
-        tensors["strangeness"] = torch.zeros(0)
+        tensors |= {"strangeness": torch.zeros(0), "calibration": NOTHING_CALIBRATED}
         history = (*history[:-1], history[-1].model_copy(update={"rejection": "withdrawn"}))
-    for name, dtype in (("counts", torch.int64), ("errors", torch.float64), ("strangeness", torch.float32)):
+    for name, dtype in OWN.items():
         if name not in tensors or tensors[name].dtype != dtype or tensors[name].ndim != 1:
             raise Damaged(path, f"its '{name}' are missing or not what they should be")
     if len(tensors["counts"]) != len(told.labels) or len(tensors["errors"]) not in (0, len(told.labels)):
         raise Damaged(path, "it has another number of classes than labels")
+    if tensors["calibration"].shape != NOTHING_CALIBRATED.shape:
+        raise Damaged(path, "its 'calibration' is not what it should be")
     if bool((tensors["counts"] < 0).any()) or bool((tensors["errors"] < 0).any()):
         raise Damaged(path, "its 'counts' or 'errors' are negative")
     state = {name.removeprefix(METHOD): value for name, value in tensors.items() if name.startswith(METHOD)}
-    if len(state) + 3 != len(tensors):
+    if len(state) + len(OWN) != len(tensors):
         raise Damaged(path, "it holds tensors that belong to nothing")
     if first_format:
         state = upgraded_state(config.method.name, state)
     method = _method(path, config, shape, state, classes=len(told.labels), backbone=backbone)
     return Model(
         config, Preprocessing(shape, tuple(told.mean), tuple(told.std)), method, tuple(told.labels),
-        tensors["counts"], told.temperature, tensors["errors"], tensors["strangeness"], history,
+        tensors["counts"], told.temperature, tensors["calibration"], tensors["errors"], tensors["strangeness"], history,
     )  # fmt: skip
 
 

@@ -18,7 +18,12 @@ CLASS_SHRINK = BAYES_SHRINK
 """Shrinkage of the class covariances that certificates measure by, as much as in the usual readout."""
 UNKNOWN_SHRINK = 0.1
 """Shrinkage of the covariance that unknown images are told by: little, for they lie off the classes' planes."""
-GOLDEN = (5**0.5 - 1) / 2
+STEP = 0.5
+TEMPERATURES = 2 ** torch.arange(-12.0, 24.0, STEP, dtype=torch.float64)
+"""Temperatures that are compared. Scores of Gaussians can be in the thousands, so that they reach far."""
+
+NOTHING_CALIBRATED = torch.zeros(1 + 2 * len(TEMPERATURES), dtype=torch.float64)
+"""`calibration` of no images."""
 
 
 def softmax_with_temperature(scores: Tensor, temperature: float) -> Tensor:
@@ -26,30 +31,43 @@ def softmax_with_temperature(scores: Tensor, temperature: float) -> Tensor:
     return torch.softmax(scores.double() / temperature, dim=1)
 
 
-def fit_temperature(scores: Tensor, labels: Tensor, *, steps: int = 60) -> float:
-    """The temperature T that minimises the cross-entropy of softmax(scores/T) on held-out images [N, C], [N].
+def calibration(scores: Tensor, labels: Tensor) -> Tensor:
+    """What held-out images [N, C], [N] say of each of `TEMPERATURES`, as sums that can be added over updates.
 
-    Guo et al., "On calibration of modern neural networks" (ICML 2017). The targets are smoothed as Platt does,
-    (n + 1)/(n + 2) on the true class, so that few and all right images do not make the classifier certain. The loss is
-    convex in 1/T, so golden-section search over log T finds it.
+    The number of images, then the cross-entropy of their true classes, then its mean over other classes; [1 + 2T].
     """
     scores = scores.double()
     count, classes = scores.shape
     if count == 0 or classes < 2:
+        return NOTHING_CALIBRATED
+    true, other = [], []
+    for temperature in TEMPERATURES.tolist():
+        losses = -torch.log_softmax(scores / temperature, dim=1)
+        of_true = losses.gather(1, labels[:, None]).sum()
+        true.append(of_true)
+        other.append((losses.sum() - of_true) / (classes - 1))
+    return torch.stack([torch.tensor(float(count), dtype=torch.float64), *true, *other])
+
+
+def temperature_of(calibrated: Tensor) -> float:
+    """The temperature T that minimises the cross-entropy of softmax(scores/T), from what `calibration` sums up.
+
+    Guo et al., "On calibration of modern neural networks" (ICML 2017). The targets are smoothed as Platt does,
+    (n + 1)/(n + 2) on the true class, so that few and all right images do not make the classifier certain. Between
+    temperatures the loss is taken for a parabola in log T.
+    """
+    count = float(calibrated[0])
+    if count == 0:
         return 1.0
-    true = (count + 1) / (count + 2)
-    targets = torch.full_like(scores, (1 - true) / (classes - 1)).scatter_(1, labels[:, None], true)
-    spread = float((scores - scores.mean(1, keepdim=True)).square().mean().sqrt()) or 1.0
-
-    def loss(log_temperature: float) -> float:
-        logs = torch.log_softmax(scores / (spread * torch.e**log_temperature), dim=1)
-        return float(-(targets * logs).sum(1).mean())
-
-    low, high = -8.0, 8.0
-    for _ in range(steps):
-        left, right = high - GOLDEN * (high - low), low + GOLDEN * (high - low)
-        low, high = (low, right) if loss(left) < loss(right) else (left, high)
-    return float(spread * torch.e ** ((low + high) / 2))
+    share = (count + 1) / (count + 2)
+    losses = share * calibrated[1 : 1 + len(TEMPERATURES)] + (1 - share) * calibrated[1 + len(TEMPERATURES) :]
+    best = int(losses.argmin())
+    place = float(best)
+    if 0 < best < len(losses) - 1:
+        left, middle, right = losses[best - 1 : best + 2].tolist()
+        bend = left - 2 * middle + right
+        place += 0.5 * (left - right) / bend if bend > 0 else 0.0
+    return float(TEMPERATURES[0]) * 2 ** (place * STEP)
 
 
 def energy(scores: Tensor, temperature: float) -> Tensor:

@@ -44,6 +44,9 @@ class Model:
     counts: Tensor
     """Images each class was learnt from, int64 [C]."""
     temperature: float
+    calibration: Tensor
+    """What held-out images said of temperatures, which more can be added to while the network stays; see
+    `judge.calibration`."""
     errors: Tensor
     """How far the stored mean of each class may be off after the last update, in the judge's metric, float64 [C]; empty
     where nobody measured it, as in a run."""
