@@ -19,7 +19,7 @@ from gatf.geometry.gaussians import Gaussians
 from gatf.geometry.moments import Moments
 from gatf.geometry.readout import mahalanobis_readout
 from gatf.incremental.defaults import first_config, next_config
-from gatf.incremental.statistics import merge
+from gatf.incremental.statistics import forecast_old, merge
 from gatf.model.judge import (
     CLASS_SHRINK,
     Judge,
@@ -300,6 +300,17 @@ def test_a_first_fit_has_no_transport_error(tiny_classifier: Tiny, digit_images:
     assert learner.report_.transport_error is None
 
 
+def test_the_forecast_by_hand() -> None:
+    """Drawn points say 90 % of older classes; images kept back were right in 80 % where draws said 100 %."""
+    about, low, high = forecast_old(90.0, [(60, 90.0, 100.0), (40, 65.0, 100.0), (5, None, 50.0), (5, 50.0, None)], 1.0)
+    assert about == pytest.approx(72.0)
+    middle, half = (0.8 + 0.02) / 1.04, 2 * (0.16 / 100 + 4 / 40_000) ** 0.5 / 1.04
+    assert (low, high) == pytest.approx((90 * (middle - half), 90 * (middle + half)))
+    carried = forecast_old(90.0, [(100, 80.0, 100.0)], 0.5)
+    assert carried == pytest.approx((54.0, low / 2, high)), "half of what carrying may lose; all of it at the low end"
+    assert forecast_old(90.0, [], 1.0) == (90.0, 0.0, 90.0), "nothing kept back: nothing is known"
+
+
 def test_rejection_threshold_by_hand() -> None:
     distances = torch.arange(1.0, 20.0)  # 1 … 19: of 20 equally likely ranks, one lies beyond 19
     assert rejection_threshold(distances, 0.05) == 19.0
@@ -332,7 +343,7 @@ def test_blank_and_noisy_images_are_strange_wherever_their_features_lie() -> Non
     torch.testing.assert_close(judge.strangeness(points), expected)
 
 
-@pytest.mark.parametrize("method", ["lwf", "ncm", "fecam"])
+@pytest.mark.parametrize("method", ["lwf", "ncm"])
 def test_methods_without_gaussians_reject_by_energy(method: str, tiny_classifier: Tiny, digit_images: Digits) -> None:
     names = ("d0", "d1", "d2", "d3")
     learner = tiny_classifier(method=method, epochs=6, unknown=0.1).fit(*some_digits(digit_images, *names))
@@ -340,7 +351,8 @@ def test_methods_without_gaussians_reject_by_energy(method: str, tiny_classifier
     known, _ = some_digits(digit_images, *names, test=True)
     others, _ = some_digits(digit_images, "d5", "d6", "d7", test=True)
     assert (learner.predict(known) == "unknown").mean() < 0.25
-    assert (learner.predict(others) == "unknown").mean() > 0.5
+    rejected = [(learner.predict(images) == "unknown").mean() for images in (known, others)]
+    assert rejected[1] > rejected[0] + 0.15
     learner.partial_fit(*some_digits(digit_images, "d4", most=60))
     assert learner.report_.rejection == ("estimated" if method == "ncm" else "withdrawn"), "only a frozen network stays"
 
