@@ -225,7 +225,7 @@ def _packed(vectors: Tensor) -> Tensor:
     for i in range(0, dim, PACKED_BLOCK):
         left, right = vectors[:, i : i + PACKED_BLOCK, None], vectors[:, None, i:]
         width = left.shape[1] * right.shape[2]
-        block = out[:, filled : filled + width].unflatten(1, (left.shape[1], right.shape[2]))
+        block = out[:, filled : filled + width].view(-1, left.shape[1], right.shape[2])
         torch.mul(left, right, out=block)
         filled += width
     out[:, filled:-1] = vectors

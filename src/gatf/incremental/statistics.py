@@ -1,5 +1,8 @@
 """Numbers an update needs: normalisation, Gaussians of classes that came back, the accuracy to expect."""
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -7,11 +10,14 @@ from gatf.data.base import ImageSet
 from gatf.geometry.gaussians import Gaussians, white_noise
 from gatf.geometry.moments import Moments
 from gatf.geometry.spd import cholesky
-from gatf.methods.parts.gaussian import GaussianClassifier
 from gatf.seeding import generator
 
 DRAWS_PER_CLASS = 200
-"""Points drawn from each stored Gaussian to foretell the accuracy of old classes."""
+"""Points drawn from each stored Gaussian to foretell the accuracy of its class, at most."""
+POINTS = 2000
+"""And from all of them, which leaves a standard error of 1.1 per cent at most, and where 90 % are right 0.7."""
+SCORED_AT_ONCE = 500
+"""Points, whose scores by all classes are in memory."""
 
 
 def normalisation(images: ImageSet, most: int = 2000) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -36,17 +42,35 @@ def merge(carried: Gaussians, carried_images: Tensor, new: Gaussians, new_images
     return Gaussians(both.mean, both.covariance())
 
 
+@dataclass(frozen=True)
+class Forecast:
+    """Percent of points answered rightly, and the standard error that comes of drawing no more of them."""
+
+    percent: float
+    error: float
+
+
 @torch.no_grad()
-def expected_accuracy(method: GaussianClassifier, seed: int) -> Tensor:
-    """Percent of points drawn from each stored Gaussian that are answered with its class, [C]: what the accuracy on
-    images would be if features were Gaussian and the transport without error."""
-    stored = method.stored()
-    draws = generator(seed, "expected accuracy")
-    noise = white_noise(DRAWS_PER_CLASS, stored.means.shape[1], generator=draws, matched=False)
-    lowers = cholesky(stored.covs if stored.common is None else stored.common[None]).lower  # [C or 1, S, S]
-    deviations = (noise.to(lowers) @ lowers.mT).expand(len(stored), -1, -1)  # [C, N, S]
-    right = [
-        100 * (method.feature_scores(mean + deviation).argmax(1) == number).double().mean()
-        for number, (mean, deviation) in enumerate(zip(stored.means, deviations, strict=True))
-    ]
-    return torch.stack(right).cpu()
+def expected_accuracy(stored: Gaussians, scores: Callable[[Tensor], Tensor], classes: range, *, seed: int) -> Forecast:
+    """Percent of points drawn from the stored Gaussians of these classes that the scores answer with their class: what
+    the accuracy on images would be if features were Gaussian and the transport without error.
+
+    All classes weigh the same. Many share `POINTS` between them, and of more classes than that some are drawn, so that
+    the time grows no faster than that of scoring one point.
+    """
+    draws = generator(seed, "expected accuracy", classes.start)
+    chosen = torch.arange(classes.start, classes.stop)
+    if len(chosen) > POINTS:
+        chosen = chosen[torch.randperm(len(chosen), generator=draws)[:POINTS].sort().values]
+    each = max(1, min(DRAWS_PER_CLASS, POINTS // len(chosen)))
+    stored = stored[chosen.to(stored.means.device)] if len(chosen) < len(stored) else stored
+    lowers = cholesky(stored.covs if stored.common is None else stored.common[None]).lower  # [k or 1, S, S]
+    noise = white_noise(len(chosen) * each, stored.means.shape[1], generator=draws, matched=False)
+    deviations = noise.to(lowers).unflatten(0, (len(chosen), each)) @ lowers.mT  # [k, each, S]
+    points = (stored.means[:, None] + deviations).flatten(0, 1)
+    answers = torch.cat([scores(some).argmax(1) for some in points.split(SCORED_AT_ONCE)])
+    right = (answers.cpu().unflatten(0, (len(chosen), each)) == chosen[:, None]).double().mean(1)  # [k]
+    mean = right.mean()
+    within = right * (1 - right) / (each - 1) if each > 1 else mean * (1 - mean)  # which also has what is between
+    error = (within.mean() / len(chosen)).sqrt()
+    return Forecast(100 * float(mean), 100 * float(error))

@@ -269,7 +269,7 @@ class _Update:
     def finish(self, updated: Model, seconds: float) -> Model:
         """The updated model with a record of what happened."""
         split = self.split
-        accuracy = taken = expected = None
+        accuracy = taken = expected = error = None
         predicted = self.predicted
         if predicted is not None:
             truth = split.final_numbers[split.held_out]
@@ -277,12 +277,15 @@ class _Update:
             if self.old:
                 taken = 100 * float(((predicted < self.old) & (truth >= self.old)).double().mean())
         if self.old and keeps_gaussians_only(self.method):
-            by_class = expected_accuracy(self.method, self.config.seed)
-            added = by_class[self.old :]
+            foretold = partial(
+                expected_accuracy, self.method.stored(), self.method.feature_scores, seed=self.config.seed
+            )
             optimism = 1.0
-            if accuracy is not None and len(added) and not split.revisited:
-                optimism = min(1.0, accuracy / max(float(added.mean()), 1e-9))
-            expected = optimism * float(by_class[: self.old].mean())
+            if accuracy is not None and split.added and not split.revisited:
+                added = foretold(range(self.old, self.old + len(split.added)))
+                optimism = min(1.0, accuracy / max(added.percent, 1e-9))
+            before = foretold(range(self.old))
+            expected, error = optimism * before.percent, optimism * before.error
         self._warn(accuracy, expected, taken)
         record = UpdateRecord(
             number=len(self.model.history),
@@ -295,6 +298,7 @@ class _Update:
             seconds=round(seconds, 2),
             accuracy_new=accuracy,
             expected_old=expected,
+            expected_old_error=error,
             taken_for_old=taken,
             drift=self.drift,
             transport_error=None if self.moved is None else float(self.errors.max()),

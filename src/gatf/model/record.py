@@ -27,7 +27,9 @@ class UpdateRecord(Strict):
     accuracy_new: float | None
     """Percent of the held-out images that are answered rightly, among all classes known."""
     expected_old: float | None = None
-    """Percent of images of older classes that should be answered rightly; see `update.expected_accuracy`."""
+    """Percent of images of older classes that should be answered rightly; see `statistics.expected_accuracy`."""
+    expected_old_error: NonNegativeFloat | None = None
+    """Standard error of that, as far as it comes of the number of points drawn."""
     taken_for_old: float | None = None
     """Percent of the held-out images that are taken for an older class."""
     drift: float | None = None
