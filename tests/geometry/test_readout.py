@@ -124,6 +124,46 @@ def test_a_class_of_one_sample_is_reported_and_still_has_distances():
     assert not bayes_readout(classes).repaired.any()  # its correlation matrix is I
 
 
+def many_classes(make_spd, dim, classes=40):
+    return Gaussians(torch.randn(classes, dim, generator=seeded(1), dtype=F64), make_spd(seeded(2), classes, dim))
+
+
+@pytest.mark.parametrize("dim", [5, 8, 13])
+def test_packed_scores_of_many_classes_are_minus_the_distances(make_spd, dim, monkeypatch):
+    classes, points = many_classes(make_spd, dim), torch.randn(50, dim, generator=seeded(3))
+    for rule in (bayes_readout(classes), mahalanobis_readout(classes), rda_readout(classes, 0.5, 0.1)):
+        constants = 0 if rule.constants is None else rule.constants
+        expected = -rule.distances(points) - constants
+        got = rule._packed.scores(points)[0]
+        torch.testing.assert_close(got, expected, rtol=2e-6, atol=2e-6 * float(expected.abs().max()))
+        monkeypatch.setattr(readout, "PACKED_ELEMENTS", 7)  # a row at a time
+        torch.testing.assert_close(rule._packed.scores(points)[0], got, rtol=1e-5, atol=1e-5)
+        monkeypatch.undo()
+
+
+def test_packed_scores_choose_as_float64_does_where_float32_cannot(make_spd):
+    one = many_classes(make_spd, 8, 20)
+    steps = 1e-9 * torch.randn(20, 8, generator=seeded(4), dtype=F64)
+    twins = one.concat(Gaussians(one.means + steps, one.covs))
+    far = Gaussians(1e4 * one.means, one.covs).concat(Gaussians(1e4 * one.means + 1e-2, one.covs))
+    for classes in (twins, far):
+        points = classes.means.repeat(5, 1) + torch.randn(200, 8, generator=seeded(5), dtype=F64)
+        rule = mahalanobis_readout(classes)
+        packed, unsure = rule._packed.scores(points)
+        best = rule.distances(points).argmin(1)
+        assert not torch.equal(packed.argmax(1), best)  # float32 alone would not do
+        assert torch.equal(rule.scores(points).argmax(1), best)
+        assert unsure[packed.argmax(1) != best].all()
+
+
+def test_packed_scores_of_features_that_are_not_finite_are_not_finite(make_spd):
+    rule = mahalanobis_readout(many_classes(make_spd, 8))
+    points = torch.zeros(3, 8)
+    points[1, 2] = torch.nan
+    assert rule.scores(points).isfinite().all(1).tolist() == [True, False, True]
+    assert rule.scores(points[:0]).shape == (0, 40)
+
+
 def test_no_classes_and_no_features_have_no_distances(gaussians):
     assert bayes_readout(Gaussians.empty(5)).distances(torch.zeros(3, 5)).shape == (3, 0)
     assert bayes_readout(gaussians).distances(torch.zeros(0, 5)).shape == (0, 6)

@@ -202,6 +202,27 @@ def test_how_many_points_are_drawn() -> None:
         GATFConfig(samples=127).draws(64)
 
 
+@pytest.mark.parametrize(
+    ("bend", "wanted"), [(0.0, 4 * 6), (0.02, 4 * 6), (1.0, 600)], ids=["affine", "nearly affine", "bent"]
+)
+def test_many_classes_take_fewer_points_where_these_are_enough(
+    bend: float, wanted: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory_module, "MANY_CLASSES", 11)
+
+    def mapping(z: Tensor) -> Tensor:
+        return 0.9 * z + bend * z.square()
+
+    memory, usual = filled("full", classes=12), filled("full", classes=12)
+    report = memory.transport(mapping, samples=600, matched=True, task=1, fewer=True)
+    assert report["samples"] == wanted
+    assert "samples" not in usual.transport(mapping, samples=600, matched=True, task=1)
+    off = (memory.get().covs - usual.get().covs).norm() / usual.get().covs.norm()
+    assert off < 0.02
+    few = filled("full", classes=11)
+    assert "samples" not in few.transport(mapping, samples=600, matched=True, task=1, fewer=True)
+
+
 def test_an_odd_number_of_points_is_made_even() -> None:
     """Pairs ±ε: a map without a linear part leaves no covariance with it, however few the points."""
     memory = filled("full")

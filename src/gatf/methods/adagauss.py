@@ -193,6 +193,7 @@ class AdaGauss(GaussianMethod[AdaGaussConfig]):
             shrink=self.config.shrink,
             diagonal=self.config.transport == "diag",
             dtype=self.dtype,
+            fewer=self.config.samples is None,
         )
         self.note("transport", **repairs)
 

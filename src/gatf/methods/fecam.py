@@ -137,8 +137,15 @@ class TukeyMemory(Growing):
 
     def distances(self, features: Tensor) -> Tensor:
         """(u − v_c)ᵀ K_c (u − v_c), u and v_c of unit norm: [B, S] → [B, C]; no determinant, no prior."""
+        return self.build().distances(self._transformed(features))
+
+    def scores(self, features: Tensor) -> Tensor:
+        """Minus these distances."""
+        return self.build().scores(self._transformed(features))
+
+    def _transformed(self, features: Tensor) -> Tensor:
         features = prepare(features.double(), self.config)
-        return self.build().distances(tukey(features, self.config.tukey, self.config.log_guard))
+        return tukey(features, self.config.tukey, self.config.log_guard)
 
     def bytes_per_class(self) -> int:
         entries = 0 if self.config.covariance == "common" else self.spreads.shape[1]
@@ -238,7 +245,7 @@ class FeCAM(FeatureMethod[FeCAMConfig]):
         only_task0 = len(self.head.weight) == self.views * classes
         if self.config.first_task_rule == "head" and only_task0:
             return self.head(features)[:, :classes]
-        return -self.memory.distances(features)
+        return self.memory.scores(features)
 
     def bytes_per_class(self) -> int:
         return self.memory.bytes_per_class()

@@ -319,8 +319,9 @@ class GATF(GaussianMethod[GATFConfig]):
                 self._estimate(data, 0, "final anchor", self.residual, self._near_old(data)), restart=True
             )
         repairs = self.memory.transport(
-            self.map, samples=self.samples, matched=config.matched_noise, task=data.info.index, dtype=self.dtype
-        )
+            self.map, samples=self.samples, matched=config.matched_noise, task=data.info.index, dtype=self.dtype,
+            fewer=config.samples is None,
+        )  # fmt: skip
         self.note("transport", **repairs)
 
     def _near_old(self, data: TaskData) -> tuple[Tensor, Tensor] | None:

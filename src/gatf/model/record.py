@@ -30,9 +30,10 @@ class UpdateRecord(Strict):
     """Percent of images of older classes that should be answered rightly; see `statistics.forecast_old`."""
     expected_old_low: float | None = None
     expected_old_high: float | None = None
-    """The range that chance allows it."""
-    foretold_new: float | None = None
-    """What points drawn from the Gaussians of the added classes say of them, to compare with `accuracy_new`."""
+    """The range of that forecast."""
+    foretold_new: tuple[float, ...] | None = None
+    """What points drawn from the Gaussians of the added classes say of them at each of `statistics.SPREADS`, to compare
+    with `accuracy_new`."""
     taken_for_old: float | None = None
     """Percent of the held-out images that are taken for an older class."""
     drift: float | None = None
