@@ -168,8 +168,8 @@ Long, small and lopsided series, at their end (the imbalance is of CIFAR-100 pho
 ## Is the forecast for older classes true?
 
 After every update `gatf learn` says how many images of older classes should still be answered rightly, of which none
-is left to measure with. It draws points from the stored Gaussians and corrects for what images kept back in this and
-all earlier updates show. It is a guess, and says a range.
+is left to measure with. It draws points from the stored Gaussians, as much farther from the means as the images kept
+back in this and all earlier updates show that images lie. It is a guess, and says a range.
 
 Birds, two species per update, the pretrained network as it is:
 
