@@ -158,6 +158,10 @@ class Judge:
         nearest = distances.argmin(1)
         return certified_range(low, high, nearest) & (nearest == answers)
 
+    def distances(self, features: Tensor) -> Tensor:
+        """Squared Mahalanobis distance (GATF, Eq. 3) to each class, divided by the dimension, [N, C]."""
+        return self._rejecting.distances(features.to(self.stored.means)) / features.shape[1]
+
     def nearest(self, features: Tensor) -> Tensor:
-        """Squared Mahalanobis distance (GATF, Eq. 3) to the nearest class, divided by the dimension, [N]."""
-        return self._rejecting.distances(features.to(self.stored.means)).amin(1) / features.shape[1]
+        """The distance to the nearest class, [N]."""
+        return self.distances(features).amin(1)
