@@ -16,7 +16,7 @@ from gatf.incremental.classifier import IncrementalClassifier
 from gatf.incremental.store import Store
 from gatf.serve.app import Options
 
-from .conftest import Client, png, serving
+from .conftest import Client, png, serving, until
 
 Digits = Callable[[str, int], list[bytes]]
 
@@ -150,11 +150,9 @@ def test_a_replaced_model_answers_without_a_dropped_request(
             asker.start()
         old = client.get("/v1/model").json["digest"]
         Store(path).commit(grown.model_, keep=1)
-        while len(client.get("/v1/classes").json["classes"]) < 4:
-            pass
+        until(lambda: len(client.get("/v1/classes").json["classes"]) == 4)
         seen = len(digests)
-        while len(digests) < seen + 6:
-            pass
+        until(lambda: len(digests) >= seen + 6)
         ending.set()
         for asker in askers:
             asker.join()

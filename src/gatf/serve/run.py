@@ -70,6 +70,7 @@ def _bind(host: str, port: int) -> socket.socket:
         listening = socket.socket(family, kind, protocol)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind(address)
+        listening.listen(128)  # who comes from now on waits a moment instead of being turned away
     except OSError as error:
         raise UserError(f"cannot listen at {host}:{port} ({error.strerror}); choose another --port") from None
     return listening
