@@ -59,7 +59,7 @@ def test_teach_ask_look_and_roll_back(page: Page, tmp_path: Path, digits: Digits
     with serving(Options(tmp_path / "digits.gatf", page=True, parameters=parameters)) as (client, _):
         page.resize(1280, 900)
         page.visit(f"http://127.0.0.1:{client.port}/")
-        page.wait("document.documentElement.dataset.ready")
+        page.wait("document.documentElement?.dataset.ready")
         assert page.run("document.getElementById('tab-ask').disabled")  # there is nothing to ask yet
         teach(page, folder, "zero", digits("d0", 24))
         assert page.run("document.getElementById('learn').disabled")

@@ -2,7 +2,7 @@
 
 import { get, post } from "./api.js";
 import { drawChart } from "./chart.js";
-import { $, acceptDrops, isPicture, make, percent } from "./dom.js";
+import { $, acceptDrops, isPicture, make, percent, sharpIfSmall } from "./dom.js";
 
 const KEPT_ANSWERS = 6;
 const RATES = [0.01, 0.02, 0.05, 0.1, 0.2];
@@ -95,7 +95,7 @@ async function ask(files) {
 function card(answer, file, chart) {
   asked += 1;
   const name = answer.unknown ? "unknown" : String(answer.label);
-  const image = make("img", { src: URL.createObjectURL(file), alt: `The picture that was asked about: ${name}` });
+  const image = make("img", { src: URL.createObjectURL(file), alt: `The picture that was asked about: ${name}`, onload: sharpIfSmall });
   const bars = answer.top.map(item => make("li", {},
     make("span", { class: "name" }, String(item.label)),
     make("meter", { min: 0, max: 1, value: item.probability, "aria-label": `probability of ${item.label}` }),

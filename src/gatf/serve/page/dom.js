@@ -38,6 +38,11 @@ export function lasting(seconds) {
   return seconds < 6000 ? `${Math.round(seconds / 60)} min` : `${(seconds / 3600).toFixed(1)} h`;
 }
 
+/** Pixels of very small pictures are shown as they are. */
+export function sharpIfSmall(event) {
+  event.target.classList.toggle("tiny", event.target.naturalWidth < 48);
+}
+
 /** A table of what a model keeps. */
 export function keptTable(kept) {
   const rows = kept.map(item => make("tr", {}, make("td", { class: "wrap" }, item.what), make("td", {}, size(item.bytes))));

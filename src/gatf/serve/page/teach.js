@@ -1,7 +1,7 @@
 // Teach: pictures by class, an update, what it did.
 
 import { get, listen, post, remove } from "./api.js";
-import { $, acceptDrops, groupsOfFiles, isPicture, keptTable, lasting, make, plural } from "./dom.js";
+import { $, acceptDrops, groupsOfFiles, isPicture, keptTable, lasting, make, plural, sharpIfSmall } from "./dom.js";
 
 /** Classes that are about to be taught: {name, pictures: [{file, url}]}. */
 const drafts = [];
@@ -95,7 +95,7 @@ function card(draft, number) {
 
 function thumbnail(draft, picture, place) {
   const what = `picture ${place + 1} of ${draft.name}`;
-  const image = make("img", { src: picture.url, alt: what, loading: "lazy", width: 72, height: 72, onerror: () => {
+  const image = make("img", { src: picture.url, alt: what, loading: "lazy", width: 72, height: 72, onload: sharpIfSmall, onerror: () => {
     image.replaceWith(make("span", { class: "unseen", role: "img", "aria-label": `${what}, which this browser cannot show` }, picture.file.name));
   } });
   const button = make("button", { type: "button", "aria-label": `Remove ${what}`, title: "Remove", onclick: () => {
