@@ -18,6 +18,7 @@ from browser import Page  # noqa: E402
 
 NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven")
 COUNT = 60
+IMAGES = ROOT / "docs" / "img"
 
 
 def digits(folder: Path) -> dict[str, list[Path]]:
@@ -49,9 +50,14 @@ def learn(page: Page, out: Path | None = None) -> None:
 
 
 def shots(page: Page, out: Path, name: str) -> None:
-    """On a laptop, and for looking at: dark, and on a phone."""
+    """On a laptop; where they are not for docs, also in the dark and on a phone."""
     page.resize(1080, 760)
-    page.picture(out / f"studio-{name}.png")
+    page.run("scrollTo(0, 0)")
+    laptop = out / f"studio-{name}.png"
+    page.picture(laptop, whole=False)
+    Image.open(laptop).convert("RGB").quantize(256).save(laptop, optimize=True)
+    if out == IMAGES:
+        return
     page.resize(1080, 760, dark=True)
     page.picture(out / f"dark-{name}.png")
     page.resize(390, 844)
@@ -75,8 +81,7 @@ def main(out: Path, epochs: str) -> None:
             page.wait("document.documentElement?.dataset.ready")
             for name in NAMES[:4]:
                 teach(page, name, files[name][:COUNT])
-            learn(page, out / "learning.png")
-            page.picture(out / "learnt.png")
+            learn(page, None if out == IMAGES else out / "learning.png")
             for name in NAMES[4:6]:
                 teach(page, name, files[name][:COUNT])
             page.run("document.activeElement.blur()")
@@ -98,4 +103,4 @@ def main(out: Path, epochs: str) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "docs" / "img", sys.argv[2] if len(sys.argv) > 2 else "40")
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else IMAGES, sys.argv[2] if len(sys.argv) > 2 else "40")

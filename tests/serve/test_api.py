@@ -5,6 +5,7 @@ import io
 import json
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,10 @@ from PIL import Image
 
 from gatf.incremental.classifier import IncrementalClassifier
 from gatf.incremental.store import Store
-from gatf.serve.app import Options
+from gatf.model import file as model_file
+from gatf.serve.app import Options, Studio
+from gatf.serve.limits import Problem
+from gatf.serve.live import Served
 
 from .conftest import Client, png, serving, until
 
@@ -112,6 +116,43 @@ def test_the_model_can_be_taken_away(client: Client, shop: Path) -> None:
     reply = client.get("/v1/model/file")
     assert reply.body == shop.read_bytes()
     assert 'filename="shop.gatf"' in reply.headers["content-disposition"]
+
+
+def test_onnx_and_the_report_are_made_for_one_answer(
+    client: Client, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+
+    def export(model: Any, target: Path) -> str:
+        target.write_bytes(f"onnx of {len(model.labels)} classes".encode())
+        return "checked"
+
+    monkeypatch.setattr("gatf.model.onnx.export_onnx", export)
+    reply = client.get("/v1/model/onnx")
+    assert reply.body == b"onnx of 3 classes"
+    assert 'filename="shop.onnx"' in reply.headers["content-disposition"]
+    report = client.get("/v1/model/report")
+    assert 'filename="shop.html"' in report.headers["content-disposition"]
+    for words in (
+        "<!doctype html>",
+        "shop.gatf: 3 classes",
+        "No picture is in the model",
+        "First fit: added 3 classes",
+    ):
+        assert words in report.body.decode()
+    until(lambda: not list(tmp_path.iterdir()))  # a moment after the answer nothing is left of it
+
+
+def test_a_model_whose_classes_are_numbers_takes_numbers(shop: Path) -> None:
+    studio = Studio(Options(shop))
+    numbered = replace(model_file.load(shop), labels=(0, 1, 2))
+    studio.live.current = Served(numbered, "digest", 1)
+    assert studio.labels_for(["3", "3", "1"]) == [3, 3, 1]
+    with pytest.raises(Problem, match="are numbers"):
+        studio.labels_for(["3", "three"])
+    studio.live.current = None
+    with pytest.raises(Problem, match="at least two classes"):
+        studio.labels_for(["a", "a"])
 
 
 def test_the_documentation_needs_no_other_machine(client: Client) -> None:

@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -20,7 +21,7 @@ from gatf.data.inputs import Given
 from gatf.incremental.learn import learn_given
 from gatf.model import file as model_file
 
-from .conftest import Client, until
+from .conftest import Client, form, until
 
 Digits = Callable[[str, int], list[bytes]]
 EPOCHS = 60
@@ -64,6 +65,32 @@ def first_event(client: Client, name: str) -> dict[str, Any]:
     raise AssertionError("the stream ended")
 
 
+@contextmanager
+def half_sent(client: Client, parts: Any) -> Iterator[Callable[[], int]]:
+    """A prediction of which half has arrived; call to send the rest and hear the status."""
+    body, kind = form(parts)
+    connection = socket.create_connection(("127.0.0.1", client.port), timeout=60)
+    head = f"POST /v1/predict HTTP/1.1\r\nHost: 127.0.0.1:{client.port}\r\nContent-Type: {kind}\r\n"
+    connection.sendall(head.encode() + f"Content-Length: {len(body)}\r\n\r\n".encode() + body[:50])
+    until(lambda: b"gatf_requests" in client.get("/metrics").body)  # a later request has been answered: this has begun
+
+    def rest() -> int:
+        until(lambda: not listens(client))
+        connection.sendall(body[50:])
+        return int(connection.recv(4096).split()[1])
+
+    yield rest
+    connection.close()
+
+
+def listens(client: Client) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", client.port), timeout=60).close()
+    except OSError:
+        return False
+    return True
+
+
 def test_an_update_survives_sigterm_and_kill_and_ends_as_if_nothing_had_been(
     taught: Path, tmp_path: Path, digits: Digits
 ) -> None:
@@ -92,7 +119,9 @@ def test_an_update_survives_sigterm_and_kill_and_ends_as_if_nothing_had_been(
         assert (second.status, "one at a time" in second.json["detail"]) == (409, True)
         assert client("POST", "/v1/rollback", b"").status == 409
         until((workspace / "state.safetensors").exists)
-        server.send_signal(signal.SIGTERM)
+        with half_sent(client, ask) as rest:
+            server.send_signal(signal.SIGTERM)
+            assert rest() == 200  # what has begun is finished
         server.wait(60)
     assert shop.read_bytes() == before
     assert (folder / name / "job.json").is_file()  # what was begun is there to be taken up

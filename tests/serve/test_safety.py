@@ -201,6 +201,16 @@ def test_who_comes_when_too_many_wait_is_told_to_come_back(
     assert statuses == [200, 200, 200]
 
 
+def test_predictions_under_way_are_counted_from_their_first_byte(
+    running: tuple[Client, Studio], digits: Digits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, studio = running
+    monkeypatch.setattr(studio, "under_way", LIMITS.queue)
+    refused = client.send("/v1/predict", [("image", digits("d0", 1)[0])])
+    assert "come back later" in problem(refused, 429)
+    assert studio.under_way == LIMITS.queue
+
+
 def test_a_request_that_never_arrives_is_given_up(
     running: tuple[Client, Studio], monkeypatch: pytest.MonkeyPatch
 ) -> None:

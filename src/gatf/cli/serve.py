@@ -26,7 +26,7 @@ MaxRequest = Annotated[int, typer.Option(min=1, help="Megabytes of one predictio
 MaxUpdate = Annotated[int, typer.Option(min=1, help="Megabytes of the pictures of one update.")]
 MaxImages = Annotated[int, typer.Option(min=1, help="Images of one prediction.")]
 MaxPixels = Annotated[int, typer.Option(min=1, help="Pixels of one picture.")]
-Queue = Annotated[int, typer.Option(min=1, help="Images that may wait for an answer; more are told 429.")]
+Queue = Annotated[int, typer.Option(min=1, help="Predictions, and images, that may wait; more get 429.")]
 Timeout = Annotated[float, typer.Option(min=0.1, help="Seconds for a prediction to arrive, and to be answered.")]
 
 
@@ -34,7 +34,7 @@ def serve(
     model: ModelFile, host: Host = "127.0.0.1", port: Port = 8000, token_file: TokenFile = None,
     origins: Origin = None, device: Device = "auto", epochs: Epochs = None, minutes: Minutes = None,
     settings: Settings = None, keep: Keep = 3, max_request_mb: MaxRequest = 32, max_update_mb: MaxUpdate = 4096,
-    max_images: MaxImages = 256, max_pixels: MaxPixels = 50_000_000, queue: Queue = 512, timeout: Timeout = 60.0,
+    max_images: MaxImages = 256, max_pixels: MaxPixels = 50_000_000, queue: Queue = 128, timeout: Timeout = 60.0,
 ) -> None:  # fmt: skip
     """Answer and learn over HTTP: POST /v1/predict, POST /v1/updates; all of it is described at /docs."""
     _run(page=False, browser=False, **locals())
@@ -44,7 +44,7 @@ def studio(
     model: ModelFile, host: Host = "127.0.0.1", port: Port = 8000, token_file: TokenFile = None,
     origins: Origin = None, device: Device = "auto", epochs: Epochs = None, minutes: Minutes = None,
     settings: Settings = None, keep: Keep = 3, max_request_mb: MaxRequest = 32, max_update_mb: MaxUpdate = 4096,
-    max_images: MaxImages = 256, max_pixels: MaxPixels = 50_000_000, queue: Queue = 512, timeout: Timeout = 60.0,
+    max_images: MaxImages = 256, max_pixels: MaxPixels = 50_000_000, queue: Queue = 128, timeout: Timeout = 60.0,
     browser: Annotated[bool, typer.Option(help="Open the page in the browser.")] = True,
 ) -> None:  # fmt: skip
     """Teach a model and ask it in the browser, with pictures and no Python."""

@@ -5,9 +5,9 @@ import json
 import logging
 import os
 import tempfile
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib.resources import as_file, files
@@ -32,7 +32,7 @@ from gatf.serve.atlas import chart
 from gatf.serve.batching import Batcher, Question
 from gatf.serve.describe import described
 from gatf.serve.guard import Guard
-from gatf.serve.limits import Limits, Problem, in_the_way, not_understood
+from gatf.serve.limits import Limits, Problem, busy, in_the_way, not_understood
 from gatf.serve.live import Live
 from gatf.serve.metrics import Metrics
 from gatf.serve.pictures import InMemory, checked_label, from_base64, read_multipart, to_pixels
@@ -86,6 +86,8 @@ class Studio:
             refresh=self.live.refresh,
         )  # fmt: skip
         self.decoders = ThreadPoolExecutor(max(2, os.cpu_count() or 1), "gatf-decode")
+        self.under_way = 0
+        """Predictions."""
         self.stopping: Callable[[], bool] = lambda: False
         """Whether the server has been asked to end: streams close then."""
         self._before = lru_cache(maxsize=1)(self._load_before)
@@ -102,6 +104,18 @@ class Studio:
         self.decoders.shutdown()
 
     # --- prediction
+
+    @contextmanager
+    def admitted(self) -> Iterator[None]:
+        """Inside, one prediction more is under way: from its first byte on it takes memory. A `Problem` if there are
+        too many already."""
+        if self.under_way >= self.limits.queue:
+            raise busy("too many predictions are under way")
+        self.under_way += 1
+        try:
+            yield
+        finally:
+            self.under_way -= 1
 
     async def predict(self, images: list[bytes], **asked: Any) -> dict[str, Any]:
         if not images:
@@ -247,12 +261,13 @@ def _add_predictions(app: FastAPI, studio: Studio) -> None:
         explain: Annotated[bool, Query(description="Say which classes are nearest, and where on the map.")] = False,
     ) -> Any:
         """Say what is on pictures: one or many, as parts named `image` or in JSON."""
-        try:
-            async with asyncio.timeout(studio.limits.seconds):
-                images = await _images(request, studio.limits)
-        except TimeoutError:
-            raise Problem(408, "Too slow", "the request took too long to arrive") from None
-        found = await studio.predict(images, top=top, certificate=certificate, unknown=unknown, explain=explain)
+        with studio.admitted():
+            try:
+                async with asyncio.timeout(studio.limits.seconds):
+                    images = await _images(request, studio.limits)
+            except TimeoutError:
+                raise Problem(408, "Too slow", "the request took too long to arrive") from None
+            found = await studio.predict(images, top=top, certificate=certificate, unknown=unknown, explain=explain)
         return Response(json.dumps(found, ensure_ascii=False), media_type="application/json")
 
 

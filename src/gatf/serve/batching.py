@@ -13,7 +13,7 @@ from gatf.data.base import ImageSet
 from gatf.errors import UserError
 from gatf.model.answers import answer
 from gatf.model.state import Looks
-from gatf.serve.limits import Problem, not_understood
+from gatf.serve.limits import busy, not_understood
 from gatf.serve.live import Served, plain
 
 LARGEST_BATCH = 64
@@ -83,7 +83,7 @@ class Batcher:
         count = len(question.pixels)
         with self._changed:
             if self.waiting_images and self.waiting_images + count > self.queue:
-                raise Problem(429, "Busy", "too many images wait for an answer; come back later", Retry_After="1")
+                raise busy("too many images wait for an answer")
             self.waiting_images += count
             self._waiting.append(waiting)
             self._changed.notify()

@@ -25,8 +25,8 @@ class Limits:
     update_images: int = 50_000
     classes: int = 1000
     """Of one update."""
-    queue: int = 512
-    """Images that wait for an answer; who comes then is told to come back later."""
+    queue: int = 128
+    """Predictions under way, and images that wait for an answer; who comes then is told to come back later."""
     seconds: float = 60.0
     """For a prediction to arrive, and again for it to be answered."""
     update_seconds: float = 3600.0
@@ -54,6 +54,10 @@ def too_large(what: str) -> Problem:
 
 def not_understood(what: str) -> Problem:
     return Problem(422, "Not understood", what)
+
+
+def busy(what: str) -> Problem:
+    return Problem(429, "Busy", f"{what}; come back later", Retry_After="1")
 
 
 def in_the_way(what: str) -> Problem:

@@ -186,12 +186,22 @@ class ProblemInfo(BaseModel):
 
 def body(json_model: type[BaseModel], multipart: dict[str, Any]) -> dict[str, Any]:
     """OpenAPI's description of a body that is multipart or JSON."""
-    schema = json_model.model_json_schema(ref_template="#/components/schemas/{model}")
-    schema.pop("$defs", None)
+    schema = json_model.model_json_schema()
     return {
         "required": True,
         "content": {
             "multipart/form-data": {"schema": {"type": "object", "properties": multipart}},
-            "application/json": {"schema": schema},
+            "application/json": {"schema": _inlined(schema, schema.pop("$defs", {}))},
         },
     }
+
+
+def _inlined(schema: Any, parts: dict[str, Any]) -> Any:
+    """The schema with its parts in their places: FastAPI only collects those of the models it reads itself."""
+    if isinstance(schema, list):
+        return [_inlined(item, parts) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if "$ref" in schema:
+        return _inlined(parts[schema["$ref"].rsplit("/", 1)[1]], parts)
+    return {name: _inlined(value, parts) for name, value in schema.items()}

@@ -341,8 +341,9 @@ class Updates:
                 if kind in ("done", "mistake"):
                     told = {"kind": kind, **said}
         code = process.wait()
-        with contextlib.suppress(OSError):
-            process.stdin.close()
+        for pipe in (process.stdin, process.stdout):
+            with contextlib.suppress(OSError):
+                pipe.close()
         with self._changing:
             self._process = None
         return code, told

@@ -29,11 +29,12 @@ export function drawChart(chart, { point = null, near = null, alt, arrows = true
   }
   if (point) { xs.push(point[0]); ys.push(point[1]); }
   const [left, right, low, high] = [Math.min(...xs), Math.max(...xs), Math.min(...ys), Math.max(...ys)];
-  const room = 34;
+  const room = 30;
   const scale = Math.min((WIDTH - 2 * room) / Math.max(right - left, 1e-9), (HEIGHT - 2 * room) / Math.max(high - low, 1e-9));
+  const height = Math.max(180, (high - low) * scale + 2 * room);
   const across = x => WIDTH / 2 + (x - (left + right) / 2) * scale;
-  const down = y => HEIGHT / 2 - (y - (low + high) / 2) * scale;
-  const svg = draw("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": alt });
+  const down = y => height / 2 - (y - (low + high) / 2) * scale;
+  const svg = draw("svg", { viewBox: `0 0 ${WIDTH} ${height}`, role: "img", "aria-label": alt });
   for (const item of classes) {
     const faint = near && !near.includes(item.label) ? 0.3 : 1;
     const [x, y] = [across(item.place[0]), down(item.place[1])];
@@ -48,24 +49,39 @@ export function drawChart(chart, { point = null, near = null, alt, arrows = true
       svg.append(draw("line", { x1: across(point[0]), y1: down(point[1]), x2: across(item.place[0]), y2: down(item.place[1]), class: "reach" }));
     }
   }
-  const named = classes.length <= 30 || near;
-  for (const item of classes) {
-    const faint = near && !near.includes(item.label) ? 0.45 : 1;
-    const [x, y] = [across(item.place[0]), down(item.place[1])];
-    svg.append(draw("circle", { cx: x, cy: y, r: 4, style: `fill: ${item.colour}`, opacity: faint }));
-    if (!named || faint < 1 && classes.length > 12) continue;
-    const text = draw("text", { x: x + 8, y: y - 8, class: "name", opacity: faint });
-    text.textContent = short(String(item.label));
-    svg.append(text);
-  }
+  const dots = classes.map(item => [across(item.place[0]), down(item.place[1])]);
+  const taken = dots.map(([x, y]) => ({ x: x - 4, y: y - 4, w: 8, h: 8 }));
   if (point) {
     const [x, y] = [across(point[0]), down(point[1])];
+    taken.push({ x: x - 7, y: y - 7, w: 14, h: 14 });
     svg.append(draw("path", { d: `M${x - 7} ${y}L${x} ${y - 7}L${x + 7} ${y}L${x} ${y + 7}Z`, class: "picture" }));
-    const text = draw("text", { x: x + 10, y: y + 16, class: "picture-name" });
-    text.textContent = "the picture";
-    svg.append(text);
+    svg.append(name("the picture", x, y, taken, height, { class: "picture-name" }));
+  }
+  const nearFirst = classes.map((item, number) => [item, number]).sort(([a], [b]) => Number(isFaint(a, near)) - Number(isFaint(b, near)));
+  for (const [item, number] of nearFirst) {
+    const faint = isFaint(item, near);
+    const [x, y] = dots[number];
+    svg.append(draw("circle", { cx: x, cy: y, r: 4, style: `fill: ${item.colour}`, opacity: faint ? 0.45 : 1 }));
+    if (classes.length > 30 && (!near || faint)) continue;
+    svg.append(name(short(String(item.label)), x, y, taken, height, { class: "name", opacity: faint ? 0.5 : 1 }));
   }
   return svg;
+}
+
+const isFaint = (item, near) => Boolean(near) && !near.includes(item.label);
+
+/** A name beside a dot, where it covers least of what is there already; it takes its place. */
+function name(text, x, y, taken, height, attributes) {
+  const w = 7.4 * text.length + 4, h = 16;
+  const places = [[x + 7, y - 18], [x + 7, y + 3], [x - 7 - w, y - 18], [x - 7 - w, y + 3], [x - w / 2, y - 25], [x - w / 2, y + 9]];
+  const covered = ([left, top]) => taken.reduce((sum, box) => sum
+    + Math.max(0, Math.min(left + w, box.x + box.w) - Math.max(left, box.x)) * Math.max(0, Math.min(top + h, box.y + box.h) - Math.max(top, box.y)), 0)
+    + 1e4 * Number(left < 0 || left + w > WIDTH || top < 0 || top + h > height);
+  const [left, top] = places.reduce((best, place) => (covered(place) < covered(best) ? place : best));
+  taken.push({ x: left, y: top, w, h });
+  const element = draw("text", { x: left + 2, y: top + 12.5, ...attributes });
+  element.textContent = text;
+  return element;
 }
 
 function arrow(x1, y1, x2, y2) {

@@ -40,7 +40,7 @@ export async function draw() {
   numbers(model, last);
   await chart(model);
   $("accuracy-words").replaceChildren(
-    key("series0", "●"), " measured on pictures kept back ", ...(model.history.length > 1 ? [key("series1", "■"), " expected of older classes"] : []),
+    key("series0", "● measured on pictures kept back"), " ", ...(model.history.length > 1 ? [key("series1", "■ expected of older classes")] : []),
   );
   const told = model.history.map(record => `${record.number}: ${record.accuracy_new === null ? "not measured" : record.accuracy_new.toFixed(0) + " %"}`);
   $("accuracy").replaceChildren(drawAccuracy(model.history, `Accuracy by update. ${told.join(", ")}`));
@@ -90,4 +90,4 @@ function entry(record) {
   );
 }
 
-const key = (colour, mark) => make("span", { class: colour, "aria-hidden": true }, mark);
+const key = (colour, words) => make("span", { class: `key ${colour}` }, words);

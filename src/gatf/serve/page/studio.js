@@ -40,7 +40,7 @@ async function refresh() {
   $("title").textContent = model ? model.name : "A new model";
   document.title = model ? `${model.name} · gatf studio` : "gatf studio";
   $("subtitle").textContent = model
-    ? `${plural(model.classes, "class", "classes")}, ${plural(model.history.length - 1, "update")} since the first fit`
+    ? plural(model.classes, "class", "classes") + (model.history.length > 1 ? `, ${plural(model.history.length - 1, "update")} since the first fit` : "")
     : "It knows nothing yet. Teach it two classes to begin.";
   for (const tab of ["ask", "look"]) $(`tab-${tab}`).disabled = !model;
   teach.refresh(shared);
