@@ -20,7 +20,8 @@ from gatf.serve.app import Options, Studio
 from gatf.serve.limits import Problem
 from gatf.serve.live import Served
 
-from .conftest import Client, png, serving, until
+from .conftest import png
+from .server import Client, serving, until
 
 Digits = Callable[[str, int], list[bytes]]
 

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from gatf.serve.app import Options, build
 from gatf.serve.limits import Limits
 
-from .conftest import Client, form, png, serving
+from .conftest import png
+from .server import Client, form, serving
 
 ANYTHING = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),

@@ -12,7 +12,7 @@ from gatf.report.style import css_variables
 from gatf.serve.app import PAGE, Options
 
 from .browser import BROWSER, BROWSERS, Page
-from .conftest import Client, serving
+from .server import Client, serving
 
 Digits = Callable[[str, int], list[bytes]]
 INERT = "<img src=x onerror=alert(1)>"

@@ -21,7 +21,7 @@ from gatf.data.inputs import Given
 from gatf.incremental.learn import learn_given
 from gatf.model import file as model_file
 
-from .conftest import Client, form, until
+from .server import Client, form, until
 
 Digits = Callable[[str, int], list[bytes]]
 EPOCHS = 60

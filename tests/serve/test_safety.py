@@ -20,7 +20,7 @@ from gatf.serve.guard import is_loopback
 from gatf.serve.limits import Limits
 from gatf.serve.run import check_address
 
-from .conftest import Client, form, serving, until
+from .server import Client, form, serving, until
 
 Digits = Callable[[str, int], list[bytes]]
 TOKEN = "a-token-that-nobody-guesses"
