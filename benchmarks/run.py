@@ -18,7 +18,7 @@ HERE = Path(__file__).resolve().parent
 NAMES = (
     "startup", "augment", "decode", "scoring", "pushforward", "anchor", "training", "refresh", "memory", "whole_run",
 )  # fmt: skip
-ASKED_FOR = ("compiling", "scaling", "covariance")
+ASKED_FOR = ("compiling", "scaling", "covariance", "serving")
 """Not comparisons of speed, and not quick: only run by name."""
 THREADS = 2
 

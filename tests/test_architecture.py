@@ -11,6 +11,7 @@ ROOT = Path(gatf.__file__).parent
 # from the top of the stack to the bottom; a layer may import those below it
 LAYERS = [
     {"cli"},
+    {"serve"},
     {"incremental", "report"},
     {"bench"},
     {"experiment"},

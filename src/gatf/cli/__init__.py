@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from gatf import __version__
-from gatf.cli import bench, data, doctor, methods, models, report, run
+from gatf.cli import bench, data, doctor, methods, models, report, run, serve
 from gatf.cli.launch import LAUNCHER, tells
 from gatf.cli.terminal import say
 from gatf.errors import ExitCode, LostProcess, UserError
@@ -28,6 +28,8 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "inspect": models.inspect,
     "export": models.export,
     "rollback": models.rollback,
+    "serve": serve.serve,
+    "studio": serve.studio,
     "methods": methods.methods,
     "doctor": doctor.doctor,
 }

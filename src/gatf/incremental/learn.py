@@ -5,8 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from gatf import __version__
-from gatf.data.inputs import read_class_folders
+from gatf.data.inputs import Given, read_class_folders
 from gatf.errors import Diverged, UserError
 from gatf.experiment import stop_signals
 from gatf.incremental.classifier import IncrementalClassifier
@@ -31,14 +33,26 @@ def learn_folder(
     path: Path, folder: Path, *, parameters: Mapping[str, Any], keep: int = 1, restart: bool = False,
     skip_bad: bool = False, announce: Callable[[str], None] = lambda text: None, listener: Listener = silent,
 ) -> Outcome:  # fmt: skip
-    """Create or extend the model at `path` from class folders; `Interrupted` if a signal asked for a stop.
+    """Create or extend the model at `path` from class folders; see `learn_given`."""
+    given, answers = read_class_folders(folder)
+    return learn_given(
+        path, given, answers, folder, parameters=parameters, keep=keep, restart=restart, skip_bad=skip_bad,
+        announce=announce, listener=listener,
+    )  # fmt: skip
+
+
+def learn_given(
+    path: Path, given: Given, answers: np.ndarray, folder: Path, *, parameters: Mapping[str, Any], keep: int = 1,
+    restart: bool = False, skip_bad: bool = False, announce: Callable[[str], None] = lambda text: None,
+    listener: Listener = silent,
+) -> Outcome:  # fmt: skip
+    """Create or extend the model at `path` from picture files in `folder`; `Interrupted` if a signal asked for a stop.
 
     `parameters` are IncrementalClassifier's; `announce` is told what was chosen, before training. Until the last
     moment the old file is untouched; state saved on the way lets the same call go on after an interruption or a kill,
     to the same result.
     """
     path = model_file.model_path(path)
-    given, answers = read_class_folders(folder)
     left_out: tuple[str, ...] = ()
     store = Store(path)
     with store.writing():

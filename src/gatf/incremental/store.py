@@ -65,6 +65,10 @@ class Store:
         self._write(file, plan)
         return False
 
+    def learns(self, folder: Path) -> bool:
+        """Whether the update that was begun learns the images in this folder."""
+        return (self._read(self.workspace / PLAN) or {}).get("images") == str(folder.resolve())
+
     def committed(self, plan: dict[str, Any]) -> bool:
         """Whether just this was learnt by a process that was killed after the model was in place."""
         done = self._read(self.workspace / DONE)

@@ -178,14 +178,18 @@ class Judge:
         nearest = distances.argmin(1)
         return certified_range(low, high, nearest) & (nearest == answers)
 
+    def distances(self, features: Tensor) -> Tensor:
+        """Squared Mahalanobis distance to each class by the mean covariance of all, divided by the dimension, [N, C]."""
+        points, means = self._rejecting(features), self._rejecting(self.stored.means)
+        return torch.cdist(points, means).square() / features.shape[1]
+
     def strangeness(self, features: Tensor) -> Tensor:
         """Squared distance to the nearest class, divided by that to the centre of all classes, [N].
 
-        Both are Mahalanobis distances by the mean covariance of the classes. The distance alone takes a blank image for
-        a known one, because the features of nothing in particular lie near the centre, between the classes; what it is
-        divided by tells them, and does not care how large features are. docs/uncertainty.md compares it with others.
+        The distance alone takes a blank image for a known one, because the features of nothing in particular lie near
+        the centre, between the classes; what it is divided by tells them, and does not care how large features are.
+        docs/uncertainty.md compares it with others.
         """
-        points, means = self._rejecting(features), self._rejecting(self.stored.means)
-        nearest = torch.cdist(points, means).amin(1)
-        from_centre = (points - means.mean(0)).norm(dim=1)
-        return (nearest / from_centre.clamp_min(1e-12)).square()
+        centre = self._rejecting(self.stored.means.mean(0))
+        from_centre = (self._rejecting(features) - centre).square().mean(1)
+        return self.distances(features).amin(1) / from_centre.clamp_min(1e-12)

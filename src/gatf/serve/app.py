@@ -1,0 +1,501 @@
+"""The application: every address of the server, and what happens there."""
+
+import asyncio
+import json
+import logging
+import os
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from functools import lru_cache
+from importlib.resources import as_file, files
+from pathlib import Path
+from typing import Annotated, Any
+
+from fastapi import FastAPI, Query, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.middleware.cors import CORSMiddleware
+from fastapi.responses import FileResponse, HTMLResponse, PlainTextResponse, Response, StreamingResponse
+from pydantic import BaseModel, ValidationError
+from starlette.background import BackgroundTask
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+
+from gatf import __version__
+from gatf.errors import UserError
+from gatf.model import file as model_file
+from gatf.model.state import Model
+from gatf.serve import schemas
+from gatf.serve.atlas import chart
+from gatf.serve.batching import Batcher, Question
+from gatf.serve.describe import described
+from gatf.serve.guard import Guard
+from gatf.serve.limits import Limits, Problem, busy, in_the_way, not_understood
+from gatf.serve.live import Live
+from gatf.serve.metrics import Metrics
+from gatf.serve.pictures import InMemory, checked_label, from_base64, read_multipart, to_pixels
+from gatf.serve.updates import Update, Updates
+
+LOG = logging.getLogger("gatf.serve")
+SECONDS_BETWEEN_EVENTS = 0.1
+PAGE = {
+    "": ("index.html", "text/html; charset=utf-8"),
+    "studio.css": ("studio.css", "text/css; charset=utf-8"),
+    "icon.svg": ("icon.svg", "image/svg+xml"),
+    "docs.js": ("docs.js", "text/javascript; charset=utf-8"),
+    **{
+        name: (name, "text/javascript; charset=utf-8")
+        for name in ("studio.js", "api.js", "dom.js", "teach.js", "ask.js", "look.js", "chart.js")
+    },
+}
+"""The files of the page, by their address below /: the only ones that can be asked for."""
+ALWAYS = ("studio.css", "icon.svg", "docs.js", "dom.js", "api.js")
+"""Those that /docs needs, with or without the page."""
+PROBLEMS: dict[int | str, dict[str, Any]] = {
+    "4XX": {"model": schemas.ProblemInfo, "description": "What was wrong, in one sentence (RFC 9457)."},
+}
+
+
+@dataclass
+class Options:
+    """How a server is run."""
+
+    path: Path
+    page: bool = False
+    device: str = "cpu"
+    parameters: dict[str, Any] = field(default_factory=dict)
+    """IncrementalClassifier's, for updates."""
+    keep: int = 3
+    token: str | None = None
+    origins: tuple[str, ...] = ()
+    limits: Limits = field(default_factory=Limits)
+
+
+class Studio:
+    """The parts of a running server."""
+
+    def __init__(self, options: Options) -> None:
+        self.options, self.limits = options, options.limits
+        self.metrics = Metrics()
+        self.live = Live(options.path, options.device)
+        self.batcher = Batcher(self.limits.queue)
+        self.updates = Updates(
+            self.live.path, parameters=options.parameters, keep=options.keep, limits=self.limits,
+            refresh=self.live.refresh,
+        )  # fmt: skip
+        self.decoders = ThreadPoolExecutor(max(2, os.cpu_count() or 1), "gatf-decode")
+        self.under_way = 0
+        """Predictions."""
+        self.stopping: Callable[[], bool] = lambda: False
+        """Whether the server has been asked to end: streams close then."""
+        self._before = lru_cache(maxsize=1)(self._load_before)
+
+    def open(self) -> None:
+        self.live.open()
+        self.batcher.open()
+        self.updates.open()
+
+    def close(self) -> None:
+        self.updates.close()
+        self.batcher.close()
+        self.live.close()
+        self.decoders.shutdown()
+
+    # --- prediction
+
+    @contextmanager
+    def admitted(self) -> Iterator[None]:
+        """Inside, one prediction more is under way: from its first byte on it takes memory. A `Problem` if there are
+        too many already."""
+        if self.under_way >= self.limits.queue:
+            raise busy("too many predictions are under way")
+        self.under_way += 1
+        try:
+            yield
+        finally:
+            self.under_way -= 1
+
+    async def predict(self, images: list[bytes], **asked: Any) -> dict[str, Any]:
+        if not images:
+            raise not_understood("there is no image in the request")
+        served = self.live.served()
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(self.limits.seconds):
+                pixels = await loop.run_in_executor(
+                    self.decoders, to_pixels, images, served.model.preprocessing.shape, self.limits
+                )
+                return await self.batcher.ask(Question(served, pixels, **asked))
+        except TimeoutError:
+            raise Problem(
+                503, "Too slow", f"no answer within {self.limits.seconds:g} seconds; come back later", Retry_After="5"
+            ) from None
+
+    # --- updates
+
+    def labels_for(self, names: list[str]) -> list[Any]:
+        """The names as labels of the model's kind: one whose classes are numbers takes numbers."""
+        served = self.live.current
+        if served is None or isinstance(served.model.labels[0], str):
+            if served is None and len(set(names)) < 2:
+                raise not_understood("the first update needs pictures of at least two classes")
+            return list(names)
+        try:
+            if isinstance(served.model.labels[0], bool):
+                raise ValueError
+            return [int(name) for name in names]
+        except ValueError:
+            raise not_understood("the classes of this model are numbers; name new ones by numbers") from None
+
+    def load_before(self) -> Model | None:
+        """The model before the last update, where it was kept."""
+        versions = self.updates.store.versions()
+        served = self.live.current
+        if not versions or served is None or versions[-1] != len(served.model.history) - 2:
+            return None
+        return self._before(served.digest, versions[-1])
+
+    def _load_before(self, digest: str, number: int) -> Model | None:
+        try:
+            return model_file.load(self.live.path.with_name(f"{self.live.path.name}.v{number}"), answering=True)
+        except (UserError, OSError):
+            return None
+
+
+def build(options: Options) -> tuple[FastAPI, Studio]:
+    """The application and its parts."""
+    studio = Studio(options)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        yield
+        await asyncio.to_thread(studio.close)
+
+    app = FastAPI(
+        title="gatf", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None, responses=PROBLEMS,
+        description="An image classifier that keeps learning classes without keeping old pictures.",
+    )  # fmt: skip
+    _add_errors(app)
+    _add_predictions(app, studio)
+    _add_updates(app, studio)
+    _add_model(app, studio)
+    _add_watching(app, studio)
+    _add_files(app, options.page)
+    if options.origins:
+        app.add_middleware(
+            CORSMiddleware, allow_origins=list(options.origins), allow_methods=["GET", "POST", "DELETE"],
+            allow_headers=["authorization", "content-type"],
+        )  # fmt: skip
+    page = frozenset({f"/{name}" for name in (PAGE if options.page else ALWAYS)} | {"/docs"})
+    app.add_middleware(
+        Guard, limits=options.limits, metrics=studio.metrics, token=options.token, origins=options.origins,
+        public=page.__contains__,
+    )  # fmt: skip
+    return app, studio
+
+
+# --- what goes wrong --------------------------------------------------------------------------------------------------
+
+
+def _add_errors(app: FastAPI) -> None:
+    @app.exception_handler(Problem)
+    async def problem(request: Request, error: Problem) -> Response:
+        return error.response()
+
+    @app.exception_handler(HTTPException)
+    async def http(request: Request, error: HTTPException) -> Response:
+        title = {404: "Not found", 405: "Method not allowed"}.get(error.status_code, "Refused")
+        made = Problem(error.status_code, title, "there is nothing of that kind at this address").response()
+        made.headers.update(error.headers or {})
+        return made
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(request: Request, error: RequestValidationError) -> Response:
+        return not_understood(_reasons(error.errors())).response()
+
+    @app.exception_handler(ClientDisconnect)
+    async def gone(request: Request, error: ClientDisconnect) -> Response:
+        return Problem(400, "Gone", "the request did not arrive whole").response()
+
+
+def _reasons(errors: Any) -> str:
+    """What is wrong with the fields, without repeating what was sent."""
+    told = [f"{'.'.join(str(part) for part in item['loc'])[:80]}: {item['msg'][:120]}" for item in errors[:3]]
+    return "; ".join(told)
+
+
+async def _json(request: Request, kind: type[BaseModel]) -> Any:
+    try:
+        return kind.model_validate(json.loads(await request.body()))
+    except ValidationError as error:
+        raise not_understood(_reasons(error.errors())) from None
+    except (ValueError, RecursionError):
+        raise not_understood("the body is not valid JSON") from None
+
+
+def _media(request: Request) -> str:
+    return request.headers.get("content-type", "").split(";")[0].strip().lower()
+
+
+def _unsupported() -> Problem:
+    return Problem(415, "Unsupported media type", "send multipart/form-data or application/json")
+
+
+# --- predictions ------------------------------------------------------------------------------------------------------
+
+IMAGES = {"image": {"type": "array", "items": {"type": "string", "format": "binary"}}}
+PREDICT = {"requestBody": schemas.body(schemas.PredictBody, IMAGES)}
+
+
+def _add_predictions(app: FastAPI, studio: Studio) -> None:
+    @app.post("/v1/predict", response_model=schemas.Answers, openapi_extra=PREDICT, tags=["predict"])
+    async def predict(
+        request: Request,
+        top: Annotated[int, Query(ge=1, le=1000, description="Most likely classes to tell.")] = 1,
+        certificate: Annotated[bool, Query(description="Say which answers Theorem 2 guarantees.")] = False,
+        unknown: Annotated[
+            float | None, Query(gt=0, lt=1, description="Call pictures unknown at this rate of wrong rejections.")
+        ] = None,
+        explain: Annotated[bool, Query(description="Say which classes are nearest, and where on the map.")] = False,
+    ) -> Any:
+        """Say what is on pictures: one or many, as parts named `image` or in JSON."""
+        with studio.admitted():
+            try:
+                async with asyncio.timeout(studio.limits.seconds):
+                    images = await _images(request, studio.limits)
+            except TimeoutError:
+                raise Problem(408, "Too slow", "the request took too long to arrive") from None
+            found = await studio.predict(images, top=top, certificate=certificate, unknown=unknown, explain=explain)
+        return Response(json.dumps(found, ensure_ascii=False), media_type="application/json")
+
+
+async def _images(request: Request, limits: Limits) -> list[bytes]:
+    match _media(request):
+        case "multipart/form-data":
+            sink = InMemory(limits)
+            await read_multipart(request.headers["content-type"], request.stream(), sink, limits)
+            return sink.images
+        case "application/json":
+            body: schemas.PredictBody = await _json(request, schemas.PredictBody)
+            if len(body.images) > limits.images:
+                raise Problem(413, "Too large", f"at most {limits.images} images are answered at once")
+            return [from_base64(text, limits) for text in body.images]
+    raise _unsupported()
+
+
+# --- updates ----------------------------------------------------------------------------------------------------------
+
+LABELLED = {"label": {"type": "string", "description": "Name of the class of the images after it."}, **IMAGES}
+UPDATE = {"requestBody": schemas.body(schemas.UpdateBody, LABELLED)}
+
+
+def _add_updates(app: FastAPI, studio: Studio) -> None:
+    @app.post("/v1/updates", response_model=schemas.UpdateInfo, status_code=202, openapi_extra=UPDATE, tags=["updates"])
+    async def start(request: Request, response: Response) -> Any:
+        """Teach classes: parts named `label`, each before its parts named `image`, or JSON. Learning goes on after the
+        answer; the old model answers until it is done. Pictures are deleted when it ends."""
+        update, arriving = studio.updates.reserve()
+        try:
+            async with asyncio.timeout(studio.limits.update_seconds):
+                await _receive(request, arriving, studio.limits)
+            labels = studio.labels_for(arriving.labels)
+            if not labels:
+                raise not_understood("there is no image in the request")
+            studio.updates.begin(update, arriving, labels)
+        except BaseException as error:
+            arriving.close()
+            studio.updates.discard(update)
+            if isinstance(error, TimeoutError):
+                raise Problem(408, "Too slow", "the request took too long to arrive") from None
+            if isinstance(error, OSError):
+                raise Problem(507, "No room", f"pictures cannot be stored ({error.strerror})") from None
+            raise
+        response.headers["location"] = f"/v1/updates/{update.id}"
+        return update.told()
+
+    @app.get("/v1/updates", response_model=schemas.UpdateList, tags=["updates"])
+    async def several() -> Any:
+        """All updates since the server started."""
+        return {"updates": [update.told() for update in studio.updates]}
+
+    @app.get("/v1/updates/{name}", response_model=schemas.UpdateInfo, tags=["updates"])
+    async def one(name: str) -> Any:
+        """Where an update is."""
+        return studio.updates.get(name).told()
+
+    @app.get("/v1/updates/{name}/events", response_class=StreamingResponse, tags=["updates"])
+    async def events(name: str) -> Any:
+        """The same as server-sent events, at every change until it has ended."""
+        update = studio.updates.get(name)
+        headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
+        return StreamingResponse(_events(update, studio), media_type="text/event-stream", headers=headers)
+
+    @app.delete("/v1/updates/{name}", response_model=schemas.UpdateInfo, status_code=202, tags=["updates"])
+    async def cancel(name: str) -> Any:
+        """Cancel an update. It ends a moment later, and the model stays as it was."""
+        update = studio.updates.get(name)
+        studio.updates.cancel(update)
+        return update.told()
+
+
+async def _receive(request: Request, arriving: Any, limits: Limits) -> None:
+    match _media(request):
+        case "multipart/form-data":
+            await read_multipart(request.headers["content-type"], request.stream(), arriving, limits)
+        case "application/json":
+            body: schemas.UpdateBody = await _json(request, schemas.UpdateBody)
+            for each in body.classes:
+                arriving.label(checked_label(each.label))
+                for text in each.images:
+                    arriving.put(from_base64(text, limits))
+        case _:
+            raise _unsupported()
+
+
+async def _events(update: Update, studio: Studio) -> AsyncIterator[str]:
+    seen = -1
+    while True:
+        version, ended = update.version, update.ended
+        if version != seen:
+            seen = version
+            yield f"event: {'end' if ended else 'progress'}\ndata: {json.dumps(update.told())}\n\n"
+        if ended or studio.stopping():
+            return
+        await asyncio.sleep(SECONDS_BETWEEN_EVENTS)
+
+
+# --- the model --------------------------------------------------------------------------------------------------------
+
+
+def _add_model(app: FastAPI, studio: Studio) -> None:
+    @app.get("/v1/classes", response_model=schemas.Classes, tags=["model"])
+    async def classes() -> Any:
+        """The classes, in the order in which they were learnt."""
+        model = studio.live.served().model
+        since = {label: record.number for record in reversed(model.history) for label in record.added}
+        return {
+            "classes": [
+                {
+                    "label": label, "images": int(count), "since": since.get(label, 0),
+                    "bytes": model.history[-1].bytes_per_class,
+                }
+                for label, count in zip(model.labels, model.counts, strict=True)
+            ]
+        }  # fmt: skip
+
+    @app.get("/v1/model", response_model=schemas.ModelInfo, tags=["model"])
+    def model() -> Any:
+        """What the model is, what it keeps, and what every update did."""
+        return described(studio.live.served(), studio.live.path.name, studio.updates.store.versions())
+
+    @app.get("/v1/map", response_model=schemas.Chart, tags=["model"])
+    def chart_of_classes() -> Any:
+        """The classes on the principal plane of their means, and where each lay before the last update."""
+        served = studio.live.served()
+        try:
+            return chart(served.model, served.plane, studio.load_before())
+        except UserError as error:
+            raise in_the_way(str(error)) from None
+
+    @app.post("/v1/rollback", response_model=schemas.RolledBack, tags=["model"])
+    def rollback() -> Any:
+        """Undo the last update."""
+        return {"updates": studio.updates.rollback()}
+
+    @app.get("/v1/model/file", response_class=FileResponse, tags=["model"])
+    def download() -> Any:
+        """The model as one file."""
+        studio.live.served()
+        return FileResponse(studio.live.path, filename=studio.live.path.name, media_type="application/octet-stream")
+
+    @app.get("/v1/model/onnx", response_class=FileResponse, tags=["model"])
+    def onnx() -> Any:
+        """The model as ONNX, to predict without PyTorch."""
+        from gatf.model.onnx import export_onnx
+
+        studio.live.served()
+        fresh = model_file.load(studio.live.path, answering=True)  # tracing changes what it traces
+        return _made(lambda target: export_onnx(fresh, target), f"{studio.live.path.stem}.onnx")
+
+    @app.get("/v1/model/report", response_class=FileResponse, tags=["model"])
+    def report() -> Any:
+        """What the model knows and how it came to, as one HTML file."""
+        from gatf.serve.report import write_model_report
+
+        served = studio.live.served()
+        told = described(served, studio.live.path.name, studio.updates.store.versions())
+        return _made(
+            lambda target: write_model_report(target, served, told, studio.load_before()),
+            f"{studio.live.path.stem}.html",
+        )
+
+
+def _made(write: Callable[[Path], Any], name: str) -> FileResponse:
+    """A file written for this one answer."""
+    folder = tempfile.TemporaryDirectory(prefix="gatf-")
+    try:
+        write(Path(folder.name) / "file")
+    except UserError as error:
+        folder.cleanup()
+        raise in_the_way(str(error)) from None
+    except BaseException:
+        folder.cleanup()
+        raise
+    return FileResponse(
+        Path(folder.name) / "file", filename=name, media_type="application/octet-stream",
+        background=BackgroundTask(folder.cleanup),
+    )  # fmt: skip
+
+
+# --- watching, and the page -------------------------------------------------------------------------------------------
+
+
+def _add_watching(app: FastAPI, studio: Studio) -> None:
+    @app.get("/healthz", response_model=schemas.Health, tags=["watch"])
+    async def health() -> Any:
+        """Whether the server lives."""
+        return {"status": "ok", "ready": studio.live.current is not None}
+
+    @app.get("/metrics", response_class=PlainTextResponse, tags=["watch"])
+    async def metrics() -> Any:
+        """Counts and times, for Prometheus."""
+        served, updates = studio.live.current, studio.updates
+        found = [
+            ("gatf_images_total", "counter", "Images answered.", studio.batcher.images),
+            ("gatf_batches_total", "counter", "Batches in which they were.", studio.batcher.batches),
+            ("gatf_queue_images", "gauge", "Images that wait.", studio.batcher.waiting_images),
+            ("gatf_model_classes", "gauge", "Classes known.", len(served.model.labels) if served else 0),
+            ("gatf_model_bytes", "gauge", "Size of the model.", served.bytes if served else 0),
+            ("gatf_model_reloads_total", "counter", "Models taken over from disk.", studio.live.reloads),
+            ("gatf_update_running", "gauge", "Whether an update is under way.", float(updates.active is not None)),
+            *(
+                (f"gatf_updates_{state}_total", "counter", f"Updates that ended: {state}.", count)
+                for state, count in updates.counts.items()
+            ),
+        ]
+        return PlainTextResponse(studio.metrics.text(found), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+def _add_files(app: FastAPI, page: bool) -> None:
+    folder = files("gatf.serve") / "page"
+
+    def serve(address: str, name: str, media_type: str) -> None:
+        with as_file(folder / name) as path:
+            content = path.read_bytes()
+
+        async def answer() -> Response:
+            return Response(content, media_type=media_type, headers={"cache-control": "no-cache"})
+
+        app.add_api_route(f"/{address}", answer, include_in_schema=False)
+
+    for address, (name, media_type) in PAGE.items():
+        if page or address in ALWAYS:
+            serve(address, name, media_type)
+    with as_file(folder / "docs.html") as path:
+        docs = path.read_text(encoding="utf-8")
+
+    @app.get("/docs", include_in_schema=False)
+    async def documentation() -> Response:
+        return HTMLResponse(docs)

@@ -1,0 +1,85 @@
+"""The classes on a plane: the principal axes of their means, with what is stored of each seen from above."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gatf.errors import UserError
+from gatf.geometry.gaussians import Gaussians
+from gatf.model.state import Model
+
+
+@dataclass(frozen=True)
+class Plane:
+    """Two orthonormal directions of feature space, through the mean of the class means."""
+
+    centre: Tensor
+    """[S]."""
+    axes: Tensor
+    """[S, 2]."""
+    share: float
+    """Of the variance of the class means that the plane shows."""
+
+    @classmethod
+    def of(cls, stored: Gaussians) -> "Plane":
+        """The first two principal axes of the means. Where means leave a direction open (two classes lie on a line),
+        the direction in which classes spread most takes its place."""
+        centre = stored.means.mean(0)
+        spread = stored.means - centre
+        scatter = spread.mT @ spread / max(len(stored), 1)  # [S, S]
+        total = float(scatter.trace())
+        filler = stored.mean_cov()
+        scale = max(total, 1e-12) * 1e-9 / max(float(filler.trace()), 1e-12)
+        _, vectors = torch.linalg.eigh(scatter + scale * filler)
+        axes = vectors[:, -2:].flip(1)
+        axes = axes * torch.where(axes.gather(0, axes.abs().argmax(0, keepdim=True)) < 0, -1.0, 1.0)
+        shown = float((axes.mT @ scatter @ axes).trace())
+        return cls(centre, axes, shown / total if total > 0 else 1.0)
+
+    def __call__(self, vectors: Tensor) -> Tensor:
+        """[N, S] → [N, 2]."""
+        return (vectors.to(self.centre) - self.centre) @ self.axes
+
+
+def chart(model: Model, plane: Plane, before: Model | None = None) -> dict[str, Any]:
+    """Place and spread of every class on the plane; `before` is the model before the last update, which says where the
+    classes came from."""
+    stored = model.judge.stored
+    places = plane(stored.means)
+    common = stored.common
+    if common is not None:
+        shadows = (plane.axes.mT @ common @ plane.axes).expand(len(stored), -1, -1)
+    else:
+        shadows = plane.axes.mT @ stored.covs @ plane.axes  # [C, 2, 2]
+    origins = _origins(model, before, plane)
+    classes = [
+        {
+            "label": label,
+            "place": _rounded(places[number]),
+            "spread": [_rounded(row) for row in shadows[number]],
+            "from": origins.get(label),
+        }
+        for number, label in enumerate(model.labels)
+    ]
+    return {"classes": classes, "share": round(plane.share, 4), "moved": bool(origins)}
+
+
+def _origins(model: Model, before: Model | None, plane: Plane) -> dict[Any, list[float]]:
+    """Where each class lay before the last update; empty where that is not known or features had another meaning."""
+    if before is None or len(before.history) != len(model.history) - 1:
+        return {}
+    if before.config.method.name != model.config.method.name:
+        return {}  # a frozen network was adapted, or the other way round: its features are others
+    try:
+        means = before.judge.stored.means
+    except UserError:
+        return {}
+    if means.shape[1] != len(plane.centre):
+        return {}
+    return {label: _rounded(place) for label, place in zip(before.labels, plane(means), strict=True)}
+
+
+def _rounded(values: Tensor) -> list[float]:
+    return [float(f"{value:.6g}") for value in values.tolist()]

@@ -1,0 +1,222 @@
+"""From the bytes of a request to pixels: pictures in a multipart or JSON body, checked before they are decoded."""
+
+import base64
+import binascii
+import io
+from collections.abc import AsyncIterator, Callable
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from gatf.data.decode import BadImage, centre_box, decode, likely_formats, test_box
+from gatf.data.inputs import Shape, grey
+from gatf.data.pictures import SMALL
+from gatf.io.text import harmless
+from gatf.serve.limits import LONGEST_LABEL, Limits, Problem, not_understood, too_large
+
+LONGEST_HEADERS = 8192
+"""Bytes of one part's headers."""
+
+
+class Sink(Protocol):
+    """Where pictures go as they arrive. Nothing that a client wrote names a place: pictures are counted."""
+
+    def label(self, text: str) -> None:
+        """The pictures that follow are of this class."""
+        ...
+
+    def start(self) -> None: ...
+
+    def write(self, data: bytes) -> None: ...
+
+    def end(self) -> None: ...
+
+
+class InMemory:
+    """Pictures of a prediction."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.images: list[bytes] = []
+        self._pieces: list[bytes] = []
+
+    def label(self, text: str) -> None:
+        raise not_understood("a prediction takes parts named 'image' only")
+
+    def start(self) -> None:
+        if len(self.images) >= self.limits.images:
+            raise too_large(f"at most {self.limits.images} images are answered at once")
+        self._pieces = []
+
+    def write(self, data: bytes) -> None:
+        self._pieces.append(data)
+
+    def end(self) -> None:
+        self.images.append(b"".join(self._pieces))
+
+
+def checked_label(text: Any) -> str:
+    """A class's name as it will be kept, or a problem that says why not."""
+    if not isinstance(text, str):
+        raise not_understood("a class's name is text")
+    name = text.strip()
+    if not 0 < len(name) <= LONGEST_LABEL:
+        raise not_understood(f"a class's name has 1 to {LONGEST_LABEL} characters")
+    if harmless(name) != name:
+        raise not_understood("a class's name holds characters that cannot be shown")
+    return name
+
+
+# --- multipart --------------------------------------------------------------------------------------------------------
+
+
+def multipart_reader(content_type: str, sink: Sink, limits: Limits) -> "MultipartReader":
+    from python_multipart.multipart import parse_options_header
+
+    _, options = parse_options_header(content_type)
+    boundary = options.get(b"boundary")
+    if not boundary or len(boundary) > 200:
+        raise not_understood("the multipart body names no boundary")
+    return MultipartReader(boundary, sink, limits)
+
+
+class MultipartReader:
+    """Hands the parts of a multipart body to a sink while they arrive: `label` and `image`, in the order they are sent.
+
+    A label counts for the images after it. File names are not looked at.
+    """
+
+    def __init__(self, boundary: bytes, sink: Sink, limits: Limits) -> None:
+        from python_multipart.multipart import MultipartParser
+
+        self.sink, self.limits = sink, limits
+        self.ended = False
+        self._headers: dict[bytes, bytes] = {}
+        self._field = self._value = b""
+        self._kind, self._size, self._text = "", 0, b""
+        callbacks: dict[str, Callable[..., None]] = {
+            "on_part_begin": self._begin, "on_header_field": self._header_field, "on_header_value": self._header_value,
+            "on_header_end": self._header_end, "on_headers_finished": self._headers_finished,
+            "on_part_data": self._data, "on_part_end": self._part_end, "on_end": self._end,
+        }  # fmt: skip
+        self._parser: Any = MultipartParser(boundary, callbacks)  # type: ignore[arg-type]
+
+    def feed(self, data: bytes) -> None:
+        from python_multipart.exceptions import FormParserError
+
+        try:
+            self._parser.write(data)
+        except FormParserError:
+            raise not_understood("the multipart body is malformed") from None
+
+    def close(self) -> None:
+        if not self.ended:
+            raise not_understood("the multipart body has no end")
+
+    def _begin(self) -> None:
+        self._headers, self._field, self._value = {}, b"", b""
+        self._size, self._text = 0, b""
+
+    def _header_field(self, data: bytes, start: int, end: int) -> None:
+        self._field += data[start:end]
+        self._bound_headers()
+
+    def _header_value(self, data: bytes, start: int, end: int) -> None:
+        self._value += data[start:end]
+        self._bound_headers()
+
+    def _bound_headers(self) -> None:
+        kept = sum(len(name) + len(value) for name, value in self._headers.items())
+        if kept + len(self._field) + len(self._value) > LONGEST_HEADERS:
+            raise too_large("a part of the multipart body has too long headers")
+
+    def _header_end(self) -> None:
+        self._headers[self._field.lower()] = self._value
+        self._field = self._value = b""
+
+    def _headers_finished(self) -> None:
+        from python_multipart.multipart import parse_options_header
+
+        _, options = parse_options_header(self._headers.get(b"content-disposition", b""))
+        self._kind = options.get(b"name", b"").decode("utf-8", "replace")
+        if self._kind not in ("label", "image"):
+            raise not_understood("the parts of the multipart body are named 'image', or 'label' in an update")
+        if self._kind == "image":
+            self.sink.start()
+
+    def _data(self, data: bytes, start: int, end: int) -> None:
+        self._size += end - start
+        if self._kind == "label":
+            if self._size > 4 * LONGEST_LABEL:
+                raise not_understood(f"a class's name has 1 to {LONGEST_LABEL} characters")
+            self._text += data[start:end]
+        elif self._size > self.limits.image_bytes:
+            raise too_large(f"a picture has more than {self.limits.image_bytes} bytes")
+        else:
+            self.sink.write(data[start:end])
+
+    def _part_end(self) -> None:
+        if self._kind == "image":
+            self.sink.end()
+            return
+        try:
+            self.sink.label(checked_label(self._text.decode("utf-8")))
+        except UnicodeDecodeError:
+            raise not_understood("a class's name is not UTF-8") from None
+
+    def _end(self) -> None:
+        self.ended = True
+
+
+async def read_multipart(content_type: str, body: AsyncIterator[bytes], sink: Sink, limits: Limits) -> None:
+    reader = multipart_reader(content_type, sink, limits)
+    async for data in body:
+        reader.feed(data)
+    reader.close()
+
+
+def from_base64(text: Any, limits: Limits) -> bytes:
+    if not isinstance(text, str):
+        raise not_understood("a picture in JSON is text in base64")
+    try:
+        data = base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        raise not_understood("a picture is not valid base64") from None
+    if len(data) > limits.image_bytes:
+        raise too_large(f"a picture has more than {limits.image_bytes} bytes")
+    return data
+
+
+# --- pixels -----------------------------------------------------------------------------------------------------------
+
+
+def check_picture(data: bytes, name: str, limits: Limits) -> None:
+    """A problem where the first bytes are of no picture, or of one with too many pixels. Nothing is decoded yet."""
+    try:
+        with Image.open(io.BytesIO(data), formats=likely_formats(data)) as image:
+            width, height = image.size
+    except (Image.DecompressionBombWarning, Image.DecompressionBombError):
+        width = height = limits.pixels
+    except Exception:  # Pillow's readers raise nearly anything on damaged files
+        raise Problem(422, "Not a picture", f"{name} is not a picture that can be read") from None
+    if width * height > limits.pixels:
+        raise too_large(f"{name} has more than {limits.pixels} pixels")
+
+
+def to_pixels(images: list[bytes], shape: Shape, limits: Limits) -> Tensor:
+    """Pictures in a model's shape, uint8 [N, C, H, W], just as `gatf predict` reads files."""
+    channels, side, _ = shape
+    choose = test_box if side > SMALL else centre_box
+    pixels = np.empty((len(images), side, side, 3), np.uint8)
+    for number, data in enumerate(images):
+        name = f"image {number}"
+        check_picture(data, name, limits)
+        try:
+            pixels[number] = decode(data, name, side, choose)
+        except BadImage:
+            raise Problem(422, "Not a picture", f"{name} is damaged and cannot be decoded") from None
+    found = torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous()
+    return found if channels == 3 else grey(found)

@@ -1,0 +1,81 @@
+"""What a model knows and how it came to, as one HTML file in the style of all reports."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+from matplotlib.figure import Figure
+from matplotlib.patches import Ellipse
+from matplotlib.ticker import MaxNLocator
+
+from gatf.model.state import Model
+from gatf.report.page import write_page
+from gatf.report.style import INK, MUTED, SERIES, inline_svg, new_figure, short, styled
+from gatf.serve.atlas import chart
+from gatf.serve.live import Served
+
+MOST_NAMED = 30
+"""Classes whose names a figure has room for."""
+
+
+def write_model_report(out: Path, served: Served, told: dict[str, Any], before: Model | None) -> None:
+    """`told` is what `GET /v1/model` says."""
+    figures = []
+    if served.keeps_gaussians:
+        found = chart(served.model, served.plane, before)
+        sentence = f"The plane on which their means differ most; it shows {100 * found['share']:.0f} % of that."
+        if found["moved"]:
+            sentence += " Arrows: from where a class lay before the last update."
+        alt = f"{told['classes']} classes as ellipses on a plane"
+        figures.append(("The classes", sentence, inline_svg(draw_chart(found), name="chart", alt=alt)))
+    sentence = "Measured on pictures kept back at each update, and what is expected of classes older than it."
+    alt = "Accuracy at each update: " + ", ".join(
+        "not measured" if record["accuracy_new"] is None else f"{record['accuracy_new']:.0f} %"
+        for record in told["history"]
+    )
+    figures.append(("Accuracy by update", sentence, inline_svg(draw_history(told), name="history", alt=alt)))
+    counts = zip(served.model.labels, served.model.counts.tolist(), strict=True)
+    write_page(out, "model.html.j2", title=f"{told['name']}: {told['classes']} classes", told=told, figures=figures,
+               counts=list(counts))  # fmt: skip
+
+
+@styled
+def draw_chart(found: dict[str, Any]) -> Figure:
+    figure, axes = new_figure(4.0)
+    for number, item in enumerate(found["classes"]):
+        colour = SERIES[number % len(SERIES)]
+        values, vectors = torch.linalg.eigh(torch.tensor(item["spread"], dtype=torch.float64))
+        across, along = (2 * values.clamp_min(0).sqrt()).tolist()  # one standard deviation to each side
+        angle = math.degrees(math.atan2(float(vectors[1, 1]), float(vectors[0, 1])))
+        axes.add_patch(Ellipse(item["place"], along, across, angle=angle, facecolor="none", edgecolor=colour, lw=1.5))
+        if item["from"] is not None:
+            arrow = {"arrowstyle": "->", "color": MUTED, "lw": 1.0}
+            axes.annotate("", item["place"], item["from"], arrowprops=arrow)
+        axes.plot(*item["place"], "o", color=colour)
+        if len(found["classes"]) <= MOST_NAMED:
+            axes.annotate(
+                short(str(item["label"])).replace("$", r"\$"), item["place"], (5, 5), textcoords="offset points",
+                color=INK,
+            )  # fmt: skip
+    axes.set_aspect("equal", adjustable="datalim")
+    axes.autoscale_view()
+    axes.tick_params(labelbottom=False, labelleft=False)
+    return figure
+
+
+@styled
+def draw_history(told: dict[str, Any]) -> Figure:
+    figure, axes = new_figure(2.8)
+    for name, label, colour, marker in (
+        ("accuracy_new", "measured", SERIES[0], "o"), ("expected_old", "expected of older", SERIES[1], "s"),
+    ):  # fmt: skip
+        points = [(record["number"], record[name]) for record in told["history"] if record[name] is not None]
+        if points:
+            axes.plot(*zip(*points, strict=True), color=colour, marker=marker, label=label)
+    axes.set_ylim(0, 104)
+    axes.set_xlabel("update")
+    axes.set_ylabel("%")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.legend(frameon=False, loc="lower left")
+    return figure

@@ -1,0 +1,76 @@
+"""Start a server, say where it is, and end it well."""
+
+import asyncio
+import logging
+import socket
+import sys
+import webbrowser
+from types import FrameType
+
+import uvicorn
+
+from gatf.data.decode import careful_pillow
+from gatf.errors import UserError
+from gatf.serve.app import Options, build
+from gatf.serve.guard import is_loopback
+
+SHORTEST_TOKEN = 16
+SECONDS_TO_FINISH = 30
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's server, whose streams hear at once that it ends."""
+
+    ending = False
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self.ending = True
+        super().handle_exit(sig, frame)
+
+
+def run(options: Options, *, host: str, port: int, browser: bool = False) -> None:
+    """Serve until a signal says otherwise. SIGTERM and Ctrl-C let requests and the step in hand finish."""
+    check_address(host, options.token)
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s")
+    listening = _bind(host, port)
+    app, studio = build(options)
+    config = uvicorn.Config(
+        app, access_log=False, log_level="warning", timeout_graceful_shutdown=SECONDS_TO_FINISH, server_header=False,
+        lifespan="on", ws="none",
+    )  # fmt: skip
+    server = _Server(config)
+    studio.stopping = lambda: server.ending
+    with careful_pillow():  # not thread-safe, so once for all threads
+        studio.open()
+        name = f"[{host}]" if ":" in host else host
+        address = f"http://{name}:{listening.getsockname()[1]}"
+        print(f"gatf {'studio' if options.page else 'serve'}: {address}", flush=True)  # noqa: T201
+        if browser:
+            webbrowser.open(address)
+        asyncio.run(server.serve(sockets=[listening]))
+
+
+def check_address(host: str, token: str | None) -> None:
+    """Other machines only come in with a token."""
+    if token is not None and (len(token) < SHORTEST_TOKEN or not token.isascii() or not token.isprintable()):
+        raise UserError(
+            f"the token is too easy to guess: it needs at least {SHORTEST_TOKEN} plain characters "
+            '(python -c "import secrets; print(secrets.token_urlsafe())" makes one)'
+        )
+    if token is None and not is_loopback(host):
+        raise UserError(
+            f"other machines can reach {host}, so a token is needed: put one into GATF_TOKEN or a file for "
+            "--token-file; who asks sends it in the header 'Authorization: Bearer TOKEN'"
+        )
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listening = socket.socket(family, kind, protocol)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(address)
+        listening.listen(128)  # who comes from now on waits a moment instead of being turned away
+    except OSError as error:
+        raise UserError(f"cannot listen at {host}:{port} ({error.strerror}); choose another --port") from None
+    return listening

@@ -1,0 +1,207 @@
+"""What the server takes and tells, as its OpenAPI document says it."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from gatf.serve.limits import LONGEST_LABEL
+
+Label = str | int | bool
+Base64 = Annotated[str, Field(description="An encoded picture (JPEG, PNG, WebP, GIF, BMP, TIFF …) in base64.")]
+
+
+class PredictBody(BaseModel):
+    """Pictures to be answered."""
+
+    model_config = ConfigDict(extra="forbid")
+    images: list[Base64] = Field(min_length=1)
+
+
+class ClassPictures(BaseModel):
+    """Pictures of one class."""
+
+    model_config = ConfigDict(extra="forbid")
+    label: str = Field(min_length=1, max_length=LONGEST_LABEL)
+    images: list[Base64] = Field(min_length=1)
+
+
+class UpdateBody(BaseModel):
+    """Pictures to learn, by class."""
+
+    model_config = ConfigDict(extra="forbid")
+    classes: list[ClassPictures] = Field(min_length=1)
+
+
+class Likely(BaseModel):
+    label: Label
+    probability: float
+
+
+class Near(BaseModel):
+    label: Label
+    distance: float = Field(description="To the class's mean, in units of the class's spread in one direction.")
+
+
+class Why(BaseModel):
+    """Where the picture lies among the classes."""
+
+    nearest: list[Near]
+    point: list[float] = Field(description="On the plane of GET /v1/map.")
+
+
+class Answer(BaseModel):
+    label: Label | None = Field(description="The class; null where the picture is called unknown.")
+    probability: float = Field(description="Of the most likely class.")
+    unknown: bool
+    certified: bool | None = Field(
+        description="Whether the errors of carrying old classes along cannot have changed the answer; null: not asked."
+    )
+    top: list[Likely]
+    why: Why | None
+
+
+class Answers(BaseModel):
+    model: str = Field(description="Digest of the model that answered.")
+    answers: list[Answer]
+    note: str | None = Field(description="What there is to know about the rate of wrong rejections.")
+
+
+class ClassInfo(BaseModel):
+    label: Label
+    images: int = Field(description="Pictures it was learnt from.")
+    since: int = Field(description="Number of the update that added it; 0 is the first fit.")
+    bytes: int = Field(description="Kept for this class.")
+
+
+class Classes(BaseModel):
+    classes: list[ClassInfo]
+
+
+class Unknown(BaseModel):
+    available: bool
+    status: str | None = Field(description="Whether the rate of wrong rejections is promised, estimated or withdrawn.")
+    smallest_rate: float | None = Field(description="The smallest rate that can be asked for.")
+
+
+class Kept(BaseModel):
+    """One thing that stays when the pictures are gone."""
+
+    what: str
+    bytes: int
+
+
+class Record(BaseModel):
+    """One update, as the model remembers it."""
+
+    number: int
+    date: str
+    text: str = Field(description="What it did, in plain words.")
+    images: int
+    held_out: int
+    accuracy_new: float | None
+    expected_old: float | None
+    bytes_per_class: int
+    added: list[Label]
+    revisited: list[Label]
+    warnings: list[str]
+
+
+class ModelInfo(BaseModel):
+    name: str
+    digest: str
+    bytes: int
+    gatf: str
+    method: str
+    network: str
+    shape: list[int] = Field(description="Channels, height and width in which pictures are looked at.")
+    classes: int
+    certifies: bool
+    unknown: Unknown
+    kept: list[Kept]
+    history: list[Record]
+    versions: list[int] = Field(description="Older versions that a rollback can go back to, by number of updates.")
+
+
+class ClassPlace(BaseModel):
+    model_config = ConfigDict(populate_by_name=True)
+    label: Label
+    place: list[float]
+    spread: list[list[float]] = Field(description="The class's covariance on the plane, 2×2.")
+    origin: list[float] | None = Field(alias="from", description="Where it lay before the last update.")
+
+
+class Chart(BaseModel):
+    classes: list[ClassPlace]
+    share: float = Field(description="Share of the variance of the class means that the plane shows.")
+    moved: bool
+
+
+class ProgressInfo(BaseModel):
+    phase: str | None
+    epoch: int | None
+    epochs: int | None
+    loss: float | None
+    share: float = Field(description="Of all steps, from 0 to 1.")
+    left: float | None = Field(description="Seconds.")
+
+
+class ClassCount(BaseModel):
+    label: str
+    images: int
+
+
+class UpdateInfo(BaseModel):
+    id: str
+    state: Literal["receiving", "running", "done", "failed", "cancelled", "interrupted"]
+    images: int
+    classes: list[ClassCount]
+    progress: ProgressInfo
+    message: str | None = Field(description="What it did, in plain words; or why it did not.")
+    left_out: int = Field(description="Pictures that could not be decoded.")
+    resumed: bool
+    pictures_deleted: bool
+
+
+class UpdateList(BaseModel):
+    updates: list[UpdateInfo]
+
+
+class RolledBack(BaseModel):
+    updates: int = Field(description="The number of the update after which the model is now.")
+
+
+class Health(BaseModel):
+    status: Literal["ok"]
+    ready: bool = Field(description="Whether there is a model that answers.")
+
+
+class ProblemInfo(BaseModel):
+    """RFC 9457."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+
+
+def body(json_model: type[BaseModel], multipart: dict[str, Any]) -> dict[str, Any]:
+    """OpenAPI's description of a body that is multipart or JSON."""
+    schema = json_model.model_json_schema()
+    return {
+        "required": True,
+        "content": {
+            "multipart/form-data": {"schema": {"type": "object", "properties": multipart}},
+            "application/json": {"schema": _inlined(schema, schema.pop("$defs", {}))},
+        },
+    }
+
+
+def _inlined(schema: Any, parts: dict[str, Any]) -> Any:
+    """The schema with its parts in their places: FastAPI only collects those of the models it reads itself."""
+    if isinstance(schema, list):
+        return [_inlined(item, parts) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if "$ref" in schema:
+        return _inlined(parts[schema["$ref"].rsplit("/", 1)[1]], parts)
+    return {name: _inlined(value, parts) for name, value in schema.items()}

@@ -1,0 +1,415 @@
+"""Updates of the model: one at a time, in a process of its own, while the old model goes on answering.
+
+Pictures lie in `shop.gatf.updates/ID/pictures`, numbered, in folders that only this user can read, and are removed when
+the update ends in whatever way. An update that the server's own end interrupted has not ended: the next start goes on
+with it. What was still arriving when a server was killed is removed at the next start.
+"""
+
+import contextlib
+import json
+import logging
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO, Literal
+
+from gatf.errors import ExitCode, UserError
+from gatf.incremental.store import Store
+from gatf.io.files import remove_leftovers, write_bytes
+from gatf.io.lock import exclusive
+from gatf.io.text import harmless
+from gatf.model import file as model_file
+from gatf.serve.limits import Limits, Problem, in_the_way, not_understood, too_large
+from gatf.serve.pictures import check_picture
+
+LOG = logging.getLogger("gatf.serve")
+State = Literal["receiving", "running", "done", "failed", "cancelled", "interrupted"]
+REMEMBERED = 100
+"""Updates that can still be asked about when they have ended."""
+PATIENCE = 20.0
+"""Seconds that a process has to finish its step when it is asked to end."""
+ATTEMPTS = 3
+"""How often an update is started whose process dies of something nobody asked for."""
+
+
+@dataclass
+class Progress:
+    """Where the training is."""
+
+    phase: str | None = None
+    epoch: int | None = None
+    epochs: int | None = None
+    loss: float | None = None
+    share: float = 0.0
+    """Of all steps."""
+    left: float | None = None
+    """Seconds."""
+
+
+@dataclass
+class Update:
+    """One update, as it is told."""
+
+    id: str
+    state: State = "receiving"
+    images: int = 0
+    classes: dict[str, int] = field(default_factory=dict)
+    """Pictures by class."""
+    progress: Progress = field(default_factory=Progress)
+    message: str | None = None
+    """What it did, in plain words; or why it did not."""
+    left_out: int = 0
+    """Pictures that could not be decoded."""
+    resumed: bool = False
+    pictures_deleted: bool = False
+    version: int = 0
+    """Counts changes, for those who wait for one."""
+
+    @property
+    def ended(self) -> bool:
+        return self.state in ("done", "failed", "cancelled", "interrupted")
+
+    def told(self) -> dict[str, Any]:
+        found = asdict(self)
+        del found["version"]
+        found["classes"] = [{"label": label, "images": count} for label, count in self.classes.items()]
+        return found
+
+
+class Arriving:
+    """The pictures of an update on their way to the disk, by number."""
+
+    def __init__(self, folder: Path, limits: Limits) -> None:
+        self.folder, self.limits = folder, limits
+        self.labels: list[str] = []
+        self._label: str | None = None
+        self._file: BinaryIO | None = None
+
+    def label(self, text: str) -> None:
+        self._label = text
+
+    def start(self) -> None:
+        if self._label is None:
+            raise not_understood("the name of a class ('label') comes before its images")
+        if len(self.labels) >= self.limits.update_images:
+            raise too_large(f"an update takes at most {self.limits.update_images} images")
+        descriptor = os.open(self._path(), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        self._file = os.fdopen(descriptor, "wb")
+
+    def write(self, data: bytes) -> None:
+        assert self._file is not None
+        self._file.write(data)
+
+    def end(self) -> None:
+        assert self._file is not None
+        assert self._label is not None
+        self._file.close()
+        number = len(self.labels)
+        check_picture(self._path().read_bytes(), f"picture {number} ('{self._label}')", self.limits)
+        self.labels.append(self._label)
+        if len(set(self.labels)) > self.limits.classes:
+            raise too_large(f"an update takes at most {self.limits.classes} classes")
+
+    def put(self, data: bytes) -> None:
+        """A whole picture."""
+        self.start()
+        self.write(data)
+        self.end()
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    def _path(self) -> Path:
+        return self.folder / f"{len(self.labels):06d}"
+
+
+class Updates:
+    """The updates of one model file."""
+
+    def __init__(
+        self, path: Path, *, parameters: dict[str, Any], keep: int, limits: Limits, refresh: Callable[[], None]
+    ) -> None:  # fmt: skip
+        self.path, self.parameters, self.keep, self.limits = path, parameters, keep, limits
+        self.folder = path.with_name(path.name + ".updates").absolute()
+        self.store = Store(path)
+        self.refresh = refresh
+        self.closed: str | None = None
+        """Why nothing can be learnt here; None where it can."""
+        self.counts = {"done": 0, "failed": 0, "cancelled": 0, "interrupted": 0}
+        self._all: dict[str, Update] = {}
+        self._changing = threading.RLock()
+        self._active: Update | None = None
+        self._process: subprocess.Popen[str] | None = None
+        self._asked: Literal["cancel", "interrupt"] | None = None
+        self._thread: threading.Thread | None = None
+        self._held = contextlib.ExitStack()
+
+    # --- beginning and end of the server
+
+    def open(self) -> None:
+        """Take the model's updates in hand, go on with one that was interrupted, and clear up after a killed server."""
+        try:
+            self.folder.mkdir(mode=0o700, exist_ok=True)
+            busy, blocked = "another server learns for this model", "nothing can be written beside the model"
+            self._held.enter_context(exclusive(self.folder / "lock", busy=busy, blocked=blocked))
+        except OSError as error:
+            self.closed = f"nothing can be written beside the model ({error.strerror})"
+        except UserError as error:
+            self.closed = str(error)
+        if self.closed is not None:
+            LOG.warning("no updates here: %s", self.closed)
+            return
+        for place in sorted(self.folder.iterdir()):
+            if place.is_dir() and (self._active is not None or not self._resume(place)):
+                shutil.rmtree(place, ignore_errors=True)
+
+    def close(self) -> None:
+        """Interrupt what is learnt after the step in hand; the next start goes on with it."""
+        self._ask("interrupt")
+        if self._thread is not None:
+            self._thread.join()
+        if self.closed is None:
+            self._held.close()
+            with contextlib.suppress(OSError):
+                self.folder.rmdir()
+        self.closed = "the server is ending"
+
+    def _resume(self, place: Path) -> bool:
+        try:
+            job = json.loads((place / "job.json").read_text(encoding="utf-8"))
+            labels = job["labels"]
+        except (OSError, ValueError, KeyError, TypeError):
+            return False
+        remove_leftovers(place)
+        update = Update(place.name, "running", len(labels), _counted(labels), resumed=True)
+        with self._changing:
+            self._remember(update)
+            self._active = update
+        LOG.info("update %s: goes on where it was interrupted", update.id)
+        self._start(update)
+        return True
+
+    # --- what can be asked
+
+    def __iter__(self) -> Iterator[Update]:
+        return iter(list(self._all.values()))
+
+    def get(self, name: str) -> Update:
+        update = self._all.get(name)
+        if update is None:
+            raise Problem(404, "Not found", "there is no such update")
+        return update
+
+    @property
+    def active(self) -> Update | None:
+        return self._active
+
+    def reserve(self) -> tuple[Update, Arriving]:
+        """A place for an update whose pictures are about to arrive; a `Problem` if there is one under way."""
+        with self._changing:
+            if self.closed is not None:
+                raise in_the_way(f"nothing can be learnt here: {self.closed}")
+            if self._active is not None:
+                raise in_the_way(f"update {self._active.id} is under way; there is one at a time")
+            update = Update(secrets.token_hex(8))
+            self._active = update
+        try:
+            pictures = self._place(update) / "pictures"
+            pictures.mkdir(mode=0o700, parents=True)
+            self._place(update).chmod(0o700)
+        except OSError as error:
+            self.discard(update)
+            raise Problem(507, "No room", f"pictures cannot be stored ({error.strerror})") from None
+        return update, Arriving(pictures, self.limits)
+
+    def discard(self, update: Update) -> None:
+        """Forget an update whose pictures did not all arrive."""
+        shutil.rmtree(self._place(update), ignore_errors=True)
+        with self._changing:
+            if self._active is update:
+                self._active = None
+
+    def begin(self, update: Update, arriving: Arriving, labels: list[Any]) -> None:
+        """Start learning what has arrived."""
+        job = {
+            "model": str(self.path.absolute()), "labels": labels, "parameters": self.parameters, "keep": self.keep,
+            "pixels": self.limits.pixels,
+        }  # fmt: skip
+        update.images, update.classes = len(labels), _counted(arriving.labels)
+        write_bytes(self._place(update) / "job.json", [json.dumps(job).encode()])
+        with self._changing:
+            update.state = "running"
+            self._remember(update)
+        LOG.info("update %s: %d pictures of %d classes", update.id, update.images, len(update.classes))
+        self._start(update)
+
+    def cancel(self, update: Update) -> None:
+        """Ask for the end of an update; the model stays as it was, or has just been replaced."""
+        with self._changing:
+            if update is self._active and update.state == "running":
+                self._ask("cancel")
+
+    def rollback(self) -> int:
+        """Undo the last update; returns how many there are now."""
+        with self._changing:
+            if self.closed is not None:
+                raise in_the_way(f"nothing can be changed here: {self.closed}")
+            if self._active is not None:
+                raise in_the_way(f"update {self._active.id} is under way")
+            try:
+                with self.store.writing():
+                    number, _ = self.store.rollback()
+            except UserError as error:
+                raise in_the_way(self._without_paths(str(error))) from None
+        self.refresh()
+        return number
+
+    # --- the process
+
+    def _start(self, update: Update) -> None:
+        self._asked = None
+        self._thread = threading.Thread(target=self._follow, args=(update,), name="gatf-update", daemon=True)
+        self._thread.start()
+
+    def _ask(self, what: Literal["cancel", "interrupt"]) -> None:
+        with self._changing:
+            if self._active is None or self._active.state != "running":
+                return
+            first = self._asked is None
+            self._asked = what if first or what == "cancel" else self._asked
+            process = self._process
+        if first and process is not None:
+            _end(process)
+
+    def _follow(self, update: Update) -> None:
+        """Run the process, as often as it takes, until the update has ended in one way or another."""
+        try:
+            before = self._history()
+            for attempt in range(ATTEMPTS):
+                code, told = self._run(update)
+                if self._asked is not None or code not in (-signal.SIGKILL, -signal.SIGSEGV, -signal.SIGABRT):
+                    break
+                LOG.warning("update %s: its process was killed; it goes on (attempt %d)", update.id, attempt + 2)
+                update.resumed = True
+            learnt = code == ExitCode.DONE or self._history() == before + 1  # ended while it tidied up after itself
+            if learnt:
+                self._finish(update, "done", self._record(told))
+            elif code == ExitCode.MISTAKE and told.get("kind") == "mistake":
+                self._finish(update, "failed", self._without_paths(told["text"]))
+            elif self._asked == "interrupt":
+                self._finish(update, "interrupted", "the server ended; its next start goes on with this update")
+            elif self._asked == "cancel":
+                self._finish(update, "cancelled", "cancelled; the model is as it was")
+            else:
+                self._finish(update, "failed", "the process that learns ended unexpectedly; the model is as it was")
+        except Exception as error:
+            LOG.error("update %s failed (%s)", update.id, type(error).__name__)
+            self._finish(update, "failed", "something unforeseen happened; the model is as it was")
+
+    def _run(self, update: Update) -> tuple[int, dict[str, Any]]:
+        """One process, from start to end: its exit code and the last thing of note that it said."""
+        job = self._place(update) / "job.json"
+        with self._changing:
+            if self._asked is not None:
+                return -signal.SIGTERM, {}
+            process = subprocess.Popen(
+                [sys.executable, "-m", "gatf.serve.worker", str(job)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                text=True, encoding="utf-8", start_new_session=True,
+            )  # fmt: skip
+            self._process = process
+        told: dict[str, Any] = {}
+        assert process.stdout is not None
+        assert process.stdin is not None
+        for line in process.stdout:
+            with contextlib.suppress(ValueError, TypeError):
+                said = json.loads(line)
+                kind = said.pop("kind", None)
+                if kind == "progress":
+                    update.progress = Progress(**said)
+                    update.version += 1
+                elif kind == "done":
+                    update.left_out = said["left_out"]
+                if kind in ("done", "mistake"):
+                    told = {"kind": kind, **said}
+        code = process.wait()
+        for pipe in (process.stdin, process.stdout):
+            with contextlib.suppress(OSError):
+                pipe.close()
+        with self._changing:
+            self._process = None
+        return code, told
+
+    def _finish(self, update: Update, state: State, message: str) -> None:
+        if state != "interrupted":
+            self._forget(update)
+        if state == "done":
+            self.refresh()  # who hears that it is done is answered by the new model
+        with self._changing:
+            update.state, update.message = state, message
+            update.pictures_deleted = not self._place(update).exists()
+            update.version += 1
+            self.counts[state] += 1
+            self._active = None
+        LOG.info("update %s: %s", update.id, state)
+
+    def _forget(self, update: Update) -> None:
+        """Remove the pictures, and what was saved on the way to learning them."""
+        pictures = self._place(update) / "pictures"
+        with contextlib.suppress(UserError, OSError):
+            if self.store.learns(pictures):
+                with self.store.writing():
+                    self.store.forget_plan()
+        shutil.rmtree(self._place(update), ignore_errors=True)
+
+    def _history(self) -> int:
+        """Updates that the model on disk has seen; 0 where there is none."""
+        return len(model_file.describe(self.path)[2]) if self.path.exists() else 0
+
+    def _record(self, told: dict[str, Any]) -> str:
+        text = str(model_file.describe(self.path)[2][-1])
+        if told.get("left_out"):
+            text += f"\n{told['left_out']} pictures could not be decoded and were left out."
+        return text
+
+    def _place(self, update: Update) -> Path:
+        return self.folder / update.id
+
+    def _remember(self, update: Update) -> None:
+        self._all[update.id] = update
+        for old in list(self._all)[:-REMEMBERED]:
+            del self._all[old]
+
+    def _without_paths(self, text: str) -> str:
+        """What is told to strangers names no folders."""
+        return harmless(text.replace(f"{self.path.absolute().parent}{os.sep}", "").replace(str(self.folder), ""))
+
+
+def _counted(labels: list[Any]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for label in labels:
+        found[str(label)] = found.get(str(label), 0) + 1
+    return found
+
+
+def _end(process: "subprocess.Popen[str]") -> None:
+    """Ask a process to end after the step in hand, and make it, if it does not."""
+    with contextlib.suppress(OSError):
+        process.terminate()
+
+    def insist() -> None:
+        deadline = time.monotonic() + PATIENCE
+        while process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.1)
+        if process.poll() is None:
+            process.kill()
+
+    threading.Thread(target=insist, daemon=True).start()

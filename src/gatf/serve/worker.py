@@ -1,0 +1,101 @@
+"""The process that learns: `python -m gatf.serve.worker JOB`. It tells what it does as JSON lines and may be ended at
+any moment; the same job goes on where it was.
+
+It ends itself, after the step in hand, when the server that started it is gone: then its standard input ends.
+"""
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any, TextIO
+
+import numpy as np
+from PIL import Image
+
+from gatf.data.encoded import Files
+from gatf.data.inputs import Given
+from gatf.errors import ExitCode, UserError
+from gatf.io import events
+
+SECONDS_BETWEEN_STEPS = 0.2
+"""Steps that come more quickly are not all told."""
+
+
+class Teller:
+    """Says where an update is, from the events of its training."""
+
+    def __init__(self, out: TextIO) -> None:
+        self.out = out
+        self._steps = self._done = 0
+        self._started = self._told = 0.0
+        self._loss: float | None = None
+
+    def __call__(self, event: events.Event) -> None:
+        match event:
+            case events.TaskStart():
+                self._steps, self._done, self._started = event.steps, 0, time.monotonic()
+            case events.Step():
+                self._done += 1
+                if time.monotonic() - self._told >= SECONDS_BETWEEN_STEPS:
+                    self._told = time.monotonic()
+                    self.say("progress", **self._where(event))
+            case events.Epoch():
+                self._loss = round(sum(event.losses.values()), 5)
+            case events.Trained():
+                self.say("progress", phase="statistics", epoch=None, epochs=None, loss=self._loss, share=1.0, left=None)
+
+    def say(self, kind: str, **values: Any) -> None:
+        self.out.write(json.dumps({"kind": kind, **values}) + "\n")
+        self.out.flush()
+
+    def _where(self, event: events.Step) -> dict[str, Any]:
+        share = min(self._done / max(self._steps, 1), 1.0)
+        spent = time.monotonic() - self._started
+        left = round(spent / self._done * (self._steps - self._done), 1) if self._done >= 5 else None
+        return {
+            "phase": event.phase, "epoch": event.epoch + 1, "epochs": event.epochs, "loss": self._loss,
+            "share": round(share, 4), "left": left,
+        }  # fmt: skip
+
+
+def main(job: Path) -> int:
+    """Learn what the job says; returns the exit code."""
+    out = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # whoever else prints does not disturb the lines
+    threading.Thread(target=_end_with_the_server, daemon=True).start()
+    os.nice(5)  # whoever asks does not wait for whoever learns
+    teller = Teller(out)
+    told = json.loads(job.read_text(encoding="utf-8"))
+    Image.MAX_IMAGE_PIXELS = told["pixels"]
+    folder = job.parent / "pictures"
+    files = tuple(str(folder / f"{number:06d}") for number in range(len(told["labels"])))
+    from gatf.incremental.learn import learn_given
+    from gatf.training.loop import Interrupted
+
+    try:
+        outcome = learn_given(
+            Path(told["model"]), Given(Files(files)), np.array(told["labels"]), folder,
+            parameters=told["parameters"], keep=told["keep"], skip_bad=True, listener=teller,
+            announce=lambda text: teller.say("chosen", text=text),
+        )  # fmt: skip
+    except Interrupted:
+        return ExitCode.INTERRUPTED
+    except UserError as error:
+        teller.say("mistake", text=str(error))
+        return ExitCode.MISTAKE
+    teller.say("done", left_out=len(outcome.left_out))
+    return ExitCode.DONE
+
+
+def _end_with_the_server() -> None:
+    while os.read(0, 1024):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

@@ -1,0 +1,223 @@
+"""The addresses of the server, asked by a real client."""
+
+import base64
+import io
+import json
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from gatf.incremental.classifier import IncrementalClassifier
+from gatf.incremental.store import Store
+from gatf.model import file as model_file
+from gatf.serve.app import Options, Studio
+from gatf.serve.limits import Problem
+from gatf.serve.live import Served
+
+from .conftest import png
+from .server import Client, serving, until
+
+Digits = Callable[[str, int], list[bytes]]
+
+
+@pytest.fixture(scope="module")
+def client(shop: Path) -> Iterator[Client]:
+    with serving(Options(shop)) as (client, _):
+        yield client
+
+
+def test_predictions_are_those_of_the_classifier(client: Client, shop: Path, digits: Digits) -> None:
+    pictures = [*digits("d1", 5), *digits("d7", 5)]
+    reply = client.send("/v1/predict?top=3&certificate=true&unknown=0.1", [("image", data) for data in pictures])
+    assert reply.status == 200
+    known = IncrementalClassifier.load(shop).set_params(unknown=0.1)
+    pixels = np.stack([np.asarray(Image.open(io.BytesIO(data))) for data in pictures])
+    expected = known.answers(pixels, certificate=True)
+    answers = reply.json["answers"]
+    assert [answer["label"] or "unknown" for answer in answers] == expected.labels.tolist()
+    assert [answer["unknown"] for answer in answers] == (expected.labels == "unknown").tolist()
+    assert [answer["certified"] for answer in answers] == expected.certified.tolist()
+    by_name = dict(zip(known.classes_, expected.probabilities[0], strict=True))
+    assert {item["label"]: item["probability"] for item in answers[0]["top"]} == pytest.approx(by_name, abs=1e-6)
+    assert answers[0]["top"][0]["label"] == max(by_name, key=lambda name: by_name[name])
+
+
+def test_json_and_multipart_say_the_same(client: Client, digits: Digits) -> None:
+    pictures = digits("d2", 3)
+    sent = client.send("/v1/predict", [("image", data) for data in pictures]).json
+    told = client.send_json("/v1/predict", {"images": [base64.b64encode(data).decode() for data in pictures]}).json
+    assert sent == told
+    assert [len(answer["top"]) for answer in sent["answers"]] == [1, 1, 1]
+
+
+def test_why_names_the_nearest_class_and_a_place_on_the_map(client: Client, digits: Digits) -> None:
+    (answer,) = client.send("/v1/predict?explain=true", [("image", digits("d0", 1)[0])]).json["answers"]
+    nearest = [item["distance"] for item in answer["why"]["nearest"]]
+    assert nearest == sorted(nearest)
+    places = {item["label"]: np.array(item["place"]) for item in client.get("/v1/map").json["classes"]}
+    gaps = {label: np.linalg.norm(place - answer["why"]["point"]) for label, place in places.items()}
+    assert min(gaps, key=lambda label: gaps[label]) == answer["why"]["nearest"][0]["label"] == "d0"
+
+
+def test_many_clients_share_batches(client: Client, digits: Digits) -> None:
+    def count(name: str) -> int:
+        lines = client.get("/metrics").body.decode().splitlines()
+        return int(next(line for line in lines if line.startswith(name + " ")).split()[1])
+
+    before = count("gatf_images_total"), count("gatf_batches_total")
+    pictures = digits("d0", 4) + digits("d1", 4)
+    found: dict[int, str] = {}
+
+    def ask(number: int) -> None:
+        for _ in range(6):
+            found[number] = client.send("/v1/predict", [("image", pictures[number % 8])]).json["answers"][0]["label"]
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    alone = client.send("/v1/predict", [("image", data) for data in pictures]).json["answers"]
+    assert [found[number] for number in range(16)] == 2 * [answer["label"] for answer in alone]
+    assert count("gatf_images_total") - before[0] == 16 * 6 + 8
+    assert count("gatf_batches_total") - before[1] <= 16 * 6 + 1
+
+
+def test_the_model_is_described(client: Client, shop: Path) -> None:
+    model = client.get("/v1/model").json
+    assert model["name"] == "shop.gatf"
+    assert model["bytes"] == shop.stat().st_size == sum(item["bytes"] for item in model["kept"])
+    assert (model["classes"], model["shape"], model["versions"]) == (3, [1, 8, 8], [])
+    assert model["history"][0]["text"].startswith("First fit: added 3 classes (d0, d1, d2)")
+    classes = client.get("/v1/classes").json["classes"]
+    assert [(item["label"], item["since"]) for item in classes] == [("d0", 0), ("d1", 0), ("d2", 0)]
+    assert all(item["bytes"] == model["history"][0]["bytes_per_class"] for item in classes)
+
+
+def test_health_and_metrics(client: Client) -> None:
+    assert client.get("/healthz").json == {"status": "ok", "ready": True}
+    client.get("/nowhere/that/a/client/chose")
+    reply = client.get("/metrics")
+    assert reply.headers["content-type"].startswith("text/plain; version=0.0.4")
+    text = reply.body.decode()
+    assert "gatf_model_classes 3\n" in text
+    assert 'gatf_requests_total{route="/healthz",method="GET",status="200"}' in text
+    assert "that/a/client" not in text
+    for line in text.splitlines():
+        assert line.startswith("# ") or float(line.rsplit(" ", 1)[1]) >= 0
+
+
+def test_the_model_can_be_taken_away(client: Client, shop: Path) -> None:
+    reply = client.get("/v1/model/file")
+    assert reply.body == shop.read_bytes()
+    assert 'filename="shop.gatf"' in reply.headers["content-disposition"]
+
+
+def test_onnx_and_the_report_are_made_for_one_answer(
+    client: Client, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+
+    def export(model: Any, target: Path) -> str:
+        target.write_bytes(f"onnx of {len(model.labels)} classes".encode())
+        return "checked"
+
+    monkeypatch.setattr("gatf.model.onnx.export_onnx", export)
+    reply = client.get("/v1/model/onnx")
+    assert reply.body == b"onnx of 3 classes"
+    assert 'filename="shop.onnx"' in reply.headers["content-disposition"]
+    report = client.get("/v1/model/report")
+    assert 'filename="shop.html"' in report.headers["content-disposition"]
+    for words in (
+        "<!doctype html>",
+        "shop.gatf: 3 classes",
+        "No picture is in the model",
+        "First fit: added 3 classes",
+    ):
+        assert words in report.body.decode()
+    until(lambda: not list(tmp_path.iterdir()))  # a moment after the answer nothing is left of it
+
+
+def test_a_model_whose_classes_are_numbers_takes_numbers(shop: Path) -> None:
+    studio = Studio(Options(shop))
+    numbered = replace(model_file.load(shop), labels=(0, 1, 2))
+    studio.live.current = Served(numbered, "digest", 1)
+    assert studio.labels_for(["3", "3", "1"]) == [3, 3, 1]
+    with pytest.raises(Problem, match="are numbers"):
+        studio.labels_for(["3", "three"])
+    studio.live.current = None
+    with pytest.raises(Problem, match="at least two classes"):
+        studio.labels_for(["a", "a"])
+
+
+def test_the_documentation_needs_no_other_machine(client: Client) -> None:
+    page = client.get("/docs").body.decode()
+    assert "http://" not in page
+    assert "https://" not in page
+    paths = json.loads(client.get("/openapi.json").body)["paths"]
+    assert {"/v1/predict", "/v1/updates", "/v1/updates/{name}", "/v1/classes", "/v1/model", "/healthz"} <= set(paths)
+    assert set(paths["/v1/predict"]["post"]["requestBody"]["content"]) == {"multipart/form-data", "application/json"}
+    assert client.get("/").status == 404  # the page is the studio's
+
+
+def test_a_replaced_model_answers_without_a_dropped_request(
+    shop: Path, tmp_path: Path, digits: Digits, digit_images: tuple[np.ndarray, np.ndarray]
+) -> None:
+    """As `gatf learn` replaces it: whole, by rename, with more classes."""
+    path = tmp_path / "live.gatf"
+    path.write_bytes(shop.read_bytes())
+    images, labels = digit_images
+    grown = IncrementalClassifier.load(path).set_params(epochs=1)
+    grown.partial_fit(images[labels == "d3"][:40], labels[labels == "d3"][:40])
+    picture = digits("d0", 1)[0]
+    statuses: list[int] = []
+    digests: list[str] = []
+    ending = threading.Event()
+    with serving(Options(path)) as (client, studio):
+
+        def ask() -> None:
+            while not ending.is_set():
+                reply = client.send("/v1/predict", [("image", picture)])
+                statuses.append(reply.status)
+                digests.append(reply.json["model"])
+
+        askers = [threading.Thread(target=ask) for _ in range(3)]
+        for asker in askers:
+            asker.start()
+        old = client.get("/v1/model").json["digest"]
+        Store(path).commit(grown.model_, keep=1)
+        until(lambda: len(client.get("/v1/classes").json["classes"]) == 4)
+        seen = len(digests)
+        until(lambda: len(digests) >= seen + 6)
+        ending.set()
+        for asker in askers:
+            asker.join()
+        assert studio.live.reloads == 1
+        assert client.get("/v1/map").json["moved"]  # the version before was kept
+    assert set(statuses) == {200}
+    assert digests[0] == old
+    assert digests[-1] != old
+    assert len(set(digests)) == 2
+
+
+def test_a_damaged_model_does_not_take_the_place_of_a_good_one(shop: Path, tmp_path: Path, digits: Digits) -> None:
+    path = tmp_path / "live.gatf"
+    path.write_bytes(shop.read_bytes())
+    with serving(Options(path)) as (client, studio):
+        path.write_bytes(b"not a model")
+        studio.live.refresh()
+        assert client.send("/v1/predict", [("image", digits("d0", 1)[0])]).status == 200
+        assert client.get("/v1/model").json["classes"] == 3
+
+
+@pytest.mark.parametrize("side", [8, 21])
+def test_colour_pictures_of_any_size_are_read(client: Client, side: int) -> None:
+    noise = np.random.default_rng(0).integers(0, 256, (side, side + 3, 3), dtype=np.uint8)
+    reply: Any = client.send("/v1/predict", [("image", png(noise))])
+    assert reply.status == 200

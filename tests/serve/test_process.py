@@ -1,0 +1,185 @@
+"""`gatf serve` as a process: it answers while it learns, and neither SIGTERM nor kill -9 loses anything."""
+
+import http.client
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gatf.data.encoded import Files
+from gatf.data.inputs import Given
+from gatf.incremental.learn import learn_given
+from gatf.model import file as model_file
+
+from .server import Client, form, until
+
+Digits = Callable[[str, int], list[bytes]]
+EPOCHS = 60
+SETTINGS = ("--epochs", str(EPOCHS), "--set", "method.samples=100", "--device", "cpu")
+
+
+@contextmanager
+def process(*arguments: Any) -> Iterator[tuple[Client, "subprocess.Popen[str]"]]:
+    """The server, from the line that says where it is."""
+    started = subprocess.Popen(
+        [sys.executable, "-m", "gatf", "serve", *map(str, arguments), "--port", "0"],
+        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    try:
+        assert started.stdout is not None
+        line = started.stdout.readline()
+        assert line.startswith("gatf serve: http://127.0.0.1:"), line
+        yield Client(int(line.rsplit(":", 1)[1])), started
+    finally:
+        if started.poll() is None:
+            started.kill()
+        started.wait()
+        assert started.stdout is not None
+        started.stdout.close()
+
+
+def first_event(client: Client, name: str) -> dict[str, Any]:
+    """The first server-sent event that tells of training."""
+    connection = http.client.HTTPConnection("127.0.0.1", client.port, timeout=120)
+    connection.request("GET", f"/v1/updates/{name}/events")
+    response = connection.getresponse()
+    assert response.headers["content-type"].startswith("text/event-stream")
+    try:
+        for line in response:
+            if line.startswith(b"data: "):
+                told: dict[str, Any] = json.loads(line[6:])
+                if told["progress"]["epoch"]:
+                    return told
+    finally:
+        connection.close()
+    raise AssertionError("the stream ended")
+
+
+@contextmanager
+def half_sent(client: Client, parts: Any) -> Iterator[Callable[[], int]]:
+    """A prediction of which half has arrived; call to send the rest and hear the status."""
+    body, kind = form(parts)
+    connection = socket.create_connection(("127.0.0.1", client.port), timeout=60)
+    head = f"POST /v1/predict HTTP/1.1\r\nHost: 127.0.0.1:{client.port}\r\nContent-Type: {kind}\r\n"
+    connection.sendall(head.encode() + f"Content-Length: {len(body)}\r\n\r\n".encode() + body[:50])
+    until(lambda: b"gatf_requests" in client.get("/metrics").body)  # a later request has been answered: this has begun
+
+    def rest() -> int:
+        until(lambda: not listens(client))
+        connection.sendall(body[50:])
+        return int(connection.recv(4096).split()[1])
+
+    yield rest
+    connection.close()
+
+
+def listens(client: Client) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", client.port), timeout=60).close()
+    except OSError:
+        return False
+    return True
+
+
+def test_an_update_survives_sigterm_and_kill_and_ends_as_if_nothing_had_been(
+    taught: Path, tmp_path: Path, digits: Digits
+) -> None:
+    shop = tmp_path / "shop.gatf"
+    before = taught.read_bytes()
+    shop.write_bytes(before)
+    pictures = digits("d4", 30)
+    ask = [("image", digits("d0", 1)[0])]
+    workspace, folder = tmp_path / "shop.gatf.learning", tmp_path / "shop.gatf.updates"
+    with process(shop, *SETTINGS) as (client, server):
+        old = client.send("/v1/predict", ask).json
+        reply = client.send("/v1/updates", [("label", b"d4"), *(("image", data) for data in pictures)])
+        assert reply.status == 202
+        name = reply.json["id"]
+        assert reply.headers["location"] == f"/v1/updates/{name}"
+        stored = sorted(folder.rglob("pictures/*"))
+        assert [file.name for file in stored] == [f"{number:06d}" for number in range(30)]
+        assert {file.stat().st_mode & 0o077 for file in (*stored, folder)} == {0}
+        kept = tmp_path / "kept"
+        shutil.copytree(stored[0].parent, kept)
+        told = first_event(client, name)
+        assert told["state"] == "running"
+        assert told["progress"]["epochs"] == EPOCHS
+        assert client.send("/v1/predict", ask).json == old  # the old model goes on answering
+        second = client.send("/v1/updates", [("label", b"d5"), ("image", pictures[0])])
+        assert (second.status, "one at a time" in second.json["detail"]) == (409, True)
+        assert client("POST", "/v1/rollback", b"").status == 409
+        until((workspace / "state.safetensors").exists)
+        with half_sent(client, ask) as rest:
+            server.send_signal(signal.SIGTERM)
+            assert rest() == 200  # what has begun is finished
+        server.wait(60)
+    assert shop.read_bytes() == before
+    assert (folder / name / "job.json").is_file()  # what was begun is there to be taken up
+    with process(shop, *SETTINGS) as (client, server):
+        update = client.get(f"/v1/updates/{name}").json
+        assert (update["state"], update["resumed"], update["images"]) == ("running", True, 30)
+        assert client.send("/v1/predict", ask).json == old
+        server.kill()
+        server.wait()
+    assert shop.read_bytes() == before
+    (folder / "half-arrived" / "pictures").mkdir(parents=True)
+    with process(shop, *SETTINGS) as (client, _):
+        assert not (folder / "half-arrived").exists()
+        update = client.ended(name)
+        assert (update["state"], update["pictures_deleted"]) == ("done", True)
+        assert update["message"].startswith("Update 1: added 1 class (d4), from 27 images")
+        assert [file.name for file in folder.iterdir()] == ["lock"]
+        answer = client.send("/v1/predict", ask).json
+        assert answer["model"] != old["model"]
+        assert [item["label"] for item in client.get("/v1/classes").json["classes"]] == ["d0", "d1", "d2", "d4"]
+        assert client.get("/v1/model").json["versions"] == [0]
+        cancelled = client.send("/v1/updates", [("label", b"d5"), *(("image", data) for data in pictures)]).json["id"]
+        assert client("DELETE", f"/v1/updates/{cancelled}").status == 202
+        assert client.ended(cancelled)["state"] == "cancelled"
+        assert [file.name for file in folder.iterdir()] == ["lock"]
+        assert client.get("/v1/model").json["digest"] == answer["model"]
+        whole = model_file.load(shop)
+        assert client("POST", "/v1/rollback", b"").json == {"updates": 0}
+        assert client.send("/v1/predict", ask).json == old
+        assert client("POST", "/v1/rollback", b"").status == 409  # no older version is there
+    assert not workspace.exists()
+    assert shop.read_bytes() == before
+    again = tmp_path / "again.gatf"
+    again.write_bytes(before)
+    given = Given(Files(tuple(str(file) for file in sorted(kept.iterdir()))))
+    parameters = {"epochs": EPOCHS, "device": "cpu", "settings": {"method.samples": 100}}
+    learn_given(again, given, np.array(["d4"] * 30), kept, parameters=parameters)
+    expected = model_file.load(again).method.state_dict()
+    assert all(value.equal(expected[name]) for name, value in whole.method.state_dict().items())
+
+
+def test_without_the_extra_one_sentence_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from typer.testing import CliRunner
+
+    from gatf.cli import app
+    from gatf.errors import UserError
+
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    outcome = CliRunner().invoke(app, ["serve", str(tmp_path / "shop.gatf")])
+    assert isinstance(outcome.exception, UserError)
+    assert str(outcome.exception) == "this needs 'uvicorn': pip install 'gatf-cil[studio]'"
+
+
+def test_another_address_without_a_token_is_refused_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from typer.testing import CliRunner
+
+    from gatf.cli import app
+
+    monkeypatch.delenv("GATF_TOKEN", raising=False)
+    outcome = CliRunner().invoke(app, ["studio", str(tmp_path / "shop.gatf"), "--host", "0.0.0.0"])
+    assert "a token is needed" in str(outcome.exception)
