@@ -179,7 +179,7 @@ class Judge:
         return certified_range(low, high, nearest) & (nearest == answers)
 
     def distances(self, features: Tensor) -> Tensor:
-        """Squared Mahalanobis distance to each class by the mean covariance of all, divided by the dimension, [N, C]."""
+        """Squared Mahalanobis distance to each class by the mean covariance of all, over the dimension, [N, C]."""
         points, means = self._rejecting(features), self._rejecting(self.stored.means)
         return torch.cdist(points, means).square() / features.shape[1]
 
