@@ -46,7 +46,8 @@ def run(
         bool, typer.Option("--diagnostics", help="Also measure why it forgets, on old images the method cannot reach.")
     ] = False,
     track: Annotated[
-        list[str] | None, typer.Option(help="Also log to tensorboard or wandb (extras of these names).")
+        list[str] | None,
+        typer.Option(help="Also log to tensorboard, wandb, mlflow or trackio (extras of these names)."),
     ] = None,
     no_report: Annotated[bool, typer.Option("--no-report", help="Write no report.html into the run folder.")] = False,
     devices: Annotated[int, typer.Option(min=1, help="Processes on this machine that share each batch.")] = 1,
