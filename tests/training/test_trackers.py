@@ -1,4 +1,4 @@
-"""Numbers reach TensorBoard, Weights & Biases (offline), MLflow and trackio; without the extra one sentence says what to install."""
+"""Numbers reach TensorBoard, Weights & Biases, MLflow and trackio; without the extra one sentence names it."""
 
 import json
 import os
