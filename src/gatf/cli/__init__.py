@@ -28,6 +28,8 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "inspect": models.inspect,
     "export": models.export,
     "rollback": models.rollback,
+    "push": models.push,
+    "pull": models.pull,
     "methods": methods.methods,
     "doctor": doctor.doctor,
 }
