@@ -85,7 +85,7 @@ def run(
             "device": device,
             "diagnostics": diagnostics or None,
         }
-        chosen = _choose_config(dataset, method, recipe, options, settings or [])
+        chosen = choose_config(dataset, method, recipe, options, settings or [])
         folder = out or _new_folder(chosen)
     if devices * nodes > 1:
         raise typer.Exit(_launch(folder, devices, nodes, given_out=out is not None or resume is not None))
@@ -115,7 +115,7 @@ def run(
         report_of_run(folder, console)
 
 
-def _choose_config(
+def choose_config(
     dataset: str | None, method: str | None, recipe: str | None, options: dict[str, Any], settings: list[str]
 ) -> Any:
     """The config that a command's options add up to."""
