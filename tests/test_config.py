@@ -8,7 +8,6 @@ import yaml
 
 from gatf.config import (
     RunConfig,
-    flat,
     load_config,
     nest,
     parse_overrides,
@@ -21,7 +20,7 @@ from gatf.methods import METHODS
 from gatf.methods.gatf import GATFConfig
 from gatf.methods.parts.distillation import LwfBaseConfig
 from gatf.methods.parts.embedding import TripletBaseConfig
-from gatf.settings import KINDS, deep_merge
+from gatf.settings import KINDS, deep_merge, flat
 
 
 @pytest.mark.parametrize("recipe", recipe_names())

@@ -210,6 +210,13 @@ class Experiment:
         return evaluate(ranks.gather_rows(torch.cat(chosen)).cpu(), labels, tasks.cpu())
 
     @torch.inference_mode()
+    def accuracy_when_new(self, task: int) -> float:
+        """Percent of the test images of the newest task alone that are answered rightly, among all classes seen."""
+        members, labels = self.scenario.members(self.scenario.source.test, task, task)
+        chosen = torch.cat([scores.argmax(dim=1).cpu() for scores in self._scored(members)])
+        return 100 * float((chosen == labels).double().mean())
+
+    @torch.inference_mode()
     def test_scores(self, task: int) -> tuple[Tensor, Tensor]:
         """Scores [N, classes seen] and labels [N] of the test images of tasks 0..task, on the CPU."""
         members, labels = self.scenario.members(self.scenario.source.test, 0, task)

@@ -37,6 +37,17 @@ def deep_merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, An
     return merged
 
 
+def flat(values: Mapping[str, Any]) -> dict[str, Any]:
+    """`flat({"a": {"b": 1}})` is `{"a.b": 1}`, the paths as `--set` takes them."""
+    leaves: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            leaves |= {f"{key}.{path}": leaf for path, leaf in flat(value).items()}
+        else:
+            leaves[key] = value
+    return leaves
+
+
 class Strict(BaseModel):
     """Frozen, and unknown keys are errors."""
 

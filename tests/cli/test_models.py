@@ -265,3 +265,21 @@ def test_a_device_that_is_not_there(call: Any, shop: Path, photos: Path) -> None
         code, _, error = call(*command, "--device", "cuda")
         assert code == 2
         assert "torch finds no such device here" in error
+
+
+def test_push_and_pull_through_a_folder(call: Any, shop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, text, _ = call("push", shop, "./handed on")
+    assert code == 0
+    assert text.startswith("handed on holds model.gatf, ")
+    code, text, _ = call("pull", "./handed on")
+    assert code == 0
+    assert "`gatf inspect 'handed on.gatf'` says what it knows" in text
+    assert (tmp_path / "handed on.gatf").read_bytes() == shop.read_bytes()
+    code, _, error = call("pull", "./handed on")
+    assert code == 2
+    assert error == "gatf: handed on.gatf is there already; choose another --out\n"
+    code, _, error = call("push", tmp_path / "none.gatf", "./x")
+    assert code == 2
+    assert "there is no model" in error
+    assert not (tmp_path / "x").exists()

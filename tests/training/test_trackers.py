@@ -1,5 +1,10 @@
-"""Numbers reach TensorBoard and Weights & Biases (offline); without the extra one sentence says what to install."""
+"""Numbers reach TensorBoard, Weights & Biases, MLflow and trackio; without the extra one sentence names it."""
 
+import json
+import os
+import sqlite3
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -92,3 +97,40 @@ def test_wandb_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tracker(EPOCH)
     tracker.close()
     assert list(tmp_path.glob("wandb/offline-run-*/*.wandb"))
+
+
+@pytest.mark.filterwarnings("default")
+def test_mlflow_keeps_settings_and_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mlflow = pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'store.db'}")
+    many = {f"setting{number}": number for number in range(150)}
+    tracker = open_tracker("mlflow", tmp_path / "run", {"seed": 3, "method": {"name": "gatf"}} | many)
+    tracker(EPOCH)
+    tracker(TASK)
+    tracker.close()
+    client = mlflow.tracking.MlflowClient()
+    (run,) = client.search_runs([client.get_experiment_by_name("gatf").experiment_id])
+    assert (run.info.run_name, run.info.status) == ("run", "FINISHED")
+    assert (run.data.params["method.name"], len(run.data.params)) == ("gatf", 152)
+    assert [(metric.value, metric.step) for metric in client.get_metric_history(run.info.run_id, "train/ce")] == [
+        (0.25, 1)
+    ]
+    assert run.data.metrics["accuracy/all so far"] == 90.0
+
+
+@pytest.mark.filterwarnings("default")
+def test_trackio_keeps_numbers(tmp_path: Path) -> None:
+    pytest.importorskip("trackio")
+    script = f"""
+from pathlib import Path
+from gatf.io.events import Epoch
+from gatf.training.trackers import open_tracker
+tracker = open_tracker("trackio", Path({str(tmp_path / "run")!r}), {{"seed": 3}})
+tracker({EPOCH!r})
+tracker.close()
+"""  # trackio reads TRACKIO_DIR when it is imported, and works in threads of its own
+    environment = {**os.environ, "TRACKIO_DIR": str(tmp_path / "kept")}
+    subprocess.run([sys.executable, "-c", script], env=environment, check=True, capture_output=True)
+    with sqlite3.connect(tmp_path / "kept" / "gatf.db") as store:
+        ((name, step, metrics),) = store.execute("SELECT run_name, step, metrics FROM metrics").fetchall()
+    assert (name, step, json.loads(metrics)["train/ce"]) == ("run", 1, 0.25)

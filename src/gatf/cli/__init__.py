@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from gatf import __version__
-from gatf.cli import bench, data, doctor, methods, models, report, run, serve
+from gatf.cli import bench, data, doctor, methods, models, report, run, serve, tune
 from gatf.cli.launch import LAUNCHER, tells
 from gatf.cli.terminal import say
 from gatf.errors import ExitCode, LostProcess, UserError
@@ -21,6 +21,7 @@ from gatf.io.text import harmless
 COMMANDS: dict[str, Callable[..., Any]] = {
     "run": run.run,
     "bench": bench.bench,
+    "tune": tune.tune,
     "report": report.report,
     "learn": models.learn,
     "predict": models.predict,
@@ -30,6 +31,8 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "rollback": models.rollback,
     "serve": serve.serve,
     "studio": serve.studio,
+    "push": models.push,
+    "pull": models.pull,
     "methods": methods.methods,
     "doctor": doctor.doctor,
 }

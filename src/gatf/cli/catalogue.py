@@ -6,9 +6,9 @@ from typing import Any
 from pydantic import BaseModel
 from torch import nn
 
-from gatf.config import PER_METHOD, flat, read_recipe, recipe_names
+from gatf.config import PER_METHOD, read_recipe, recipe_names
 from gatf.methods import method_class
-from gatf.settings import OptimisationConfig, StageConfig, choices, deep_merge
+from gatf.settings import OptimisationConfig, StageConfig, choices, deep_merge, flat
 
 WHEN = {
     "gatf": "the network must go on learning, and answers are to be certified or refused",

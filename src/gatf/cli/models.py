@@ -1,5 +1,6 @@
-"""The commands for people with a model file: learn, predict, inspect, export, rollback."""
+"""The commands for people with a model file: learn, predict, inspect, export, rollback, push, pull."""
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -280,6 +281,33 @@ def rollback(model: ModelFile) -> None:
     with store.writing():
         number, undone = store.rollback()
     say(f"{model} is as it was {_version(number)}; what was undone is in {undone}")
+
+
+def push(
+    model: ModelFile,
+    target: Annotated[str, typer.Argument(help="Repository of the Hugging Face hub, owner/name; or a folder, ./NAME.")],
+    private: Annotated[bool, typer.Option("--private", help="A repository that is made is not public.")] = False,
+) -> None:
+    """Hand a model on: put it and a card that describes it on the Hugging Face hub, or into a folder."""
+    from gatf.model import hub
+    from gatf.model.file import model_path
+
+    done = hub.push(model, target, private=private)
+    about = f"the {hub.CARD} there, which was edited, stays" if done.kept_card else f"{hub.CARD} describes it"
+    say(f"{done.place} holds {hub.MODEL}, {_size(model_path(model))}; {about}")
+
+
+def pull(
+    source: Annotated[str, typer.Argument(help="Repository of the Hugging Face hub, owner/name; or a folder, ./NAME.")],
+    out: Annotated[Path | None, typer.Option(help="File to write. [default: NAME.gatf]")] = None,
+    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of the repository.")] = None,
+) -> None:
+    """Fetch a model that was handed on. Only the model file is fetched, and nothing in it is run."""
+    from gatf.model import hub
+
+    target = out or Path(f"{Path(source).expanduser().resolve().name}.gatf")
+    hub.pull(source, target, revision=revision)
+    say(f"{target}: {_size(target)}; `gatf inspect {shlex.quote(str(target))}` says what it knows")
 
 
 def _version(number: int) -> str:

@@ -46,7 +46,8 @@ def run(
         bool, typer.Option("--diagnostics", help="Also measure why it forgets, on old images the method cannot reach.")
     ] = False,
     track: Annotated[
-        list[str] | None, typer.Option(help="Also log to tensorboard or wandb (extras of these names).")
+        list[str] | None,
+        typer.Option(help="Also log to tensorboard, wandb, mlflow or trackio (extras of these names)."),
     ] = None,
     no_report: Annotated[bool, typer.Option("--no-report", help="Write no report.html into the run folder.")] = False,
     devices: Annotated[int, typer.Option(min=1, help="Processes on this machine that share each batch.")] = 1,
@@ -84,7 +85,7 @@ def run(
             "device": device,
             "diagnostics": diagnostics or None,
         }
-        chosen = _choose_config(dataset, method, recipe, options, settings or [])
+        chosen = choose_config(dataset, method, recipe, options, settings or [])
         folder = out or _new_folder(chosen)
     if devices * nodes > 1:
         raise typer.Exit(_launch(folder, devices, nodes, given_out=out is not None or resume is not None))
@@ -114,7 +115,7 @@ def run(
         report_of_run(folder, console)
 
 
-def _choose_config(
+def choose_config(
     dataset: str | None, method: str | None, recipe: str | None, options: dict[str, Any], settings: list[str]
 ) -> Any:
     """The config that a command's options add up to."""

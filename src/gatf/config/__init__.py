@@ -19,6 +19,7 @@ from gatf.settings import (
     Strict,
     deep_merge,
     explain,
+    flat,
 )
 
 PER_METHOD, PRESETS = "per_method", "presets"
@@ -242,17 +243,6 @@ def nest(path: str, value: Any) -> dict[str, Any]:
     for part in reversed(path.split(".")):
         value = {part: value}
     return dict(value)
-
-
-def flat(values: Mapping[str, Any]) -> dict[str, Any]:
-    """`flat({"a": {"b": 1}})` is `{"a.b": 1}`, the reverse of `nest`."""
-    leaves: dict[str, Any] = {}
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            leaves |= {f"{key}.{path}": leaf for path, leaf in flat(value).items()}
-        else:
-            leaves[key] = value
-    return leaves
 
 
 def differences(saved: Mapping[str, Any], config: RunConfig) -> list[str]:

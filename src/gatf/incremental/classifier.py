@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Mapping
 from html import escape
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Self
 
 import numpy as np
@@ -20,6 +21,7 @@ from gatf.errors import UserError
 from gatf.incremental import adapt, defaults, update
 from gatf.incremental.update import Conditions
 from gatf.model import file as model_file
+from gatf.model import hub
 from gatf.model.answers import Answers, answer, available_device, look
 from gatf.model.record import UpdateRecord
 from gatf.model.state import FROZEN_METHOD, Label, Looks, Model
@@ -374,6 +376,22 @@ class IncrementalClassifier(TransformerMixin, ClassifierMixin, BaseEstimator):
         Python must be given again as `backbone`, with any weights."""
         model = model_file.load(Path(path), device=available_device(device), backbone=backbone)
         return cls.from_model(model, device=device)
+
+    def push_to_hub(self, target: str | Path, *, private: bool = False) -> str:
+        """Put the model and a card that describes it into a repository of the Hugging Face hub (`owner/name`), made if
+        there is none, or into a folder (`./shop`, or any `Path`). Returns where it is. A card that was edited there
+        stays; `private` is for a repository that is made. The hub needs the extra `hub` and its own login."""
+        with TemporaryDirectory() as made:
+            self.save(Path(made) / "model.gatf")
+            return hub.push(Path(made) / "model.gatf", target, private=private).place
+
+    @classmethod
+    def from_pretrained(
+        cls, source: str | Path, *, revision: str | None = None, device: str = "auto", backbone: nn.Module | None = None
+    ) -> Self:
+        """Read a model that `push_to_hub` or `gatf push` put into a repository (at a `revision`) or a folder. The model
+        file alone is fetched, and as with `load` nothing in it is run."""
+        return cls.load(hub.find(source, revision=revision), device=device, backbone=backbone)
 
     @classmethod
     def from_model(cls, model: Model, *, device: str = "auto") -> Self:

@@ -1,6 +1,6 @@
-"""Losses and accuracies for people's own dashboards: listeners for TensorBoard and Weights & Biases.
+"""Losses and accuracies for people's own dashboards: listeners for TensorBoard, Weights & Biases, MLflow and trackio.
 
-Both are extras and are imported when asked for; metrics.jsonl is written in any case.
+Each is an extra and is imported when asked for; metrics.jsonl is written in any case.
 """
 
 import json
@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from gatf.errors import UserError, near_misses
 from gatf.io import events
 from gatf.io.run_folder import RunFolder
+from gatf.settings import flat
 
 
 class Sink(Protocol):
@@ -92,7 +93,56 @@ class WandbSink:
         self._run.finish()
 
 
-SINKS: dict[str, Callable[[Path, dict[str, Any]], Sink]] = {"tensorboard": TensorBoardSink, "wandb": WandbSink}
+class MlflowSink:
+    """A run of the experiment `gatf`, in the store that MLFLOW_TRACKING_URI names or MLflow's own in this folder."""
+
+    LONGEST = 500
+    """Characters of a setting's value that every version of MLflow takes."""
+    AT_ONCE = 100
+    """Settings that MLflow takes in one call."""
+
+    def __init__(self, folder: Path, config: dict[str, Any]) -> None:
+        from mlflow.entities import Param
+        from mlflow.tracking import MlflowClient
+
+        self._client: Any = MlflowClient()
+        known = self._client.get_experiment_by_name("gatf")
+        experiment = self._client.create_experiment("gatf") if known is None else known.experiment_id
+        self._run: str = self._client.create_run(experiment, run_name=folder.name).info.run_id
+        settings = [Param(path, str(value)[: self.LONGEST]) for path, value in flat(config).items()]
+        for start in range(0, len(settings), self.AT_ONCE):
+            self._client.log_batch(self._run, params=settings[start : start + self.AT_ONCE])
+
+    def write(self, values: dict[str, float], step: int) -> None:
+        for name, value in values.items():
+            self._client.log_metric(self._run, name, value, step=step)
+
+    def close(self) -> None:
+        self._client.set_terminated(self._run)
+
+
+class TrackioSink:
+    """A run of the project `gatf` in trackio's own folder (TRACKIO_DIR) or Space (TRACKIO_SPACE_ID); a resumed run goes
+    on in the one it began."""
+
+    def __init__(self, folder: Path, config: dict[str, Any]) -> None:
+        import trackio
+
+        self._run: Any = trackio.init(project="gatf", name=folder.name, config=config, resume="allow", embed=False)
+
+    def write(self, values: dict[str, float], step: int) -> None:
+        self._run.log(values, step=step)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+SINKS: dict[str, Callable[[Path, dict[str, Any]], Sink]] = {
+    "tensorboard": TensorBoardSink,
+    "wandb": WandbSink,
+    "mlflow": MlflowSink,
+    "trackio": TrackioSink,
+}
 
 
 def open_tracker(name: str, folder: Path, config: dict[str, Any]) -> Tracker:
