@@ -15,6 +15,7 @@ torch.set_num_threads(1)
 def pytest_addoption(parser: pytest.Parser) -> None:
     what = "file operations of each command in which a process dies, per fault; 0: all of them, which takes long"
     parser.addoption("--crash-points", type=int, default=3, help=what)
+    parser.addoption("--fuzz", type=int, default=40, help="changed files that each reader is given")
 
 
 @pytest.fixture(scope="session")

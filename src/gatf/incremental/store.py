@@ -16,6 +16,7 @@ from gatf.incremental.update import STATE
 from gatf.io import container
 from gatf.io.files import copy, remove, remove_leftovers, sync_folder, telling, write_bytes
 from gatf.io.lock import exclusive
+from gatf.io.parsing import parse_json
 from gatf.model import file as model_file
 from gatf.model.state import Model
 
@@ -80,7 +81,7 @@ class Store:
     def _read(self, file: Path) -> dict[str, Any] | None:
         """The object in a file of the workspace; None if there is none."""
         try:
-            content = json.loads(file.read_text(encoding="utf-8"))
+            content = parse_json(file.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return None
         return content if isinstance(content, dict) else None

@@ -93,4 +93,10 @@ class Model:
             else:
                 scores.append(method.scores(inputs).double().cpu())
         wanted = features or keeps_gaussians_only(method)
-        return Looks(torch.cat(scores), torch.cat(found) if wanted else None)
+        looks = Looks(torch.cat(scores), torch.cat(found) if wanted else None)
+        if not bool(looks.scores.isfinite().all()):
+            raise UserError(
+                "the model's scores are not finite, so it cannot answer: its numbers are not what training leaves; put "
+                "an older version back (gatf rollback), or get the file again"
+            )
+        return looks
