@@ -42,7 +42,7 @@ from gatf.io.run_folder import CONFIG, RunFolder, Summary
 from gatf.methods import Method
 from gatf.methods.parts.features import FeatureMethod
 from gatf.model import file as model_file
-from gatf.model.record import UpdateRecord
+from gatf.model.record import UpdateRecord, remembered
 from gatf.model.state import Model
 from gatf.session import Circumstances, Preprocessing, Session, whole_number
 from gatf.training import checkpoint
@@ -349,7 +349,7 @@ class _Run:
         return Model(
             self.config, self.session.preprocessing, self.method.eval(), scenario.class_names,
             torch.bincount(labels[labels >= 0], minlength=len(scenario.order)), 1.0,
-            torch.zeros(0, dtype=torch.float64), torch.zeros(0), tuple(records),
+            torch.zeros(0, dtype=torch.float64), torch.zeros(0), remembered(tuple(records)),
         )  # fmt: skip
 
     def _tell_after_notices(self, task: int, event: Event) -> None:
@@ -372,7 +372,7 @@ class _Run:
         where they are to be kept."""
         if not ranks.is_first():
             return
-        progress = asdict(self.progress)
+        progress = dict(vars(self.progress))
         if optimiser is not None:
             progress["seconds_of_task"] = self._seconds_of_task()
             progress["repaired_of_task"] = self._repaired_of_task()

@@ -5,6 +5,7 @@ A few changed files for each reader here; `make fuzz` has 10 000 of them. Files 
 """
 
 import hashlib
+import json
 import random
 import resource
 import shutil
@@ -155,7 +156,7 @@ def test_changed_files_are_refused_or_read_right(
         if failure is not None and kind not in failures:
             failures[kind] = failure
             keep(name, victim, content)
-    print(f"{name}: {count} files, {len(failures)} kinds of failures")  # noqa: T201
+    print(f"\nfigure: {json.dumps({'fuzz': {'reader': name, 'files': count, 'failures': len(failures)}})}")  # noqa: T201
     assert not failures, f"kept in {CORPUS / name}: {failures}"
 
 

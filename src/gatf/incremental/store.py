@@ -102,7 +102,7 @@ class Store:
     def commit(self, model: Model, keep: int) -> None:
         """Make this the model; the one that was stays as a version. At every moment the path holds a whole model."""
         if self.path.exists() and keep > 0:
-            before = len(model_file.describe(self.path)[2]) - 1
+            before = model_file.describe(self.path)[2][-1].number
             copy(self.path, self._version(before))
         model_file.save(model, self.path, before=self._note_commit)
         self.prune(keep)

@@ -26,7 +26,7 @@ from gatf.io.events import Event, Listener, RunStart, TaskEvent
 from gatf.methods.parts.components import extract
 from gatf.methods.parts.gaussian import GaussianMethod, carries_gaussians, keeps_gaussians_only
 from gatf.model.judge import Judge, Metric, class_transport_errors, fit_temperature, transport_error
-from gatf.model.record import UpdateRecord
+from gatf.model.record import UpdateRecord, remembered
 from gatf.model.state import Model
 from gatf.session import Circumstances, Preprocessing, Session, build_method
 from gatf.settings import INSIDE, PYTHON
@@ -107,7 +107,7 @@ class _Update:
         self.method.load_state_dict(model.method.state_dict())  # a copy: nothing done here reaches the model's
         self.warnings: list[str] = []
         new = len(split.added) if self.method.revisits else split.classes
-        info = TaskInfo(len(model.history), self.old, new, len(split.trained))
+        info = TaskInfo(model.updates, self.old, new, len(split.trained))
         self.data = self.session.task_data(info, images, (split.trained, images.labels[split.trained]))
         self.counts = torch.bincount(split.numbers[split.trained], minlength=split.classes)  # [classes of the task]
         self.errors = torch.zeros(self.old + len(split.added), dtype=torch.float64)
@@ -231,6 +231,7 @@ class _Update:
                 self._withdraw()
             else:
                 self.rejection, distances = "estimated", torch.cat([distances * widening, fresh])
+                distances = distances[:: -(-len(distances) // (DISTANCES_PER_CLASS * len(updated.labels)))]
         return replace(updated, temperature=temperature, distances=distances)
 
     def _withdraw(self) -> None:
@@ -285,7 +286,7 @@ class _Update:
             expected = optimism * float(by_class[: self.old].mean())
         self._warn(accuracy, expected, taken)
         record = UpdateRecord(
-            number=len(self.model.history),
+            number=self.model.updates,
             date=datetime.now(UTC).isoformat(timespec="seconds"),
             added=split.added,
             revisited=tuple(self.model.labels[number] for number in split.revisited),
@@ -305,7 +306,7 @@ class _Update:
             bytes_per_class=self.method.bytes_per_class(),
             warnings=tuple(self.warnings),
         )
-        return replace(updated, history=(*self.model.history, record))
+        return replace(updated, history=remembered((*self.model.history, record)))
 
     def _warn(self, accuracy: float | None, expected: float | None, taken: float | None) -> None:
         names = [*(self.model.labels[number] for number in self.split.revisited), *self.split.added]

@@ -66,11 +66,17 @@ class Model:
         return Judge(self.method.stored().to("cpu"), self.errors, class_errors)
 
     @property
+    def updates(self) -> int:
+        """Fits and partial fits so far; the history may have forgotten some."""
+        return self.history[-1].number + 1 if self.history else 0
+
+    @property
     def rejection(self) -> str:
         """Whether the rate of wrong rejections is promised, estimated or withdrawn; see `UpdateRecord.rejection`."""
         if not self.history or self.history[-1].rejection is None:
             later = self.history[1:]
-            return "withdrawn" if any(record.revisited for record in later) else "estimated" if later else "promised"
+            revisited = any(record.revisited for record in later)
+            return "withdrawn" if revisited else "estimated" if self.updates > 1 else "promised"
         return self.history[-1].rejection
 
     @cached_property
@@ -93,10 +99,4 @@ class Model:
             else:
                 scores.append(method.scores(inputs).double().cpu())
         wanted = features or keeps_gaussians_only(method)
-        looks = Looks(torch.cat(scores), torch.cat(found) if wanted else None)
-        if not bool(looks.scores.isfinite().all()):
-            raise UserError(
-                "the model's scores are not finite, so it cannot answer: its numbers are not what training leaves; put "
-                "an older version back (gatf rollback), or get the file again"
-            )
-        return looks
+        return Looks(torch.cat(scores), torch.cat(found) if wanted else None)
