@@ -10,6 +10,7 @@ import os
 import resource
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -57,6 +58,27 @@ def with_fault(act: Callable[[], Any], root: Path, at: int, fault: str) -> int:
             traceback.print_exc()
             os._exit(TRACEBACK)
         os._exit(0)
+    _, status = os.waitpid(child, 0)
+    return os.waitstatus_to_exitcode(status)
+
+
+def killed_after(act: Callable[[], Any], seconds: float) -> int:
+    """Do `act` in a process that is killed after so many seconds unless it has ended; returns its exit code."""
+    child = os.fork()
+    if child == 0:
+        try:
+            act()
+        except BaseException:
+            traceback.print_exc()
+            os._exit(TRACEBACK)
+        os._exit(0)
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        done, status = os.waitpid(child, os.WNOHANG)
+        if done:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.002)
+    os.kill(child, signal.SIGKILL)
     _, status = os.waitpid(child, 0)
     return os.waitstatus_to_exitcode(status)
 

@@ -34,7 +34,8 @@ def after(grown: Any, updates: int) -> Any:
     """The grown model, as if it had so many updates behind it."""
     from dataclasses import replace
 
-    return replace(grown.model_, history=(*grown.history_[:1], *grown.history_[1:] * updates))
+    later = [grown.history_[-1].model_copy(update={"number": number + 1}) for number in range(updates)]
+    return replace(grown.model_, history=(*grown.history_[:1], *later))
 
 
 def test_a_second_writer_is_refused(store: Store) -> None:

@@ -7,8 +7,11 @@ import csv
 import errno
 import io
 import json
+import random
 import shutil
+import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +30,7 @@ from gatf.io import container
 from gatf.io.events import Event, Trained
 from gatf.io.run_folder import RunFolder
 
-from .faults import FULL, HALF, KILL, NO_SPACE, SENTENCE, operations, with_fault
+from .faults import FULL, HALF, KILL, NO_SPACE, SENTENCE, killed_after, operations, with_fault
 
 Tiny = Callable[..., RunConfig]
 VOLATILE = {"seconds", "total_seconds", "seconds_of_task", "peak_memory_mb", "date", "events", "machine"}
@@ -131,6 +134,7 @@ class Rollback(Learn):
 
 
 COMMANDS: list[type[Command]] = [Run, Bench, Learn, FirstLearn, Rollback]
+KILLED: list[type[Command]] = [Run, Bench, Learn]
 
 
 def snapshot(root: Path) -> dict[str, Any]:
@@ -187,33 +191,84 @@ def scene(tmp_path_factory: pytest.TempPathFactory, tiny_config: Tiny, digit_ima
     Rollback.updated = update.store.path
 
 
+@dataclass(frozen=True)
+class Whole:
+    """A command that nothing disturbed."""
+
+    operations: int
+    files: dict[str, Any]
+    seconds: float
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[type[Command]], Whole]:
+    """What a command does and leaves, done once."""
+    known: dict[type[Command], Whole] = {}
+
+    def get(command: type[Command]) -> Whole:
+        if command not in known:
+            whole = command(tmp_path_factory.mktemp("undisturbed") / "whole")
+            whole.prepare()
+            begun = time.monotonic()
+            count = operations(whole.act, whole.root)
+            known[command] = Whole(count, snapshot(whole.root), time.monotonic() - begun)
+        return known[command]
+
+    return get
+
+
+def finish(hurt: Command, expected: dict[str, Any], what: object) -> None:
+    """Repeat the command if there is something left to do; then its files must be the expected ones."""
+    if not hurt.done():
+        hurt.act()
+    found = {name: content for name, content in snapshot(hurt.root).items() if not name.endswith("lock")}
+    assert set(found) == set(expected), what
+    for name, content in expected.items():
+        assert found[name] == content, (what, name)
+    shutil.rmtree(hurt.root)
+
+
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
 def test_the_repeated_command_ends_with_the_same_files(
-    command: type[Command], tmp_path: Path, pytestconfig: pytest.Config
-) -> None:
-    whole = command(tmp_path / "whole")
-    whole.prepare()
-    count = operations(whole.act, whole.root)
-    expected = snapshot(whole.root)
+    command: type[Command], tmp_path: Path, pytestconfig: pytest.Config,
+    undisturbed: Callable[[type[Command]], Whole],
+) -> None:  # fmt: skip
+    whole = undisturbed(command)
+    count, expected = whole.operations, whole.files
     assert count > 5
     points = pytestconfig.getoption("--crash-points") or count
-    stride, died = -(-count // points), 0
+    stride, died, tried = -(-count // points), 0, 0
     for number, fault in enumerate(FAULTS):
         for at in range(number % stride, count, stride):
             hurt = command(tmp_path / f"{fault} {at}")
             hurt.prepare()
             code = with_fault(hurt.act, hurt.root, at, fault)
             assert code in ((0, SENTENCE) if fault in (FULL, NO_SPACE) else (0, -9, -25)), (fault, at, code)
-            died += code != 0
-            if not hurt.done():
-                hurt.act()
-            found = {name: content for name, content in snapshot(hurt.root).items() if not name.endswith("lock")}
-            assert set(found) == set(expected), (fault, at)
-            for name, content in expected.items():
-                assert found[name] == content, (fault, at, name)
-            shutil.rmtree(hurt.root)
+            died, tried = died + (code != 0), tried + 1
+            finish(hurt, expected, (fault, at))
     assert died > 0
-    print(f"{command.name}: {count} file operations, {died} deaths and refusals")  # noqa: T201
+    figures = {"command": command.name, "operations": count, "tried": tried, "died": died}
+    print(f"\nfigure: {json.dumps({'crashes': figures})}")  # noqa: T201
+
+
+def test_a_command_that_is_killed_at_any_moment_ends_with_the_same_files(
+    tmp_path: Path, pytestconfig: pytest.Config, undisturbed: Callable[[type[Command]], Whole]
+) -> None:
+    """Moments are drawn from a seed, over the time that the command takes undisturbed; a run may be killed twice."""
+    draw, kills = random.Random(16), pytestconfig.getoption("--kills")
+    died: dict[str, int] = {command.name: 0 for command in KILLED}
+    for number in range(kills):
+        command = KILLED[number % len(KILLED)]
+        whole = undisturbed(command)
+        hurt = command(tmp_path / f"{number}")
+        hurt.prepare()
+        for _ in range(1 + (draw.random() < 0.3)):
+            if not hurt.done():
+                code = killed_after(hurt.act, draw.random() * whole.seconds)
+                assert code in (0, -9), (number, code)
+                died[command.name] += code != 0
+        finish(hurt, whole.files, number)
+    print(f"\nfigure: {json.dumps({'kills': {'commands': kills, 'died': died}})}")  # noqa: T201
 
 
 def test_a_folder_that_is_removed_on_the_way_is_one_sentence(tmp_path: Path) -> None:

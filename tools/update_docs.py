@@ -270,6 +270,15 @@ def results() -> Any:
     return results
 
 
+def trust() -> Any:
+    """Likewise."""
+    if str(Path(__file__).parent) not in sys.path:
+        sys.path.append(str(Path(__file__).parent))
+    import trust
+
+    return trust
+
+
 def results_page() -> str:
     return str(results().results_page())
 
@@ -305,6 +314,10 @@ PARTS: dict[tuple[str, str], Callable[[], str]] = {
     ("formats.md", "summary"): summary_table,
     ("../README.md", "results:cifar100-16px"): readme_results,
     ("../README.md", "photos"): readme_photos,
+    ("reliability.md", "torture"): lambda: str(trust().torture_part()),
+    ("contributing.md", "mutants"): lambda: str(trust().mutants_part()),
+    ("contributing.md", "coverage"): lambda: str(trust().coverage_part()),
+    ("privacy.md", "membership"): lambda: str(trust().privacy_part()),
 }
 """Parts of pages in docs/, between markers of that name."""
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import TypeAdapter
 from torch import Tensor, nn
 
 from gatf import __version__, ranks
@@ -34,16 +35,17 @@ from gatf.evaluation.metrics import (
     task_weighted,
 )
 from gatf.evaluation.observer import DiagnosticsData, DiagnosticsObserver
+from gatf.geometry import spd
 from gatf.io import events
-from gatf.io.events import Event, JsonLines, Listener
+from gatf.io.events import Event, JsonLines, Listener, reason
 from gatf.io.run_folder import CONFIG, RunFolder, Summary
 from gatf.methods import Method
 from gatf.methods.parts.features import FeatureMethod
 from gatf.model import file as model_file
 from gatf.model.judge import NOTHING_CALIBRATED
-from gatf.model.record import UpdateRecord
+from gatf.model.record import UpdateRecord, remembered
 from gatf.model.state import Model
-from gatf.session import Circumstances, Preprocessing, Session
+from gatf.session import Circumstances, Preprocessing, Session, whole_number
 from gatf.training import checkpoint
 from gatf.training.loop import Interrupted, Position
 from gatf.training.processes import AgreedStop, losing_a_process
@@ -63,12 +65,15 @@ class Progress:
     old_to_new: list[float | None] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
     peak_memory_mb: list[float] = field(default_factory=list)
+    repaired: list[int] = field(default_factory=list)
     config_changes: list[str] = field(default_factory=list)
     """Settings that were changed on purpose when the run went on."""
     seconds_of_task: float = 0.0
     """Spent on the task in hand by earlier processes."""
+    repaired_of_task: int = 0
+    """Matrices of the task in hand that earlier processes repaired."""
 
-    def add(self, result: Evaluation, seconds: float, memory: float) -> None:
+    def add(self, result: Evaluation, seconds: float, memory: float, repaired: int) -> None:
         self.accuracy_matrix.append(result.by_task)
         self.accuracy_seen.append(result.seen)
         self.task_aware.append(result.task_aware)
@@ -76,7 +81,21 @@ class Progress:
         self.old_to_new.append(result.old_to_new)
         self.seconds.append(round(seconds, 3))
         self.peak_memory_mb.append(round(memory, 1))
-        self.seconds_of_task = 0.0
+        self.repaired.append(repaired)
+        self.seconds_of_task, self.repaired_of_task = 0.0, 0
+
+
+def read_progress(meta: Mapping[str, Any]) -> Progress:
+    """What a checkpoint says of the finished tasks; a `UserError` if it does not say it for each of them."""
+    try:
+        progress = TypeAdapter(Progress).validate_python(meta.get("progress"))
+    except ValueError as error:
+        raise UserError(f"the checkpoint does not tell of the finished tasks: {reason(error)}") from None
+    lists = (progress.accuracy_seen, progress.task_aware, progress.by_class, progress.old_to_new, progress.seconds)
+    rows = [len(row) for row in progress.accuracy_matrix]
+    if {len(each) for each in lists} != {len(rows)} or rows != list(range(1, len(rows) + 1)):
+        raise UserError("the checkpoint does not tell the same number of finished tasks everywhere")
+    return progress
 
 
 def start(
@@ -256,6 +275,7 @@ class _Run:
         self.listeners: tuple[Listener, ...] = (written, *listeners)
         self.progress = Progress()
         self._clock = time.monotonic()
+        self._ladder = spd.Ladder()
 
     def tell(self, event: Event) -> None:
         for listener in self.listeners:
@@ -294,10 +314,12 @@ class _Run:
         circumstances = Circumstances(
             partial(self._tell_after_notices, task), self.stop, partial(self._save, task), self.config.checkpoint_every
         )
-        self.session.learn(self.experiment.task_data(task), circumstances, resumed=resumed)
-        self._drain_notices(task)
-        result = self.experiment.evaluate(task)
-        self.progress.add(result, self._seconds_of_task(), peak_memory_mb(self.session.device))
+        with spd.counting() as self._ladder:
+            self.session.learn(self.experiment.task_data(task), circumstances, resumed=resumed)
+            self._drain_notices(task)
+            result = self.experiment.evaluate(task)
+        memory = peak_memory_mb(self.session.device)
+        self.progress.add(result, self._seconds_of_task(), memory, self._repaired_of_task())
         seconds = self.progress.seconds[-1]
         self.tell(events.Task(task=task, seen=result.seen, accuracies=result.by_task, seconds=seconds))
         self._save(task + 1, 0, Position(), None)
@@ -335,7 +357,7 @@ class _Run:
         return Model(
             self.config, self.session.preprocessing, self.method.eval(), scenario.class_names,
             torch.bincount(labels[labels >= 0], minlength=len(scenario.order)), 1.0, NOTHING_CALIBRATED,
-            torch.zeros(0, dtype=torch.float64), torch.zeros(0), tuple(records),
+            torch.zeros(0, dtype=torch.float64), torch.zeros(0), remembered(tuple(records)),
         )  # fmt: skip
 
     def _tell_after_notices(self, task: int, event: Event) -> None:
@@ -350,14 +372,18 @@ class _Run:
     def _seconds_of_task(self) -> float:
         return self.progress.seconds_of_task + time.monotonic() - self._clock
 
+    def _repaired_of_task(self) -> int:
+        return self.progress.repaired_of_task + self._ladder.used
+
     def _save(self, task: int, phase: int, position: Position, optimiser: torch.optim.Optimizer | None) -> None:
         """Write a checkpoint named by where the run stands, then drop all but the newest two, and those after tasks
         where they are to be kept."""
         if not ranks.is_first():
             return
-        progress = asdict(self.progress)
+        progress = dict(vars(self.progress))
         if optimiser is not None:
             progress["seconds_of_task"] = self._seconds_of_task()
+            progress["repaired_of_task"] = self._repaired_of_task()
         meta = {"task": task, "progress": progress, "events": self.written.position()}
         target = self.folder.checkpoint(task, phase, position.epoch, position.step)
         self.session.save(target, meta, phase=phase, position=position, optimiser=optimiser)
@@ -384,13 +410,17 @@ class _Run:
 
     def _restore(self, found: _Found | None) -> tuple[int, Resumed | None]:
         """The task to go on with, and the place in it."""
-        self.written.truncate(0 if found is None else found.meta["events"])
         if found is None:
+            self.written.truncate(0)
             return 0, None
-        self.progress = Progress(**found.meta["progress"])
-        task = found.meta["task"]
-        within = self.experiment.task_info(task) if found.meta["within_task"] else None
-        return task, self.session.restore(found.tensors, found.meta, within)
+        self.progress, task = read_progress(found.meta), whole_number(found.meta, "task")
+        tasks = len(self.experiment.scenario)
+        if task > tasks or len(self.progress.seconds) != task or (found.meta.get("within_task") and task == tasks):
+            raise UserError(f"{found.path} is of a run with other tasks than the {tasks} of the config")
+        within = self.experiment.task_info(task) if found.meta.get("within_task") else None
+        resumed = self.session.restore(found.tensors, found.meta, within)
+        self.written.truncate(whole_number(found.meta, "events"))
+        return task, resumed
 
     def _record_changes(self, found: _Found) -> None:
         """Tell what was changed, and put it into the checkpoint with the new config: from there it is this run's."""
@@ -425,6 +455,7 @@ class _Run:
             peak_memory_mb=progress.peak_memory_mb,
             bytes_per_class=self.method.bytes_per_class(),
             versions=versions(),
+            repaired=progress.repaired,
             config_changes=progress.config_changes,
             machine=machine(self.method.device),
         )

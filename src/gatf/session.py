@@ -2,7 +2,7 @@
 saved and restored. A run is a loop over a scenario's tasks on it; an update of a classifier is one task more."""
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -166,7 +166,7 @@ class Session:
         had it."""
         try:
             return differences(meta[CONFIG], self.config) if CONFIG in meta else []
-        except UserError as error:
+        except (UserError, AttributeError, TypeError) as error:
             raise UserError(f"a checkpoint was made with settings that this version does not have: {error}") from None
 
     def restore(self, tensors: dict[str, Tensor], meta: dict[str, Any], within: TaskInfo | None) -> Resumed | None:
@@ -180,7 +180,16 @@ class Session:
             raise UserError(f"the checkpoint is not one of this method and scenario: {reason}") from None
         if within is None:
             return None
-        return Resumed(meta["phase"], Position(meta["epoch"], meta["step"], _under(tensors, SUMS)), tensors)
+        phase, epoch, step = (whole_number(meta, name) for name in ("phase", "epoch", "step"))
+        return Resumed(phase, Position(epoch, step, _under(tensors, SUMS)), tensors)
+
+
+def whole_number(meta: Mapping[str, Any], name: str) -> int:
+    """A number of a checkpoint that says where training stands."""
+    value = meta.get(name)
+    if type(value) is not int or not 0 <= value < 2**40:
+        raise UserError(f"the checkpoint does not say where training stands: its '{name}' is no such number")
+    return value
 
 
 def _under(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from gatf.errors import UserError
 from gatf.experiment import Experiment, resume, start
 from gatf.io import container
 from gatf.io.events import Event, Step
@@ -260,3 +261,50 @@ def test_no_file_holds_a_training_image(method: str, images: Path, tmp_path: Pat
     look(tmp_path)
     assert any(path.parent.name == "checkpoints" for path, _ in looked_at)
     assert tmp_path / "run" / MODEL in {path for path, _ in looked_at}
+
+
+def write_extremes(path: Path) -> Path:
+    """Eight classes of grey images: constant, all the same image, a single image, black and white noise, one that is
+    another's negative, one whose images differ in one pixel, and two ordinary ones."""
+    draw = np.random.default_rng(1)
+    ordinary = [draw.integers(0, 256, (6, 10, 10), dtype=np.uint8) for _ in range(2)]
+    one_pixel = np.repeat(ordinary[0][:1], 6, axis=0)
+    one_pixel[:, 5, 5] = np.arange(6)
+    classes = [
+        np.full((6, 10, 10), 128, np.uint8), np.repeat(ordinary[1][:1], 6, axis=0), ordinary[0][1:2],
+        255 * draw.integers(0, 2, (6, 10, 10), dtype=np.uint8), 255 - ordinary[0], one_pixel, *ordinary,
+    ]  # fmt: skip
+    labels = np.concatenate([np.full(len(images), number) for number, images in enumerate(classes)])
+    images = np.concatenate(classes)
+    np.savez(path, x_train=images, y_train=labels, x_test=images, y_test=labels)
+    return path
+
+
+def test_extreme_images_end_with_finite_scores_or_one_sentence(method: str, tmp_path: Path) -> None:
+    """Classes without variance or of one image, more features than images, a dead feature, and others whose scales make
+    covariances of a condition number of 1e12."""
+    config = small_config(
+        method, write_extremes(tmp_path / "extremes.npz"),
+        **{"scenario.task_sizes": [4, 2, 2], "data.augment": []},
+        **{f"optimisation.{stage}.epochs": 2 for stage in ("first", "next")},
+        **({"method.projector_updates": 10} if method == "ldc" else {}),
+    )  # fmt: skip
+    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    experiment = Experiment(config)
+    with torch.no_grad():
+        features = experiment.method.backbone(torch.zeros(1, 1, 10, 10)).shape[1]
+    scales = torch.logspace(0, -6, features)
+    scales[1] = 0.0
+    experiment.method.backbone.register_forward_hook(lambda net, images, seen: seen * scales)
+    summary, refused = None, ""
+    try:
+        summary = experiment.run(tmp_path / "run", ())
+    except UserError as error:
+        refused = str(error)
+    assert "\n" not in refused
+    if summary is not None:
+        scores, _ = experiment.test_scores(2)
+        assert scores.shape == (43, 8)
+        assert scores.isfinite().all()
+        assert len(summary.repaired) == 3
+        assert method not in ("gatf", "adagauss") or sum(summary.repaired) > 0  # they factorise what they store

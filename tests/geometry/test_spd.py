@@ -1,9 +1,11 @@
+import math
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gatf.geometry import blend, cholesky, clip_eigenvalues, condition_number, correlation, shrink, symmetrise
+from gatf.geometry import blend, cholesky, clip_eigenvalues, condition_number, correlation, shrink, spd, symmetrise
 
 
 def matrix(*rows):
@@ -178,3 +180,30 @@ def test_blend_by_hand():
     torch.testing.assert_close(blend(cov, 0.25), torch.tensor([[1.25, 0.6], [0.6, 2.75]], dtype=torch.float64))
     assert torch.equal(blend(cov, 0.0), cov)
     torch.testing.assert_close(blend(cov, 1.0), 2 * torch.eye(2, dtype=torch.float64))
+
+
+def test_the_ladder_is_counted_by_who_asks() -> None:
+    good = torch.eye(3, dtype=torch.float64)
+    singular = torch.diag(torch.tensor([1.0, 1.0, -1e-7], dtype=torch.float64))  # the first jitter is enough
+    indefinite = torch.diag(torch.tensor([1.0, 1.0, -1.0], dtype=torch.float64))  # none is
+    spd.cholesky(singular)
+    with spd.counting() as outer:
+        spd.cholesky(torch.stack([good, singular, indefinite, singular]))
+        with spd.counting() as inner:
+            spd.cholesky(indefinite)
+        spd.cholesky(good)
+    spd.cholesky(indefinite)
+    assert (outer.jittered, outer.clipped, outer.used) == (2, 1, 3)
+    assert (inner.jittered, inner.clipped, inner.used) == (0, 1, 1)
+
+
+@pytest.mark.parametrize("condition", [1e4, 1e8, 1e12])
+def test_an_ill_conditioned_covariance_gives_finite_distances(condition: float) -> None:
+    """Mahalanobis distances of vectors along the eigenvectors, to what float64 leaves of them: x²/λ."""
+    dim = 12
+    vectors = torch.linalg.qr(torch.randn(dim, dim, dtype=torch.float64, generator=torch.Generator().manual_seed(0))).Q
+    values = torch.logspace(0, -math.log10(condition), dim, dtype=torch.float64)
+    factor = spd.cholesky((vectors * values) @ vectors.T)
+    assert not factor.climbed
+    whitened = torch.linalg.solve_triangular(factor.lower, vectors * values.sqrt(), upper=False)
+    assert whitened.square().sum(0).sub(1).abs().max() < 1e-15 * condition * dim

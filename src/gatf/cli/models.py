@@ -208,8 +208,11 @@ def inspect(
         f"network: {config.backbone}, {network / 1e6:.2f} MB; method {config.method.name}: "
         f"{(sum(sizes.values()) - network) / 1e6:.2f} MB beside it, {history[-1].bytes_per_class} bytes per class"
     )
-    for record in history:
+    for before, record in zip((None, *history), history, strict=False):
         say("")
+        if before is not None and record.number > before.number + 1:
+            say(f"(updates {before.number + 1} to {record.number - 1} are no longer told of)")
+            say("")
         say(f"{record.date}  {record}")
         say(f"Classes: {', '.join(harmless(label) for label in (*record.added, *record.revisited))}")
     kept = Store(model).versions()

@@ -9,6 +9,7 @@ import yaml
 from pydantic import Field, NonNegativeInt, PositiveInt, SerializeAsAny, ValidationError, field_validator
 
 from gatf.errors import UserError, near_misses
+from gatf.io.parsing import parse_yaml
 from gatf.methods import METHODS, is_outside, method_class
 from gatf.settings import (
     BackboneConfig,
@@ -113,9 +114,9 @@ def read_recipe(name_or_file: str, package: str = RECIPES) -> dict[str, Any]:
 
 def _mapping(text: str, origin: str) -> dict[str, Any]:
     try:
-        loaded = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # such as a 13th month, a list in itself
-        raise UserError(f"recipe '{origin}' is not valid YAML: {' '.join(str(error).split())}") from None
+        loaded = parse_yaml(text)
+    except ValueError as error:
+        raise UserError(f"recipe '{origin}' is not valid YAML: {error}") from None
     if not isinstance(loaded, dict):
         raise UserError(f"recipe '{origin}' must be a mapping of sections such as data, scenario, method")
     return loaded
@@ -232,8 +233,8 @@ def parse_overrides(assignments: Iterable[str]) -> dict[str, Any]:
         if not sign or not path:
             raise UserError(f"--set takes path=value, e.g. --set method.ridge=0.1, not '{assignment}'")
         try:
-            parsed[path.strip()] = yaml.safe_load(text)
-        except yaml.YAMLError:
+            parsed[path.strip()] = parse_yaml(text)
+        except ValueError:
             raise UserError(f"--set {assignment}: the value is not valid YAML") from None
     return parsed
 

@@ -3,6 +3,7 @@
 import hashlib
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from io import BytesIO
@@ -146,7 +147,11 @@ class ParquetRows:
     def whole(cls, files: Sequence[Path], column: str) -> "ParquetRows":
         from pyarrow import parquet
 
-        ends = tuple(accumulate(parquet.read_metadata(file).num_rows for file in files))
+        counts = []
+        for file in files:
+            with readable_parquet(file):
+                counts.append(parquet.read_metadata(file).num_rows)
+        ends = tuple(accumulate(counts))
         return cls(tuple(files), column, ends, tuple(_stamp(file) for file in files), range(ends[-1]))
 
     def __len__(self) -> int:
@@ -208,11 +213,23 @@ def _stamp(path: Path) -> str:
     return f"{path.resolve()}:{status.st_size}:{status.st_mtime_ns}"
 
 
+@contextmanager
+def readable_parquet(file: Path) -> Iterator[None]:
+    """Inside, a parquet file that cannot be read is one sentence."""
+    import pyarrow as pa
+
+    try:
+        yield
+    except (pa.ArrowException, OSError, MemoryError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(f"{file} is not a readable parquet file ({reason}); get it again") from None
+
+
 def _byte_chunks(file: Path, column: str) -> Iterator[Any]:
     """The bytes of one parquet file's images as Arrow arrays."""
     from pyarrow import compute, parquet, types
 
-    with parquet.ParquetFile(file) as opened:
+    with readable_parquet(file), parquet.ParquetFile(file) as opened:
         for batch in opened.iter_batches(batch_size=256, columns=[column]):
             values = batch.column(0)
             yield compute.struct_field(values, "bytes") if types.is_struct(values.type) else values

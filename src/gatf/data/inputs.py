@@ -169,7 +169,7 @@ def read_class_folders(folder: Path) -> tuple[Given, np.ndarray]:
             if image_files(folder)
             else "it needs one folder of images per class"
         )
-        raise UserError(f"{folder} has no class folders; {hint} one folder of images per class")
+        raise UserError(f"{folder} has no class folders; {hint}")
     return Given(Files(tuple(paths))), np.array(names)
 
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import yaml
 from torch import Tensor
 
 from gatf.data.augment import Pipeline
@@ -15,6 +14,7 @@ from gatf.data.base import ImageSet, Source
 from gatf.data.listing import some
 from gatf.data.loader import TaskData, TaskInfo
 from gatf.errors import UserError, near_misses
+from gatf.io.parsing import parse_yaml
 from gatf.settings import ScenarioConfig
 
 WORDS = ("published", "seed", "natural")
@@ -161,9 +161,9 @@ def read_order(file: str) -> list[Any]:
     try:
         text = path.read_text(encoding="utf-8")
         structured = path.suffix in (".yaml", ".yml", ".json") or text.lstrip().startswith("[")
-        loaded = yaml.safe_load(text) if structured else _words(text)
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise UserError(f"the class order {file} cannot be read: {' '.join(str(error).split())}") from None
+        loaded = parse_yaml(text) if structured else _words(text)
+    except (OSError, ValueError) as error:
+        raise UserError(f"the class order {file} cannot be read: {error}") from None
     if isinstance(loaded, dict):
         loaded = loaded.get("class_order")
     if not isinstance(loaded, list):

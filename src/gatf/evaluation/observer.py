@@ -18,6 +18,7 @@ from gatf.data.loader import views
 from gatf.data.scenario import Scenario
 from gatf.evaluation import diagnostics
 from gatf.evaluation.diagnostics import Table
+from gatf.geometry import spd
 from gatf.geometry.gaussians import Gaussians
 from gatf.geometry.moments import class_moments
 from gatf.io import events
@@ -145,10 +146,10 @@ class DiagnosticsObserver:
 
     @contextmanager
     def _unnoticed(self) -> Iterator[None]:
-        """Inside, the method is in eval mode and without gradient; afterwards its modes, and every generator, are as
-        they were."""
+        """Inside, the method is in eval mode and without gradient; afterwards its modes, every generator, and the count
+        of repaired matrices are as they were."""
         modes = [(module, module.training) for module in self.method.modules()]
-        with torch.random.fork_rng(), torch.no_grad(), self.method.frozen():
+        with torch.random.fork_rng(), torch.no_grad(), self.method.frozen(), spd.counting():
             self.method.eval()
             try:
                 yield

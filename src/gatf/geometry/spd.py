@@ -5,6 +5,9 @@ All functions take a batch [..., S, S] and work in float64, whatever comes in.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 
 import torch
@@ -115,6 +118,34 @@ class Factor:
         return bool(self.repaired.any())
 
 
+@dataclass
+class Ladder:
+    """How often matrices needed the ladder of `cholesky`."""
+
+    jittered: int = 0
+    """Matrices that one of its jitters was enough for."""
+    clipped: int = 0
+    """Those whose eigenvalues had to be clipped."""
+
+    @property
+    def used(self) -> int:
+        return self.jittered + self.clipped
+
+
+_counted: ContextVar[Ladder | None] = ContextVar("ladder", default=None)
+
+
+@contextmanager
+def counting() -> Iterator[Ladder]:
+    """Inside, every matrix that needs the ladder is counted, unless an inner one of these counts it."""
+    ladder = Ladder()
+    before = _counted.set(ladder)
+    try:
+        yield ladder
+    finally:
+        _counted.reset(before)
+
+
 def cholesky(cov: Tensor, jitter: float = 0.0, *, floor: float = 1e-4) -> Factor:
     """Lower Cholesky factor of Σ + jitter·I, [..., S, S], by a ladder that finite input never falls off.
 
@@ -140,6 +171,7 @@ def cholesky(cov: Tensor, jitter: float = 0.0, *, floor: float = 1e-4) -> Factor
     added = matrices.new_zeros(len(matrices))
     clipped = torch.zeros_like(added, dtype=torch.bool)
     failed = info.nonzero().flatten()  # indices of the matrices still without a factor
+    needy = len(failed)
     for rung in range(RUNGS):
         if len(failed) == 0:
             break
@@ -150,6 +182,9 @@ def cholesky(cov: Tensor, jitter: float = 0.0, *, floor: float = 1e-4) -> Factor
     if len(failed) > 0:
         added[failed], clipped[failed] = 0.0, True
         lower[failed] = _clipped_factor(matrices[failed], floor)
+    if (ladder := _counted.get()) is not None:
+        ladder.jittered += needy - len(failed)
+        ladder.clipped += len(failed)
     return Factor(lower.reshape(cov.shape), added.reshape(batch), clipped.reshape(batch))
 
 

@@ -430,7 +430,7 @@ class IncrementalClassifier(TransformerMixin, ClassifierMixin, BaseEstimator):
         channels, height, width = self.image_shape_
         rows = {
             "classes": ", ".join(map(str, self.classes_[:10])) + (", …" if len(self.classes_) > 10 else ""),
-            "known": f"{len(self.classes_)} classes, {len(self.history_)} updates, the last on {last.date}",
+            "known": f"{len(self.classes_)} classes, {last.number + 1} updates, the last on {last.date}",
             "images": f"{height}×{width} {'grey' if channels == 1 else 'colour'}",
             "method": f"{self.model_.config.method.name}, {last.bytes_per_class:,} bytes kept for each class",
             "last update": str(last),

@@ -53,7 +53,7 @@ def split_update(model: Model, answers: np.ndarray, share: float, seed: int) -> 
     numbers = rank[torch.from_numpy(found.reshape(-1))]
     back = torch.zeros(len(numbers), dtype=torch.bool)
     if share > 0:
-        draws = [generator(seed, "held out", len(model.history), number) for number in range(len(labels))]
+        draws = [generator(seed, "held out", model.updates, number) for number in range(len(labels))]
         back = share_of_each_class(numbers, share, draws, fewest=FEWEST_TO_SPLIT)
     revisited = tuple(known[labels[place]] for place in order if labels[place] in known)
     added = tuple(labels[place] for place in order if labels[place] not in known)

@@ -16,6 +16,7 @@ from gatf.incremental.update import STATE
 from gatf.io import container
 from gatf.io.files import copy, remove, remove_leftovers, sync_folder, telling, write_bytes
 from gatf.io.lock import exclusive
+from gatf.io.parsing import parse_json
 from gatf.model import file as model_file
 from gatf.model.state import Model
 
@@ -84,7 +85,7 @@ class Store:
     def _read(self, file: Path) -> dict[str, Any] | None:
         """The object in a file of the workspace; None if there is none."""
         try:
-            content = json.loads(file.read_text(encoding="utf-8"))
+            content = parse_json(file.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return None
         return content if isinstance(content, dict) else None
@@ -105,7 +106,7 @@ class Store:
     def commit(self, model: Model, keep: int) -> None:
         """Make this the model; the one that was stays as a version. At every moment the path holds a whole model."""
         if self.path.exists() and keep > 0:
-            before = len(model_file.describe(self.path)[2]) - 1
+            before = model_file.describe(self.path)[2][-1].number
             copy(self.path, self._version(before))
         model_file.save(model, self.path, before=self._note_commit)
         self.prune(keep)

@@ -35,7 +35,7 @@ from gatf.model.judge import (
     temperature_of,
     transport_error,
 )
-from gatf.model.record import UpdateRecord
+from gatf.model.record import UpdateRecord, remembered
 from gatf.model.state import Looks, Model
 from gatf.session import Circumstances, Preprocessing, Session, build_method
 from gatf.settings import INSIDE, PYTHON
@@ -116,7 +116,7 @@ class _Update:
         self.method.load_state_dict(model.method.state_dict())  # a copy: nothing done here reaches the model's
         self.warnings: list[str] = []
         new = len(split.added) if self.method.revisits else split.classes
-        info = TaskInfo(len(model.history), self.old, new, len(split.trained))
+        info = TaskInfo(model.updates, self.old, new, len(split.trained))
         self.data = self.session.task_data(info, images, (split.trained, images.labels[split.trained]))
         self.counts = torch.bincount(split.numbers[split.trained], minlength=split.classes)  # [classes of the task]
         self.errors = torch.zeros(self.old + len(split.added), dtype=torch.float64)
@@ -247,6 +247,7 @@ class _Update:
             self._withdraw()
         else:
             self.rejection, strangeness = "estimated", torch.cat([strangeness * self.widening, fresh])
+            strangeness = strangeness[:: -(-len(strangeness) // (KEPT_PER_CLASS * len(updated.labels)))]
         return replace(updated, strangeness=strangeness)
 
     def _withdraw(self) -> None:
@@ -315,7 +316,7 @@ class _Update:
                 )
         self._warn(accuracy, expected, taken)
         record = UpdateRecord(
-            number=len(self.model.history),
+            number=self.model.updates,
             date=datetime.now(UTC).isoformat(timespec="seconds"),
             added=split.added,
             revisited=tuple(self.model.labels[number] for number in split.revisited),
@@ -338,7 +339,7 @@ class _Update:
             bytes_per_class=self.method.bytes_per_class(),
             warnings=tuple(self.warnings),
         )
-        return replace(updated, history=(*self.model.history, record))
+        return replace(updated, history=remembered((*self.model.history, record)))
 
     def _warn(self, accuracy: float | None, expected: float | None, taken: float | None) -> None:
         names = [*(self.model.labels[number] for number in self.split.revisited), *self.split.added]

@@ -17,6 +17,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from gatf.errors import UserError
 from gatf.io.files import telling
+from gatf.io.parsing import parse_json
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,9 +186,13 @@ class JsonLines:
         return self._file.tell()
 
     def truncate(self, position: int) -> None:
+        """Keep the whole lines before a byte; after a power cut there may be fewer than there were."""
+        if not self._writes:
+            return
         with telling(self._path):
-            self._file.truncate(position)
-            self._file.seek(position)
+            end = self._path.read_bytes()[:position].rfind(b"\n") + 1
+            self._file.truncate(end)
+            self._file.seek(end)
 
     def close(self) -> None:
         with suppress(OSError):  # of what could not be written, which was told
@@ -203,7 +208,7 @@ def read_events(path: Path, start: int = 0) -> tuple[list[Event], int]:
     events = []
     for number, line in enumerate(lines, start=1):
         try:
-            event = parse_event(json.loads(line))
+            event = parse_event(parse_json(line))
             events += [] if event is None else [event]
         except ValueError as error:
             where = f"line {number}" if start == 0 else f"line {number} after byte {start}"

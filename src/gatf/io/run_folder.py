@@ -14,6 +14,7 @@ from gatf.errors import UserError
 from gatf.io.events import Event, read_events, reason
 from gatf.io.files import remove, remove_leftovers, telling, write_text
 from gatf.io.lock import exclusive
+from gatf.io.parsing import parse_json
 
 CONFIG, EVENTS, SUMMARY, MODEL = "config.yaml", "metrics.jsonl", "summary.json", "model.safetensors"
 CHECKPOINTS, DIAGNOSTICS, REPORT = "checkpoints", "diagnostics", "report.html"
@@ -73,6 +74,10 @@ class Summary:
     """What the method keeps of each class, beside the networks."""
     versions: dict[str, str]
     """Of Python, gatf, torch, numpy, lightning-fabric."""
+    repaired: list[int] = field(default_factory=list)
+    """Matrices of each task that did not factorise as they were and needed the ladder of `geometry.spd.cholesky` (more
+    on the diagonal, or clipped eigenvalues), in statistics, transport and readout; of several processes, in the first.
+    Empty in files from before it was counted."""
     config_changes: list[str] = field(default_factory=list)
     """Settings that were changed on the way, with `--force-config`; `config.yaml` has the last ones."""
     machine: dict[str, str] = field(default_factory=dict)
@@ -206,7 +211,7 @@ class RunFolder:
     def read_summary(self) -> Summary:
         """The results of a finished run; a file that is cut off or not a run's summary is a `UserError`."""
         try:
-            loaded = json.loads(self.summary.read_text(encoding="utf-8"))
+            loaded = parse_json(self.summary.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise UserError(
                 f"{self.summary} cannot be read: {error}; remove it to go on from the last checkpoint"

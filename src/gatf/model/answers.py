@@ -41,8 +41,15 @@ REJECTION_WARNINGS = {
 
 
 def look(model: Model, images: Any, *, features: bool = False) -> Looks:
-    """Scores and features of images in any form that `read_images` takes; `features` as `Model.look` has it."""
-    return model.look(image_set(read_images(images), model.preprocessing.shape), features=features)
+    """Scores and features of images in any form that `read_images` takes; `features` as `Model.look` has it. A model
+    whose scores are not finite has no answer, which is a `UserError`."""
+    looks = model.look(image_set(read_images(images), model.preprocessing.shape), features=features)
+    if not bool(looks.scores.isfinite().all()):
+        raise UserError(
+            "the model's scores are not finite, so it cannot answer: its numbers are not what training leaves; put an "
+            "older version back (gatf rollback), or get the file again"
+        )
+    return looks
 
 
 def answer(

@@ -7,6 +7,9 @@ from pydantic import NonNegativeFloat, NonNegativeInt, PositiveInt
 from gatf.io.text import harmless
 from gatf.settings import Strict
 
+RECORDS_KEPT = 100
+"""Updates that a model tells of, the first one and the newest ones: a file that told of all would grow for ever."""
+
 
 class UpdateRecord(Strict):
     """One fit or partial_fit. `str` of it says the same in plain words."""
@@ -105,6 +108,13 @@ class UpdateRecord(Strict):
         old = self.other_expected_old
         older = "" if old is None else f" and about {old:.0f} % of older classes"
         return f"{kept}: {other}, it answers {self.other_accuracy_new:.1f} % of the images kept back{older} rightly."
+
+
+def remembered(history: tuple[UpdateRecord, ...]) -> tuple[UpdateRecord, ...]:
+    """The records that a model keeps; their numbers tell which are missing."""
+    if len(history) <= RECORDS_KEPT:
+        return history
+    return (history[0], *history[-RECORDS_KEPT + 1 :])
 
 
 def _listed(labels: tuple[str | int | bool, ...], most: int = 8) -> str:

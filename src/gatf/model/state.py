@@ -76,11 +76,17 @@ class Model:
         return energy(looks.scores, self.temperature)
 
     @property
+    def updates(self) -> int:
+        """Fits and partial fits so far; the history may have forgotten some."""
+        return self.history[-1].number + 1 if self.history else 0
+
+    @property
     def rejection(self) -> str:
         """Whether the rate of wrong rejections is promised, estimated or withdrawn; see `UpdateRecord.rejection`."""
         if not self.history or self.history[-1].rejection is None:
             later = self.history[1:]
-            return "withdrawn" if any(record.revisited for record in later) else "estimated" if later else "promised"
+            revisited = any(record.revisited for record in later)
+            return "withdrawn" if revisited else "estimated" if self.updates > 1 else "promised"
         return self.history[-1].rejection
 
     @cached_property

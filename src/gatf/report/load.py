@@ -1,17 +1,15 @@
 """What a report is made of: finished runs, read from their folders."""
 
 import csv
-import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from gatf.bench.suite import INDEX
 from gatf.bench.tables import Result
 from gatf.errors import UserError, near_misses
+from gatf.io.parsing import parse_json, parse_yaml
 from gatf.io.run_folder import CONFIG, SUMMARY, RunFolder, Summary
 
 Rows = list[dict[str, Any]]
@@ -81,16 +79,26 @@ def read_run(folder: Path, *, setting: str | None = None, row: str | None = None
         setting=setting or f"{summary.dataset}, {summary.tasks} tasks",
         row=row or summary.method,
         summary=summary,
-        config=yaml.safe_load(config.read_text(encoding="utf-8")) if config.is_file() else {},
+        config=_read_config(config) if config.is_file() else {},
         diagnostics={path.stem: read_csv(path) for path in sorted(files.diagnostics.glob("*.csv"))},
         explained=read_csv(files.explained) if files.explained.is_file() else [],
     )
 
 
+def _read_config(path: Path) -> dict[str, Any]:
+    try:
+        loaded = parse_yaml(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} cannot be read: {error}") from None
+    if not isinstance(loaded, dict):
+        raise UserError(f"{path} is not the config of a run")
+    return loaded
+
+
 def _read_index(path: Path) -> list[tuple[str, str, str]]:
     """Folder, setting and row of each run of a bench."""
     try:
-        loaded = json.loads(path.read_text(encoding="utf-8"))
+        loaded = parse_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UserError(f"{path} cannot be read: {error}") from None
     try:
@@ -100,9 +108,16 @@ def _read_index(path: Path) -> list[tuple[str, str, str]]:
 
 
 def read_csv(path: Path) -> Rows:
-    """A tidy table; what looks like a number is one, an empty cell is None."""
-    with path.open(encoding="utf-8", newline="") as file:
-        return [{name: _value(text) for name, text in row.items()} for row in csv.DictReader(file)]
+    """A tidy table; what looks like a number is one, an empty cell is None. A row with too few or too many cells is a
+    `UserError`."""
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            rows = list(csv.DictReader(file, strict=True))
+    except (OSError, ValueError, csv.Error) as error:
+        raise UserError(f"{path} cannot be read as a table: {error}") from None
+    if any(None in row or None in row.values() for row in rows):
+        raise UserError(f"{path} is not a table: it has a row with too few or too many cells")
+    return [{name: _value(text) for name, text in row.items()} for row in rows]
 
 
 def _value(text: str) -> Any:

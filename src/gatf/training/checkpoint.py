@@ -56,10 +56,14 @@ def restore_optimiser(optimiser: torch.optim.Optimizer, tensors: dict[str, Tenso
     state: dict[int, dict[str, Tensor]] = {}
     for key, value in tensors.items():
         if key.startswith("optimiser."):
-            _, index, name = key.split(".")
-            if name not in known or int(index) >= len(parameters):
+            index, _, name = key.removeprefix("optimiser.").partition(".")
+            if name not in known or not index.isdecimal() or int(index) >= len(parameters):
                 raise UserError("the checkpoint's optimiser is another than the config's; begin the run anew")
             parameter = parameters[int(index)]
+            if value.ndim and value.shape != parameter.shape:
+                raise UserError(
+                    "the checkpoint's optimiser is of other parameters than the config's; begin the run anew"
+                )
             if value.shape == parameter.shape:
                 value = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
             state.setdefault(int(index), {})[name] = value

@@ -1,13 +1,16 @@
 """NumPy archives: uint8 images and labels, for training and, if there are any, for testing."""
 
+import math
 import zipfile
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 import torch
+from numpy.lib import format as npy
 from torch import Tensor
 
-from gatf.data.listing import Listing, Part, compact_labels, drop_unknown, split_part
+from gatf.data.listing import Listing, Part, compact_labels, drop_unknown, some, split_part
 from gatf.errors import UserError
 from gatf.settings import DataConfig
 
@@ -15,6 +18,8 @@ NAMES = {
     "train": (("x_train", "y_train"), ("train_images", "train_labels"), ("images", "labels")),
     "test": (("x_test", "y_test"), ("test_images", "test_labels")),
 }
+SMALL, EXPANSION = 2**30, 100
+"""Arrays may take this many bytes, or this many times the archive's size: images do not compress better, bombs do."""
 
 
 def find_npz(place: Path) -> Path | None:
@@ -34,14 +39,20 @@ def read_npz(place: Path, config: DataConfig) -> Listing:
     file = find_npz(place)
     assert file is not None
     try:
-        with np.load(file, allow_pickle=False) as archive:
-            arrays = {name: archive[name] for name in archive.files}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile):  # NumPy's text would advise to unpickle it
+        with zipfile.ZipFile(file) as archive:
+            members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
+            wanted = [name for pairs in NAMES.values() for pair in pairs for name in pair if name in members]
+            if sum(members[name].file_size for name in wanted) > max(SMALL, EXPANSION * file.stat().st_size):
+                raise UserError(f"{file} would take more than {EXPANSION} times its size in memory, and is refused")
+            arrays = {name: _array(archive.open(members[name]), members[name].file_size) for name in wanted}
+    except UserError:
+        raise
+    except Exception:  # the parsers of zips and of array headers raise nearly anything
         raise UserError(f"{file} is damaged or no archive of plain arrays; write it with np.savez") from None
     parts = [_part(arrays, part, file) for part in ("train", "test")]
     if parts[0] is None:
-        wanted = ", ".join("/".join(pair) for pair in NAMES["train"])
-        raise UserError(f"{file} has no training images: it needs arrays {wanted}, and has {', '.join(arrays)}")
+        needed = ", ".join("/".join(pair) for pair in NAMES["train"])
+        raise UserError(f"{file} has no training images: it needs arrays {needed}, and has {some(members)}")
     given = [part for part in parts if part is not None]
     labels, numbers, warnings = compact_labels([part.labels for part in given], str(file))
     class_names = tuple(str(number) for number in numbers)
@@ -50,6 +61,19 @@ def read_npz(place: Path, config: DataConfig) -> Listing:
         return Listing(class_names, *split_part(train, class_names, config.test_fraction), warnings)
     test, more = drop_unknown(Part(given[1].images, labels[1]), str(file))
     return Listing(class_names, train, test, warnings + more)
+
+
+def _array(stream: IO[bytes], size: int) -> np.ndarray:
+    """A plain array of a .npy file; memory is taken only when the file is as long as its header says."""
+    version = npy.read_magic(stream)
+    read_header = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}[version]
+    shape, fortran, dtype = read_header(stream)
+    if dtype.kind not in "iuf" or math.prod(shape) * dtype.itemsize != size - stream.tell():
+        raise ValueError("not a plain array")
+    content = bytearray()
+    while chunk := stream.read(2**20):
+        content += chunk
+    return np.frombuffer(content, dtype).reshape(shape, order="F" if fortran else "C")
 
 
 def _part(arrays: dict[str, np.ndarray], part: str, file: Path) -> Part | None:

@@ -51,24 +51,32 @@ def read_cifar_pickles(folder: Path, config: DataConfig) -> Listing:
     """cifar-100-python: rows of 3 072 bytes, red, green, blue, with fine labels."""
     place = cifar_folder(folder)
     assert place is not None
-    names = tuple(_unpickle(place / "meta").get("fine_label_names", ()))
-    return Listing(names, _cifar_part(place / "train"), _cifar_part(place / "test"))
+    names = _unpickle(place / "meta").get("fine_label_names", ())
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise UserError(f"{place / 'meta'} has no class names; get CIFAR-100 again")
+    return Listing(tuple(names), *(_cifar_part(place / part, len(names)) for part in ("train", "test")))
 
 
-def _cifar_part(file: Path) -> Part:
+def _cifar_part(file: Path, classes: int) -> Part:
     content = _unpickle(file)
     try:
         rows = np.asarray(content["data"], dtype=np.uint8).reshape(-1, 3, 32, 32)
-        return Part(torch.from_numpy(rows.copy()), torch.tensor(content["fine_labels"], dtype=torch.int64))
-    except (KeyError, ValueError, TypeError) as error:
-        raise UserError(f"{file} is not CIFAR-100's ({error}); get it again") from None
+        labels = torch.tensor(content["fine_labels"], dtype=torch.int64)
+    except (KeyError, ValueError, TypeError, OverflowError, RuntimeError) as error:
+        raise UserError(f"{file} is not CIFAR-100's ({' '.join(str(error).split())[:120]}); get it again") from None
+    if labels.shape != (len(rows),) or not len(rows) or not 0 <= int(labels.min()) <= int(labels.max()) < classes:
+        raise UserError(f"{file} does not have a label for each image, of a class that has a name; get CIFAR-100 again")
+    return Part(torch.from_numpy(rows.copy()), labels)
 
 
 def _unpickle(path: Path) -> dict[str, Any]:
     try:
         content = _PlainUnpickler(io.BytesIO(path.read_bytes()), encoding="latin1").load()
-    except (pickle.UnpicklingError, EOFError, ValueError, AttributeError, ImportError, IndexError) as error:
-        raise UserError(f"{path} is not a pickle of plain arrays ({error}); get CIFAR-100 again") from None
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror})") from None
+    except Exception as error:  # a damaged pickle hands NumPy's constructors nearly anything
+        reason = " ".join(str(error).split())[:120]
+        raise UserError(f"{path} is not a pickle of plain arrays ({reason}); get CIFAR-100 again") from None
     if not isinstance(content, dict):
         raise UserError(f"{path} holds no dictionary, so it is not CIFAR-100's; get CIFAR-100 again")
     return content
@@ -122,9 +130,9 @@ def read_cub(folder: Path, config: DataConfig) -> Listing:
     place = cub_folder(folder)
     assert place is not None
     paths = dict(row[:2] for row in _rows(place / "images.txt", 2))
-    classes = {row[0]: int(row[1]) - 1 for row in _rows(place / "image_class_labels.txt", 2)}
+    classes = {row[0]: _number(row[1], place) - 1 for row in _rows(place / "image_class_labels.txt", 2)}
     training = {row[0]: row[1] == "1" for row in _rows(place / "train_test_split.txt", 2)}
-    named = {int(row[0]) - 1: row[1] for row in _rows(place / "classes.txt", 2)}
+    named = {_number(row[0], place) - 1: row[1] for row in _rows(place / "classes.txt", 2)}
     unknown = [image for image in paths if image not in classes or image not in training]
     if unknown or set(classes.values()) - set(named):
         raise UserError(f"the text files in {place} do not agree (image {some(unknown)}); get CUB-200-2011 again")
@@ -140,6 +148,12 @@ def read_cub(folder: Path, config: DataConfig) -> Listing:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
+
+
+def _number(word: str, place: Path) -> int:
+    if not word.isdecimal() or len(word) > 9:
+        raise UserError(f"a text file in {place} has {word[:80]!r} for a class's number; get the data set again")
+    return int(word)
 
 
 def _rows(path: Path, columns: int) -> list[list[str]]:

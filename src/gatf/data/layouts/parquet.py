@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from gatf.data.encoded import ParquetRows
+from gatf.data.encoded import ParquetRows, readable_parquet
 from gatf.data.listing import Listing, Part, compact_labels, drop_unknown, some, split_part
 from gatf.errors import UserError, extra, near_misses
 from gatf.settings import DataConfig
@@ -83,15 +83,10 @@ def read_parquet(folder: Path, config: DataConfig) -> Listing:
 
 
 def _schema(file: Path) -> Any:
-    import pyarrow as pa
     from pyarrow import parquet
 
-    try:
+    with readable_parquet(file):
         return parquet.read_schema(file)
-    except (pa.ArrowInvalid, OSError) as error:
-        raise UserError(
-            f"{file} is not a readable parquet file ({' '.join(str(error).split())}); get it again"
-        ) from None
 
 
 def _image_column(schema: Any, file: Path) -> str:
@@ -136,7 +131,12 @@ def _labels(
     import pyarrow as pa
     from pyarrow import parquet, types
 
-    values = pa.concat_tables([parquet.read_table(file, columns=[column]) for file in files]).column(0)
+    tables = []
+    for file in files:
+        with readable_parquet(file):
+            tables.append(parquet.read_table(file, columns=[column]))
+    with readable_parquet(files[0]):
+        values = pa.concat_tables(tables).column(0)
     if values.null_count:
         raise UserError(f"{files[0]} has {values.null_count} rows without a value in '{column}'; remove them")
     if types.is_string(values.type) or types.is_large_string(values.type):

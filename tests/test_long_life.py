@@ -1,0 +1,164 @@
+"""What lasts long stays small: many tasks in one run, many updates of one model.
+
+A few of each here; `make torture` has 200 tasks and 1 000 updates, and prints what it measures.
+"""
+
+import gc
+import json
+import time
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from gatf.config import RunConfig, load_config
+from gatf.experiment import Experiment
+from gatf.incremental.learn import learn_folder
+from gatf.io import container
+from gatf.io.events import Event, Task
+from gatf.io.run_folder import RunFolder
+from gatf.model import file as model_file
+from gatf.model import record
+
+
+def stream(path: Path, tasks: int) -> Path:
+    """A class for each task: a picture of its own under noise."""
+    draw = np.random.default_rng(0)
+    pictures = draw.integers(0, 256, (tasks, 8, 8))
+
+    def part(count: int) -> tuple[np.ndarray, np.ndarray]:
+        labels = np.repeat(np.arange(tasks), count)
+        noisy = pictures[labels] + 30 * draw.normal(size=(len(labels), 8, 8))
+        return noisy.clip(0, 255).astype(np.uint8), labels
+
+    (x_train, y_train), (x_test, y_test) = part(16), part(2)
+    np.savez(path, x_train=x_train, y_train=y_train, x_test=x_test, y_test=y_test)
+    return path
+
+
+def long_config(method: str, data: Path, tasks: int) -> RunConfig:
+    settings: dict[str, Any] = {
+        "data.name": "npz", "data.root": str(data), "scenario.order": "natural", "scenario.task_sizes": [1] * tasks,
+        "backbone.name": "small", "backbone.width": 4, "device": "cpu",
+    }  # fmt: skip
+    settings |= {f"optimisation.{stage}.epochs": 2 for stage in ("first", "next")}
+    settings |= {f"optimisation.{stage}.batch_size": 16 for stage in ("first", "next")}
+    if method != "slda":
+        settings |= {"backbone.bottleneck": 8, "method.samples": 64}
+    return load_config({}, method=method, overrides=settings)
+
+
+def bytes_of(tensors: Any) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def resident_mb() -> float | None:
+    place = Path("/proc/self/statm")
+    return int(place.read_text().split()[1]) * 4096 / 2**20 if place.exists() else None
+
+
+@pytest.mark.parametrize("method", ["gatf", "adagauss", "slda"])
+def test_a_run_of_many_tasks_holds_no_more_than_its_gaussians(
+    method: str, tmp_path: Path, pytestconfig: pytest.Config
+) -> None:
+    tasks = pytestconfig.getoption("--tasks")
+    experiment = Experiment(long_config(method, stream(tmp_path / "stream.npz", tasks), tasks))
+    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    states, beside, each, resident, clock = [], [], [], [], time.process_time()
+
+    def listen(event: Event) -> None:
+        nonlocal clock
+        if isinstance(event, Task):
+            each.append(time.process_time() - clock)
+            resident.append(resident_mb())
+            states.append(bytes_of(experiment.method.state_dict().values()))
+            if event.task in (2, tasks - 1):
+                gc.collect()
+                alive = [thing for thing in gc.get_objects() if issubclass(type(thing), torch.Tensor)]
+                beside.append(bytes_of(alive) - states[-1])
+            clock = time.process_time()
+
+    summary = experiment.run(tmp_path / "run", (listen,))
+    grown = {after - before for before, after in pairwise(states[1:])}
+    assert len(grown) == 1  # every class takes the same
+    assert beside[-1] - beside[0] < 5000  # and nothing else is left over from tasks
+    each, quarter = each[1:], max(1, tasks // 4)
+    figures = {
+        "method": method, "tasks": tasks, "accuracy": summary.a_last,
+        "first": fmean(each[:quarter]), "last": fmean(each[-quarter:]), "resident": [resident[quarter], resident[-1]],
+        "class_bytes": grown.pop(),
+    }  # fmt: skip
+    print(f"\nfigure: {json.dumps({'tasks': figures})}")  # noqa: T201
+
+
+@pytest.fixture
+def folders(tmp_path: Path, digit_images: tuple[np.ndarray, np.ndarray]) -> Callable[[int], Path]:
+    """`folders(k)`: images of d0 and d1, other ones for every k."""
+    images, labels = digit_images
+
+    def write(number: int) -> Path:
+        place = tmp_path / f"images{number}"
+        for name in ("d0", "d1"):
+            (place / name).mkdir(parents=True)
+            chosen = images[labels == name]
+            for count in range(6):
+                Image.fromarray(chosen[(6 * number + count) % len(chosen)]).save(place / name / f"{count}.png")
+        return place
+
+    return write
+
+
+def test_a_model_that_is_updated_often_grows_with_its_classes_only(
+    tmp_path: Path, folders: Callable[[int], Path], pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file of a model that learns more of the same classes, once its history is as long as it gets: its numbers
+    take the same bytes, and its description differs by digits."""
+    updates = pytestconfig.getoption("--updates")
+    kept = min(record.RECORDS_KEPT, updates // 2)
+    monkeypatch.setattr(record, "RECORDS_KEPT", kept)
+    path, sizes, numbers, seconds = tmp_path / "shop.gatf", [], [], []
+    settings = {"device": "cpu", "epochs": 1, "batch_size": 8, "method": "slda", "width": 4}
+    for number in range(updates):
+        place = folders(number % 10) if number < 10 else tmp_path / f"images{number % 10}"
+        begun = time.process_time()
+        learn_folder(path, place, parameters=settings if number == 0 else {"device": "cpu"}, keep=1, restart=True)
+        seconds.append(time.process_time() - begun)
+        header = container.inspect(path)
+        numbers.append(sum(place.end - place.start for place in header.places.values()))
+        sizes.append(path.stat().st_size)
+    assert model_file.load(path).updates == updates
+    assert len(set(numbers[kept:])) == 1
+    assert max(sizes[kept:]) - min(sizes[kept:]) < 30 * kept
+    assert len(list(tmp_path.glob("shop.gatf*"))) == 2  # the model and one version
+    quarter = max(1, updates // 4)
+    figures = {
+        "updates": updates, "first": fmean(seconds[1 : quarter + 1]), "last": fmean(seconds[-quarter:]),
+        "bytes": [sizes[0], sizes[kept], sizes[-1]],
+    }  # fmt: skip
+    print(f"\nfigure: {json.dumps({'updates': figures})}")  # noqa: T201
+
+
+def test_what_a_model_tells_of_its_updates_is_bounded(grown: Any) -> None:
+    """The first and the newest records stay, and the number of updates is still known."""
+    model = grown.model_
+    last = model.history[-1]
+    many = record.remembered(tuple(last.model_copy(update={"number": number}) for number in range(1000)))
+    assert [each.number for each in many[:3]] == [0, 901, 902]
+    assert len(many) == record.RECORDS_KEPT == 100
+    assert many[-1].number == 999
+
+
+def test_a_run_of_many_tasks_has_room_for_its_checkpoints(tmp_path: Path) -> None:
+    """What 1 000 tasks of one class would put into a checkpoint's description fits its limits."""
+    rows = [[50.123] * task for task in range(1, 1001)]
+    meta = {"progress": {"accuracy_matrix": rows, "task_aware": rows, "by_class": rows}}
+    place = RunFolder(tmp_path).checkpoint(1000, 0, 0, 0)
+    place.parent.mkdir()
+    container.write(place, {"x": torch.zeros(1)}, meta, container.CHECKPOINT)
+    assert container.read(place, container.CHECKPOINT)[1].model == meta

@@ -1,0 +1,99 @@
+"""Tables of docs/reliability.md, docs/contributing.md and docs/privacy.md from what was measured, in
+benchmarks/results/torture.json, mutants.json, coverage.json and privacy.json. `tools/update_docs.py` puts them in place."""
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).resolve().parent.parent / "benchmarks" / "results"
+
+
+def read(name: str) -> dict[str, Any]:
+    return dict(json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8")))
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[object]], align: str) -> str:
+    """Markdown; `align` has a letter per column, l or r."""
+    lines = ["| " + " | ".join(header) + " |", "|" + "|".join("---" if side == "l" else "---:" for side in align) + "|"]
+    return "\n".join([*lines, *("| " + " | ".join(str(cell) for cell in row) + " |" for row in rows)]) + "\n"
+
+
+def torture_part() -> str:
+    """What `make torture` found, or as much of it as was run."""
+    told = read("torture")
+    figures: dict[str, list[dict[str, Any]]] = {}
+    for entry in told["figures"]:
+        for kind, values in entry.items():
+            figures.setdefault(kind, []).append(values)
+    parts = [f"Measured on {told['date']} by `{told['command']}`, {told['outcome']}.\n"]
+    if "crashes" in figures:
+        rows = [
+            (f"`gatf {each['command']}`", each["operations"], each["tried"], each["died"], each["tried"])
+            for each in figures["crashes"]
+        ]
+        head = ("command", "file operations", "tried", "deaths and refusals", "same files and bits after")
+        parts.append(table(head, rows, "lrrrr"))
+    for each in figures.get("kills", ()):
+        died = ", ".join(f"{count} of `gatf {name}`" for name, count in each["died"].items())
+        parts.append(
+            f"Killed at moments drawn from a seed: {each['commands']} commands, {sum(each['died'].values())} kills "
+            f"({died}); after every one the repeated command ended with the same files and bits.\n"
+        )
+    if "fuzz" in figures:
+        rows = [(each["reader"], each["files"], each["failures"]) for each in figures["fuzz"]]
+        parts.append(table(("reader", "changed files", "neither one sentence nor a right answer"), rows, "lrr"))
+    if "tasks" in figures:
+        rows = [
+            (
+                f"`{each['method']}`", each["tasks"], f"{1000 * each['first']:.0f} ms", f"{1000 * each['last']:.0f} ms",
+                f"{each['resident'][0]:.0f} MB", f"{each['resident'][1]:.0f} MB", f"{each['class_bytes']} bytes",
+                f"{each['accuracy']:.1f} %",
+            )
+            for each in figures["tasks"]
+        ]  # fmt: skip
+        head = (
+            "method", "tasks of one class", "processor time of a task, first quarter", "last quarter",
+            "memory of the process after a quarter", "at the end", "state per class", "A_last",
+        )  # fmt: skip
+        parts.append(table(head, rows, "lrrrrrrr"))
+    for each in figures.get("updates", ()):
+        first, kept, last = each["bytes"]
+        parts.append(
+            f"{each['updates']} updates of one model with more images of the same two classes: {1000 * each['first']:.0f} "
+            f"ms of processor time each in the first quarter, {1000 * each['last']:.0f} ms in the last; the file has "
+            f"{first} bytes after the first one, {kept} when its history is full, {last} at the end.\n"
+        )
+    return "\n".join(parts)
+
+
+def mutants_part() -> str:
+    told = read("mutants")
+    by_package: dict[str, list[bool]] = {}
+    for mutant in told["mutants"]:
+        by_package.setdefault(mutant["file"].removeprefix("src/gatf/").split("/")[0], []).append(mutant["killed"])
+    rows = [(f"`{name}`", len(each), sum(each)) for name, each in sorted(by_package.items())]
+    alive = [f"`{each['file']}`: {each['what']}" for each in told["mutants"] if not each["killed"]]
+    text = table(("part", "mutants", "killed"), rows, "lrr")
+    return text + "\n" + (f"Alive: {'; '.join(alive)}.\n" if alive else "None survives.\n")
+
+
+def coverage_part() -> str:
+    told = read("coverage")
+    rows = [(f"`{name}`", each["lines"], f"{each['percent']:.0f} %") for name, each in sorted(told["packages"].items())]
+    least = ", ".join(f"`{each['file']}` ({each['percent']:.0f} %)" for each in told["least"])
+    text = table(("package", "lines", "covered"), rows, "lrr")
+    return text + f"\nCovered least: {least}. Measured by `{told['command']}`.\n"
+
+
+def privacy_part() -> str:
+    told = read("privacy")
+    rows = [
+        (
+            each["data"], each["what"], each["classes"], each["images"], f"{each['auc']:.3f}",
+            f"{each['low']:.3f} to {each['high']:.3f}",
+        )
+        for each in told["attacks"]
+    ]  # fmt: skip
+    head = ("data", "the attacker has", "classes", "training images per class", "AUC", "95 % interval")
+    return table(head, rows, "llrrrr")
