@@ -19,7 +19,7 @@ from gatf.geometry.gaussians import Gaussians
 from gatf.geometry.moments import Moments
 from gatf.geometry.readout import mahalanobis_readout
 from gatf.incremental.defaults import first_config, next_config
-from gatf.incremental.statistics import SPREADS, forecast_old, merge
+from gatf.incremental.statistics import SPREADS, Forecast, forecast_old, merge
 from gatf.model.judge import (
     CLASS_SHRINK,
     Judge,
@@ -304,14 +304,18 @@ def test_the_forecast_finds_the_spread_of_images() -> None:
     """Points spread s times as far are right in 100/s %: images that are right in 50 % tell s = 2."""
     told = tuple(min(100.0, 100 / spread) for spread in SPREADS)
     seen = [(600, 60.0, told), (400, 35.0, told), (5, None, told), (5, 50.0, None)]
-    about, low, high = forecast_old(lambda spread: 80 / spread, seen, 1.0)
+
+    def drawn(spread: float) -> Forecast:
+        return Forecast(80 / spread, 0.5)
+
+    about, low, high = forecast_old(drawn, seen, 1.0)
     assert about == pytest.approx(40.0, rel=0.05)
     assert low < about < high
     assert high - low < 10, "a thousand images say it well"
-    assert forecast_old(lambda spread: 80 / spread, seen, 0.5) == pytest.approx((about * 3 / 4, low / 2, high))
-    few = forecast_old(lambda spread: 80 / spread, [(4, 100.0, told)], 1.0)
+    assert forecast_old(drawn, seen, 0.5) == pytest.approx((about * 3 / 4, low / 2, high))
+    few = forecast_old(drawn, [(4, 100.0, told)], 1.0)
     assert few[2] - few[1] > 25, "four images say little"
-    assert forecast_old(lambda spread: 80 / spread, [], 1.0) == (80.0, 0.0, 80.0), "nothing kept back: nothing known"
+    assert forecast_old(drawn, [], 1.0) == (80.0, 0.0, 80.0), "nothing kept back: nothing known"
 
 
 def test_rejection_threshold_by_hand() -> None:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from gatf.geometry import Gaussians, nearest_mean_distances
 from gatf.incremental import statistics
-from gatf.incremental.statistics import Forecast, expected_accuracy
+from gatf.incremental.statistics import Draws, Forecast
 
 
 class Line:
@@ -21,7 +21,7 @@ class Line:
         self.scored = 0
 
     def forecast(self, classes: range, seed: int = 0) -> Forecast:
-        return expected_accuracy(self.gaussians, self._scores, classes, seed=seed)
+        return Draws(self.gaussians, self._scores, classes, seed=seed).accuracy()
 
     def _scores(self, features: Tensor) -> Tensor:
         self.scored += len(features)
@@ -39,6 +39,8 @@ def test_two_classes_by_hand(shared: bool) -> None:
     assert found.error == pytest.approx(math.sqrt(exact * (100 - exact) / 400), rel=0.15)
     assert found.percent == pytest.approx(exact, abs=4 * found.error)
     assert found != Line(2, 2.0).forecast(range(2), seed=1)
+    wider = Draws(Line(2, 4.0).gaussians, Line(2, 4.0)._scores, range(2), seed=0).accuracy(spread=2.0)
+    assert wider.percent == pytest.approx(found.percent), "twice as far apart, and spread twice as far: the same"
 
 
 @pytest.mark.parametrize("points", [50, 400, 2000])

@@ -52,43 +52,48 @@ class Forecast:
     error: float
 
 
-@torch.no_grad()
-def expected_accuracy(
-    stored: Gaussians, scores: Callable[[Tensor], Tensor], classes: range, *, seed: int, spread: float = 1.0
-) -> Forecast:
-    """Percent of points drawn from the stored Gaussians of these classes that the scores answer with their class: what
-    the accuracy on images would be if features were Gaussian and the transport without error. `spread` draws them
-    so many times as far from the mean.
+class Draws:
+    """Points drawn from the stored Gaussians of some classes, and how many of them are told right.
 
     All classes weigh the same. Many share `POINTS` between them, and of more classes than that some are drawn, so that
     the time grows no faster than that of scoring one point.
     """
-    draws = generator(seed, "expected accuracy", classes.start)
-    chosen = torch.arange(classes.start, classes.stop)
-    if len(chosen) > POINTS:
-        chosen = chosen[torch.randperm(len(chosen), generator=draws)[:POINTS].sort().values]
-    each = max(1, min(DRAWS_PER_CLASS, POINTS // len(chosen)))
-    stored = stored[chosen.to(stored.means.device)] if len(chosen) < len(stored) else stored
-    lowers = cholesky(stored.covs if stored.common is None else stored.common[None]).lower  # [k or 1, S, S]
-    noise = white_noise(len(chosen) * each, stored.means.shape[1], generator=draws, matched=False)
-    deviations = spread * noise.to(lowers).unflatten(0, (len(chosen), each)) @ lowers.mT  # [k, each, S]
-    points = (stored.means[:, None] + deviations).flatten(0, 1)
-    answers = torch.cat([scores(some).argmax(1) for some in points.split(SCORED_AT_ONCE)])
-    right = (answers.cpu().unflatten(0, (len(chosen), each)) == chosen[:, None]).double().mean(1)  # [k]
-    mean = right.mean()
-    within = right * (1 - right) / (each - 1) if each > 1 else mean * (1 - mean)  # which also has what is between
-    error = (within.mean() / len(chosen)).sqrt()
-    return Forecast(100 * float(mean), 100 * float(error))
+
+    def __init__(self, stored: Gaussians, scores: Callable[[Tensor], Tensor], classes: range, *, seed: int) -> None:
+        draws = generator(seed, "expected accuracy", classes.start)
+        self._scores = scores
+        self._chosen = torch.arange(classes.start, classes.stop)
+        if len(self._chosen) > POINTS:
+            self._chosen = self._chosen[torch.randperm(len(self._chosen), generator=draws)[:POINTS].sort().values]
+        each = max(1, min(DRAWS_PER_CLASS, POINTS // len(self._chosen)))
+        stored = stored[self._chosen.to(stored.means.device)] if len(self._chosen) < len(stored) else stored
+        lowers = cholesky(stored.covs if stored.common is None else stored.common[None]).lower  # [k or 1, S, S]
+        noise = white_noise(len(self._chosen) * each, stored.means.shape[1], generator=draws, matched=False)
+        self._deviations = noise.to(lowers).unflatten(0, (len(self._chosen), each)) @ lowers.mT  # [k, each, S]
+        self._means = stored.means[:, None]
+
+    @torch.no_grad()
+    def accuracy(self, spread: float = 1.0) -> Forecast:
+        """Percent of points that the scores answer with their class: what the accuracy on images would be if features
+        were Gaussian and the transport without error. `spread` puts points so many times as far from the mean."""
+        chosen, each = self._chosen, self._deviations.shape[1]
+        points = (self._means + spread * self._deviations).flatten(0, 1)
+        answers = torch.cat([self._scores(some).argmax(1) for some in points.split(SCORED_AT_ONCE)])
+        right = (answers.cpu().unflatten(0, (len(chosen), each)) == chosen[:, None]).double().mean(1)  # [k]
+        mean = right.mean()
+        within = right * (1 - right) / (each - 1) if each > 1 else mean * (1 - mean)  # which also has what is between
+        error = (within.mean() / len(chosen)).sqrt()
+        return Forecast(100 * float(mean), 100 * float(error))
 
 
 Seen = tuple[int, float | None, tuple[float, ...] | None]
-"""Of an update: images kept back, percent of them answered rightly, and what `expected_accuracy` of their classes is at
-each of `SPREADS`; None where it was not measured."""
+"""Of an update: images kept back, percent of them answered rightly, and what `Draws` of their classes say at each of
+`SPREADS`; None where it was not measured."""
 
 
 def forecast_old(
-    drawn: Callable[[float], float], updates: Iterable[Seen], kept: float
-) -> tuple[float, float, float]:  # fmt: skip
+    drawn: Callable[[float], Forecast], updates: Iterable[Seen], kept: float
+) -> tuple[float, float, float]:
     """Percent of images of older classes that should be answered rightly, and a range: (about, low, high).
 
     Features are not Gaussian: in many dimensions all points drawn from Gaussians are told right, and images are not.
@@ -96,11 +101,12 @@ def forecast_old(
     images it kept back, that factor hardly changes from update to update, however many classes there are. It is fitted
     to all updates; `drawn` says what older classes have with it. Carrying loses some more. Of added classes that are
     carried, a share `kept` is left, but the old network was not made to tell them apart, so that older ones should lose
-    less: the guess is half of it. The range is that and what chance allows (two units of log-likelihood).
+    less: the guess is half of it. The range is that and what chance allows (two units of log-likelihood, two standard
+    errors of the points drawn).
     """
     measured = [(count, right / 100, told) for count, right, told in updates if right is not None and told and count]
     if not measured:
-        return drawn(1.0) * (1 + kept) / 2, 0.0, drawn(1.0)
+        return drawn(1.0).percent * (1 + kept) / 2, 0.0, drawn(1.0).percent
     logs = torch.linspace(0, len(SPREADS) - 1, 121, dtype=torch.float64)
     likelihood = torch.zeros_like(logs)
     for number, (count, right, told) in enumerate(measured, 1):
@@ -114,4 +120,9 @@ def forecast_old(
         SPREADS[0] * (SPREADS[-1] / SPREADS[0]) ** (float(logs[place]) / (len(SPREADS) - 1))
         for place in (likelihood.argmax(), likely[0], likely[-1])
     )
-    return drawn(best) * (1 + kept) / 2, drawn(most) * kept, drawn(least)
+    about, low, high = (drawn(spread) for spread in (best, most, least))
+    return (
+        about.percent * (1 + kept) / 2,
+        max(0.0, low.percent - 2 * low.error) * kept,
+        min(100.0, high.percent + 2 * high.error),
+    )

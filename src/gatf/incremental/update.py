@@ -22,7 +22,7 @@ from gatf.errors import UserError
 from gatf.geometry.gaussians import Gaussians
 from gatf.geometry.moments import class_moments
 from gatf.incremental.split import Split, split_update
-from gatf.incremental.statistics import SPREADS, expected_accuracy, forecast_old, merge, normalisation
+from gatf.incremental.statistics import SPREADS, Draws, forecast_old, merge, normalisation
 from gatf.io.events import Event, Listener, RunStart, TaskEvent
 from gatf.methods.parts.components import extract
 from gatf.methods.parts.gaussian import GaussianMethod, carries_gaussians, keeps_gaussians_only
@@ -303,17 +303,15 @@ class _Update:
                 taken = 100 * float(((predicted < self.old) & (truth >= self.old)).double().mean())
         foretold = None
         if keeps_gaussians_only(self.method):
-            drawn = partial(expected_accuracy, self.method.stored(), self.method.feature_scores, seed=self.config.seed)
+            drawn = partial(Draws, self.method.stored(), self.method.feature_scores, seed=self.config.seed)
             if split.added and not split.revisited:
-                added = range(self.old, self.old + len(split.added))
-                foretold = tuple(drawn(added, spread=spread).percent for spread in SPREADS)
+                added = drawn(range(self.old, self.old + len(split.added)))
+                foretold = tuple(added.accuracy(spread).percent for spread in SPREADS)
             if self.old:
                 seen = [(each.held_out, each.accuracy_new, each.foretold_new) for each in self.model.history]
                 seen.append((len(split.held_out), accuracy, foretold))
-                older = partial(drawn, range(self.old))
-                expected, low, high = forecast_old(
-                    lambda spread: older(spread=spread).percent, seen, self.kept_by_carrying
-                )
+                older = drawn(range(self.old))
+                expected, low, high = forecast_old(older.accuracy, seen, self.kept_by_carrying)
         self._warn(accuracy, expected, taken)
         record = UpdateRecord(
             number=self.model.updates,
