@@ -26,6 +26,7 @@ from gatf.report.load import Run
 
 ROOT = Path(__file__).parent.parent
 RESULTS, IMAGES = ROOT / "results", ROOT / "docs" / "img"
+CONVERGENCE = ROOT / "benchmarks" / "results" / "convergence.json"
 ABOUT, CONFIG, SUMMARY, CURVES = "about.json", "config.yaml", "summary.json", "curves.csv"
 EXPLAINED = "explain.json"
 TRANSPORTS, CERTIFIED = "transports.json", "certified.json"
@@ -270,6 +271,8 @@ def draw(bench: str, root: Path = RESULTS, images: Path = IMAGES) -> list[Path]:
     pictures = {bench: lambda: accuracy_over_tasks(runs)} if runs else {}
     if (root / bench / TRANSPORTS).is_file():
         pictures[f"{bench}-transports"] = lambda: tails(json.loads((root / bench / TRANSPORTS).read_text())["rows"])
+    if bench == MAIN and CONVERGENCE.is_file():
+        pictures[f"{bench}-epochs"] = lambda: epochs(convergence())
     with tempfile.TemporaryDirectory() as folder:
         for name, picture in pictures.items():
             _, png = save_figure(picture(), Path(folder), name)
@@ -300,6 +303,37 @@ def tails(rows: list[dict[str, Any]]) -> Any:
     return figure()
 
 
+def convergence() -> dict[str, list[dict[str, Any]]]:
+    """What `tools/convergence.py` wrote: for each number of epochs, a row after every epoch."""
+    found = json.loads(CONVERGENCE.read_text(encoding="utf-8"))
+    return {number: each["rows"] for number, each in found.items()}
+
+
+def epochs(record: dict[str, list[dict[str, Any]]]) -> Any:
+    """Training accuracy after every epoch of the first two tasks, for each number of epochs that was tried."""
+    from gatf.report.style import MUTED, label_ends, line_styles, new_figure, styled
+
+    @styled
+    def figure() -> Any:
+        shown = {
+            f"{number} epochs, task {task + 1}": [row["train"] for row in rows if row["task"] == task]
+            for number, rows in record.items()
+            for task in (0, 1)
+        }
+        drawing, axes = new_figure(3.2)
+        styles = line_styles(shown)
+        for name, values in shown.items():
+            style = styles[name]
+            axes.plot(range(1, len(values) + 1), values, color=style.color, linestyle=style.dash, linewidth=style.width)
+        axes.set_xlim(1, max(map(len, shown.values())))
+        axes.set_xlabel("epoch")
+        axes.set_title("training images of the task in hand told right among its classes, %", loc="left", color=MUTED)
+        label_ends(axes, {name: values[-1] for name, values in shown.items()}, styles)
+        return drawing
+
+    return figure()
+
+
 # pages
 
 
@@ -314,6 +348,21 @@ def machines(bench: str) -> str:
         {f"{each['processor']}, {each['threads']} thread{'s' * (each['threads'] > 1)} per run" for each in about}
     )
     return f"Run on {'; '.join(kinds)}." if kinds else f"Machine: {NOT_YET}."
+
+
+def epochs_part() -> str:
+    """How accuracy grows with the epochs, for docs/protocol.md."""
+    record = convergence()
+    rows = []
+    for number, found in record.items():
+        for task in (0, 1):
+            mine = [row for row in found if row["task"] == task]
+            late = mine[-len(mine) // 4]
+            cells = [f"{row[part]:.1f}" for part in ("train", "test") for row in (late, mine[-1])]
+            rows.append([number, str(task + 1), *cells])
+    headings = ["epochs per task", "task", "train % after ¾", "at the end", "test % after ¾", "at the end"]
+    alt = "Accuracy on a task's training images after every epoch"
+    return f"{picture(f'{MAIN}-epochs', alt)}\n{table(headings, rows, left=0)}"
 
 
 def readme_part() -> str:
