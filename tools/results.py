@@ -327,7 +327,7 @@ def epochs(record: dict[str, list[dict[str, Any]]]) -> Any:
             axes.plot(range(1, len(values) + 1), values, color=style.color, linestyle=style.dash, linewidth=style.width)
         axes.set_xlim(1, max(map(len, shown.values())))
         axes.set_xlabel("epoch")
-        axes.set_title("training images of the task in hand told right among its classes, %", loc="left", color=MUTED)
+        axes.set_title("training images of the task told right, %", loc="left", color=MUTED)
         label_ends(axes, {name: values[-1] for name, values in shown.items()}, styles)
         return drawing
 

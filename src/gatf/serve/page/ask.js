@@ -114,7 +114,7 @@ function card(answer, file, chart) {
     const alt = `The picture among the classes; nearest are ${nearest}`;
     parts.push(make("figure", { class: "why" },
       drawChart(chart, { point: answer.why.point, near: answer.why.nearest.map(item => item.label), alt, arrows: false }),
-      make("figcaption", {}, make("p", {}, `Why: nearest to ${nearest}. The numbers are distances in units of a class's own spread.`)),
+      make("figcaption", {}, make("p", {}, `Why: nearest to ${nearest}. The numbers are distances in units of the classes' mean spread.`)),
     ));
   }
   return make("article", { class: "card answer", "aria-label": `Answer ${asked}` }, ...parts);
