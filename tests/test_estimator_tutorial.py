@@ -12,8 +12,8 @@ DOCS = Path(__file__).parents[1] / "docs"
 EXAMPLE, TEXT = DOCS / "examples" / "five_to_twenty.py", DOCS / "tutorial-five-to-twenty.md"
 
 
-def example() -> Any:
-    spec = importlib.util.spec_from_file_location("five_to_twenty", EXAMPLE)
+def example(path: Path = EXAMPLE) -> Any:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -42,3 +42,25 @@ def test_the_text_shows_the_examples_code() -> None:
             assert "".join(piece.split()) in source, piece
     for picture in re.findall(r"!\[.*?\]\((.*?)\)", TEXT.read_text(encoding="utf-8")):
         assert (TEXT.parent / picture).is_file()
+
+
+def test_birds_are_laid_out_by_update_and_species(tmp_path: Path) -> None:
+    source = tmp_path / "CUB_200_2011"
+    lines: dict[str, list[str]] = {"images": [], "image_class_labels": [], "train_test_split": []}
+    for number in range(75):  # of 25 species two photos to learn from and one to test with
+        species, which = divmod(number, 3)
+        place = f"{species + 1:03d}.Grey_Bird_{species}/photo_{number}.jpg"
+        path = source / "images" / place
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"a photo")
+        for name, value in zip(lines, (place, species + 1, int(which < 2)), strict=True):
+            lines[name].append(f"{number + 1} {value}\n")
+    for name, each in lines.items():
+        (source / f"{name}.txt").write_text("".join(each))
+    example(DOCS / "examples" / "birds.py").main(source, tmp_path / "birds")
+    learnt = [sorted(path.name for path in (tmp_path / "birds" / str(update)).iterdir()) for update in (1, 2, 3, 4)]
+    assert [len(names) for names in learnt] == [5, 5, 5, 5]
+    assert sorted(sum(learnt, [])) == sorted(path.name for path in (tmp_path / "birds" / "test").iterdir())
+    assert learnt[0][0].startswith("Grey Bird ")
+    assert all(len(list(path.iterdir())) == 2 for path in (tmp_path / "birds" / "1").iterdir())
+    assert all(len(list(path.iterdir())) == 1 for path in (tmp_path / "birds" / "test").iterdir())

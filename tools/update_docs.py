@@ -314,6 +314,7 @@ PARTS: dict[tuple[str, str], Callable[[], str]] = {
     ("formats.md", "summary"): summary_table,
     ("../README.md", "results:cifar100-16px"): readme_results,
     ("../README.md", "photos"): readme_photos,
+    ("tutorial-birds.md", "photos"): readme_photos,
     ("protocol.md", "epochs"): lambda: str(results().epochs_part()),
     ("reliability.md", "torture"): lambda: str(trust().torture_part()),
     ("contributing.md", "mutants"): lambda: str(trust().mutants_part()),
