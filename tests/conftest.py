@@ -1,6 +1,9 @@
 """Shared by all tests: one thread a process (tests run side by side), and a run small enough to repeat often."""
 
-from collections.abc import Callable
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +22,22 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--tasks", type=int, default=6, help="tasks of the streams that last long")
     parser.addoption("--updates", type=int, default=6, help="updates of a model that lives long")
     parser.addoption("--kills", type=int, default=3, help="processes that are killed at any moment")
+    what = "append a line per test to this file: its processor seconds, for tools/slowest.py"
+    parser.addoption("--costs", type=Path, default=None, help=what)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[Any]:
+    """Processor seconds of a test with its fixtures and the processes it waited for; a busy machine changes them
+    little."""
+    costs = item.config.getoption("--costs")
+    before = sum(os.times()[:4])
+    result = yield
+    if costs is not None:
+        line = {"test": item.nodeid, "seconds": round(sum(os.times()[:4]) - before, 2)}
+        with Path(costs).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+    return result
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -30,11 +30,9 @@ from gatf.settings import PYTHON
 from gatf.training import checkpoint
 from gatf.training.divergence import check_finite, diverged, noticing
 from gatf.training.loop import Position
-from gatf.training.processes import open_fabric
+from gatf.training.precision import chosen
+from gatf.training.processes import open_alone, open_fabric
 from gatf.training.task import Resumed, SaveAt, train_task
-
-if TYPE_CHECKING:
-    from lightning_fabric import Fabric
 
 CONFIG = "config"
 """In the description of a checkpoint."""
@@ -80,11 +78,15 @@ class Session:
 
     def __init__(
         self, config: RunConfig, preprocessing: Preprocessing, *, backbone: nn.Module | None = None,
-        fabric: "Fabric | None" = None,
+        alone: bool = False,
     ) -> None:  # fmt: skip
+        """`alone`: in this process, even if a launcher made others."""
         self.config = config
-        self.fabric = fabric or open_fabric(config.device, config.precision)
         self.warnings: list[str] = []
+        precision, how = session_precision(config, preprocessing.shape)
+        if how is not None:
+            self.warnings.append(how)
+        self.fabric = open_alone(config.device, precision) if alone else open_fabric(config.device, precision)
         self.method = build_method(config, preprocessing.shape, backbone, self.warnings).to(self.device)
         self.preprocessing = preprocessing.suited_to(self.method.backbone)
         self.pipeline = self.preprocessing.pipeline(config)
@@ -194,6 +196,14 @@ def whole_number(meta: Mapping[str, Any], name: str) -> int:
 
 def _under(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+
+
+def session_precision(config: RunConfig, shape: tuple[int, int, int]) -> tuple[str, str | None]:
+    """The precision of a session with these settings here, and how `auto` was decided, if it was."""
+    return chosen(
+        config.precision, config.device, backbone=config.backbone, shape=shape,
+        batch=config.optimisation.next.batch_size,
+    )  # fmt: skip
 
 
 def build_method(

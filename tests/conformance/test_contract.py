@@ -97,9 +97,9 @@ def test_another_seed_gives_another_run(method: str, brief: Runs) -> None:
         assert not torch.equal(ours, theirs)
 
 
-def test_a_killed_run_resumes_to_the_same_bits(method: str, finished: Runs, tmp_path: Path) -> None:
-    """A process of its own, killed in the second epoch of task 1 by SIGKILL, then resumed."""
-    done = finished(method)
+def test_a_killed_run_resumes_to_the_same_bits(method: str, brief: Runs, tmp_path: Path) -> None:
+    """A process of its own, killed in the last epoch of task 1 by SIGKILL, then resumed."""
+    done = brief(method)
     folder = tmp_path / "killed"
     assert run_and_die(done.config, folder, task=1, epoch=1) == -signal.SIGKILL
     assert not (folder / "summary.json").exists()

@@ -18,6 +18,8 @@ Tiny = Callable[..., RunConfig]
 HERE = Path(__file__).resolve().parent
 ALONE = {**os.environ, "OMP_NUM_THREADS": "1"}
 COMPARED = ("gatf", "adagauss", "lwf")
+SHORT = {"scenario.stop_after": 2, "optimisation.next.epochs": 1}
+"""For all methods: whether they run at all, and end with one state."""
 AUGMENTED = {"data.augment": ["crop:1", "trivial"], "optimisation.next.drop_last": False}
 
 
@@ -38,7 +40,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory, tiny_config: Tiny) -> Path:
         for name in COMPARED:
             wanted(folder / place / name, tiny_config(name, **AUGMENTED))
         for name in METHODS:
-            wanted(folder / place / f"float32-{name}", tiny_config(name, **{"scenario.stop_after": 2}))
+            wanted(folder / place / f"float32-{name}", tiny_config(name, **SHORT))
     worker = str(HERE / "worker.py")
     alone = together(sys.executable, worker, str(folder / "one"))
     assert alone.returncode == 0, alone.stderr

@@ -44,8 +44,10 @@ class RunConfig(Strict):
     """Seed of the class order, where it is drawn; null: the run's seed, so that every seed has an order of its own."""
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     """Where it is computed; auto: on a GPU where there is one."""
-    precision: Literal["32-true", "bf16-mixed", "16-mixed"] = "32-true"
-    """Numbers of the networks: float32, or mixed with bfloat16 or float16 (GPUs). The geometry is in float64 always."""
+    precision: Literal["32-true", "bf16-mixed", "16-mixed", "auto"] = "32-true"
+    """Numbers of the networks: float32, or mixed with bfloat16 or float16 (GPUs). auto: bfloat16 where this machine is
+    faster with it, which is tried once in a process of its own; results then depend on the machine. The geometry is in
+    float64 always."""
     compile: bool = False
     """Compile the backbone with torch.compile: a step is faster, but compiling takes its time and needs a C++ compiler.
     docs/performance.md says after how many steps it pays."""

@@ -42,7 +42,6 @@ from gatf.settings import INSIDE, PYTHON
 from gatf.training import checkpoint
 from gatf.training.divergence import all_finite
 from gatf.training.loop import Position
-from gatf.training.processes import open_alone
 from gatf.training.task import Resumed
 
 KEPT_PER_CLASS = 50
@@ -109,9 +108,8 @@ class _Update:
     def __init__(self, model: Model, config: RunConfig, split: Split, images: ImageSet, run: Conditions) -> None:
         self.model, self.config, self.split, self.images, self.run = model, config, split, images, run
         self.old = len(model.labels)
-        alone = open_alone(config.device, config.precision)
         given = model.method.backbone if config.backbone.name.startswith(PYTHON) else None
-        self.session = Session(with_own_weights(config), model.preprocessing, backbone=given, fabric=alone)
+        self.session = Session(with_own_weights(config), model.preprocessing, backbone=given, alone=True)
         self.method = self.session.method
         self.method.load_state_dict(model.method.state_dict())  # a copy: nothing done here reaches the model's
         self.warnings: list[str] = []

@@ -1,0 +1,129 @@
+"""What `precision=auto` stands for on this machine, found by trying.
+
+Whether bfloat16 is faster on a processor depends on its instructions and on the network, and with some builds of torch
+a processor that lacks them ends the process. So a step of the network is timed both ways in a process of its own, which
+may die. The answer is kept in the cache folder, one for each processor, version of torch, number of threads, network
+and batch.
+"""
+
+import json
+import platform
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gatf import ranks
+from gatf.data.cache import cached_file, digest
+from gatf.io.files import write_text
+from gatf.nets import build_backbone
+from gatf.settings import INSIDE, PYTHON, BackboneConfig
+
+AUTO, FLOAT32, BFLOAT16 = "auto", "32-true", "bf16-mixed"
+GAIN = 1.15
+"""How many times as fast bfloat16 must be: less is within what timings differ by."""
+STEPS = 3
+TIMEOUT = 120
+"""Seconds, after which a trial counts as failed."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Seconds of a step; or why there are none."""
+
+    float32: float | None = None
+    bfloat16: float | None = None
+    failed: str | None = None
+
+    @property
+    def choice(self) -> str:
+        faster = self.float32 is not None and self.bfloat16 is not None and self.float32 >= GAIN * self.bfloat16
+        return BFLOAT16 if faster else FLOAT32
+
+    def __str__(self) -> str:
+        if self.float32 is None or self.bfloat16 is None:
+            return f"{self.choice}, because the trial of bfloat16 {self.failed}"
+        return f"{self.choice}, because a step takes {self.bfloat16 / self.float32:.2f} of float32's time in bfloat16"
+
+
+def chosen(
+    precision: str, device: str, *, backbone: BackboneConfig, shape: tuple[int, int, int], batch: int
+) -> tuple[str, str | None]:
+    """A precision that Fabric knows, and a sentence on how `auto` was decided; None where it was not asked for."""
+    if precision != AUTO:
+        return precision, None
+    if device in ("auto", "cuda") and torch.cuda.is_available():
+        best = BFLOAT16 if torch.cuda.is_bf16_supported() else FLOAT32
+        return best, f"precision: {best}, by the GPU's abilities"
+    if device == "mps" or (device == "auto" and torch.backends.mps.is_available()):
+        return FLOAT32, f"precision: {FLOAT32}, the only one tried on this device"
+    if ranks.launched() > 1 or backbone.name.startswith(PYTHON):
+        return FLOAT32, f"precision: {FLOAT32}, because trials are of one process and of networks with a name"
+    trial = tried(backbone, shape, batch)
+    return trial.choice, f"precision: {trial}"
+
+
+def tried(backbone: BackboneConfig, shape: tuple[int, int, int], batch: int) -> Trial:
+    """The trial of this network on this machine, from the cache or made now."""
+    weights = None if backbone.pretrained is None else INSIDE  # the weights' values do not matter
+    wanted = backbone.model_copy(update={"pretrained": weights}).model_dump(mode="json")
+    question = json.dumps({"backbone": wanted, "shape": shape, "batch": batch, "threads": torch.get_num_threads()})
+    path = cached_file(f"precision-{digest(_processor(), torch.__version__, question)}.json")
+    with suppress(OSError, ValueError, TypeError):
+        return Trial(**json.loads(path.read_text(encoding="utf-8")))
+    trial = _try_in_another_process(question)
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(path, json.dumps(trial.__dict__) + "\n")
+    return trial
+
+
+def _processor() -> str:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    names = [line for line in lines if line.startswith(("model name", "flags"))][:2]
+    return "\n".join(names) or platform.processor()
+
+
+def _try_in_another_process(question: str) -> Trial:
+    command = [sys.executable, "-m", "gatf.training.precision", question]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, check=False)
+    except subprocess.TimeoutExpired:
+        return Trial(failed=f"took more than {TIMEOUT} seconds")
+    if done.returncode < 0:
+        with suppress(ValueError):
+            return Trial(failed=f"was killed by {signal.Signals(-done.returncode).name}")
+    if done.returncode != 0:
+        return Trial(failed=f"ended with code {done.returncode}")
+    return Trial(**json.loads(done.stdout.splitlines()[-1]))
+
+
+def time_steps(question: dict[str, Any]) -> Trial:
+    """Both ways in turns, after a step each to warm up: forward and backward of the network on random images."""
+    torch.set_num_threads(question["threads"])
+    channels, height, width = question["shape"]
+    backbone = build_backbone(BackboneConfig.model_validate(question["backbone"]), channels)
+    backbone = backbone.to(memory_format=torch.channels_last).train()  # type: ignore[call-overload]
+    images = torch.randn(question["batch"], channels, height, width).to(memory_format=torch.channels_last)
+
+    def step(half: bool) -> float:
+        started = time.process_time()
+        with torch.autocast("cpu", torch.bfloat16, enabled=half):
+            features = backbone(images)
+        features.float().square().mean().backward()
+        backbone.zero_grad(set_to_none=True)
+        return time.process_time() - started
+
+    times = [(step(half=False), step(half=True)) for _ in range(STEPS + 1)][1:]
+    return Trial(*(min(each) for each in zip(*times, strict=True)))
+
+
+if __name__ == "__main__":
+    print(json.dumps(time_steps(json.loads(sys.argv[1])).__dict__))  # noqa: T201
