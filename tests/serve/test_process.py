@@ -183,3 +183,12 @@ def test_another_address_without_a_token_is_refused_at_once(tmp_path: Path, monk
     monkeypatch.delenv("GATF_TOKEN", raising=False)
     outcome = CliRunner().invoke(app, ["studio", str(tmp_path / "shop.gatf"), "--host", "0.0.0.0"])
     assert "a token is needed" in str(outcome.exception)
+
+
+def test_the_image_does_not_run_as_root() -> None:
+    lines = (Path(__file__).parents[2] / "Dockerfile").read_text(encoding="utf-8").splitlines()
+    users = [line.split()[1] for line in lines if line.startswith("USER ")]
+    assert users == ["gatf"]
+    last = [number for number, line in enumerate(lines) if line.startswith(("RUN ", "COPY "))][-1]
+    assert lines.index("USER gatf") > last
+    assert any(line.startswith('ENTRYPOINT ["gatf", "serve", "--host"') for line in lines)
