@@ -29,6 +29,10 @@ class LostProcess(UserError):
     """Another process of this run is gone."""
 
 
+class Busy(UserError):
+    """Another process has in hand what only one at a time may have."""
+
+
 class CannotWrite(UserError):
     """The disk is full, or the folder is gone or not to be written to."""
 

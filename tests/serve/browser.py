@@ -16,6 +16,7 @@ FLAGS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--hide-scrollbars",
     "--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-default-apps",
     "--disable-dev-shm-usage", "--remote-debugging-pipe",
+    "--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream",
 )  # fmt: skip
 
 LAUNCH = """

@@ -3,6 +3,7 @@
 import base64
 import io
 import json
+import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -120,17 +121,18 @@ def test_the_model_can_be_taken_away(client: Client, shop: Path) -> None:
 
 
 def test_onnx_and_the_report_are_made_for_one_answer(
-    client: Client, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    client: Client, shop: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
 
-    def export(model: Any, target: Path) -> str:
-        target.write_bytes(f"onnx of {len(model.labels)} classes".encode())
-        return "checked"
+    def export(command: list[str], **options: Any) -> Any:
+        assert command[1:5] == ["-m", "gatf", "export", str(shop)]
+        Path(command[5]).write_bytes(b"a graph")
+        return subprocess.CompletedProcess(command, 0, "", "")
 
-    monkeypatch.setattr("gatf.model.onnx.export_onnx", export)
+    monkeypatch.setattr("gatf.serve.app.subprocess.run", export)
     reply = client.get("/v1/model/onnx")
-    assert reply.body == b"onnx of 3 classes"
+    assert reply.body == b"a graph"
     assert 'filename="shop.onnx"' in reply.headers["content-disposition"]
     report = client.get("/v1/model/report")
     assert 'filename="shop.html"' in report.headers["content-disposition"]

@@ -16,6 +16,13 @@ from .server import Client, serving
 
 Digits = Callable[[str, int], list[bytes]]
 INERT = "<img src=x onerror=alert(1)>"
+PICTURED = """
+const letters = atob("R0lGODlhAQABAIAAAAAAAP///yH5BAEAAAAALAAAAAABAAEAAAIBRAA7");
+const bytes = Uint8Array.from(letters, letter => letter.charCodeAt());
+const moved = new DataTransfer();
+moved.items.add(new File([bytes], "a.gif", {type: "image/gif"}))
+"""
+"""What is pasted or dropped: a picture of one pixel."""
 SMALL = {"method.samples": 100, "backbone.width": 8, "backbone.bottleneck": 8}
 
 
@@ -98,6 +105,18 @@ def ask(page: Page, picture: Path) -> None:
     assert page.run("document.querySelector('.answer .badge').textContent").endswith("certified")
     assert page.run("document.querySelector('.answer svg .picture') !== null")
     assert page.run("document.querySelector('.answer figcaption').textContent").startswith("Why: nearest to ")
+    paste = "document.dispatchEvent(new ClipboardEvent('paste', {clipboardData: moved, bubbles: true}))"
+    page.run(f"{{{PICTURED}; {paste}}}")
+    page.wait("document.querySelectorAll('.answer').length === 2")
+    drop = (
+        "document.getElementById('ask-drop').dispatchEvent(new DragEvent('drop', {dataTransfer: moved, bubbles: true}))"
+    )
+    page.run(f"{{{PICTURED}; {drop}}}")
+    page.wait("document.querySelectorAll('.answer').length === 3")
+    page.run("document.getElementById('camera').click()")
+    page.wait("document.getElementById('camera-video').videoWidth > 0")
+    page.run("document.getElementById('camera-shoot').click()")
+    page.wait("document.querySelectorAll('.answer').length === 4")
     assert page.run("[...document.images].every(image => image.alt)")
     assert page.run("document.querySelectorAll('img[src=x]').length") == 0  # what a class is called is text
 

@@ -1,5 +1,6 @@
 """`gatf serve` as a process: it answers while it learns, and neither SIGTERM nor kill -9 loses anything."""
 
+import contextlib
 import http.client
 import json
 import os
@@ -19,7 +20,10 @@ import pytest
 from gatf.data.encoded import Files
 from gatf.data.inputs import Given
 from gatf.incremental.learn import learn_given
+from gatf.incremental.store import Store
 from gatf.model import file as model_file
+from gatf.serve.limits import Limits
+from gatf.serve.updates import Update, Updates
 
 from .server import Client, form, until
 
@@ -133,8 +137,11 @@ def test_an_update_survives_sigterm_and_kill_and_ends_as_if_nothing_had_been(
         server.wait()
     assert shop.read_bytes() == before
     (folder / "half-arrived" / "pictures").mkdir(parents=True)
-    with process(shop, *SETTINGS) as (client, _):
+    with contextlib.ExitStack() as another, process(shop, *SETTINGS) as (client, _):
+        another.enter_context(Store(shop).writing())  # as the killed server's process does while it ends
         assert not (folder / "half-arrived").exists()
+        until(lambda: client.get(f"/v1/updates/{name}").json["progress"]["phase"] == "waiting")
+        another.close()
         update = client.ended(name)
         assert (update["state"], update["pictures_deleted"]) == ("done", True)
         assert update["message"].startswith("Update 1: added 1 class (d4), from 27 images")
@@ -163,6 +170,27 @@ def test_an_update_survives_sigterm_and_kill_and_ends_as_if_nothing_had_been(
     assert all(value.equal(expected[name]) for name, value in whole.method.state_dict().items())
 
 
+def test_a_process_that_is_killed_is_started_again_and_at_last_given_up(
+    taught: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shop = tmp_path / "shop.gatf"
+    shop.write_bytes(taught.read_bytes())
+    updates = Updates(shop, parameters={}, keep=1, limits=Limits(), refresh=lambda: None)
+    monkeypatch.setattr(updates, "_run", lambda update: ends.pop(0))
+    for ends, state in (
+        ([(-signal.SIGKILL, {}), (0, {"kind": "done", "left_out": 2})], "done"),
+        ([(-signal.SIGKILL, {})] * 3, "failed"),
+        ([(1, {})], "failed"),
+        ([(2, {"kind": "mistake", "text": f"{tmp_path}/shop.gatf is not to be had"})], "failed"),
+    ):  # fmt: skip
+        update = Update("one", "running")
+        (updates.folder / "one" / "pictures").mkdir(parents=True)
+        updates._follow(update)
+        assert (update.state, update.pictures_deleted, ends) == (state, True, [])
+    assert update.message == "shop.gatf is not to be had"
+    assert updates.counts == {"done": 1, "failed": 3, "cancelled": 0, "interrupted": 0}
+
+
 def test_without_the_extra_one_sentence_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from typer.testing import CliRunner
 
@@ -183,3 +211,12 @@ def test_another_address_without_a_token_is_refused_at_once(tmp_path: Path, monk
     monkeypatch.delenv("GATF_TOKEN", raising=False)
     outcome = CliRunner().invoke(app, ["studio", str(tmp_path / "shop.gatf"), "--host", "0.0.0.0"])
     assert "a token is needed" in str(outcome.exception)
+
+
+def test_the_image_does_not_run_as_root() -> None:
+    lines = (Path(__file__).parents[2] / "Dockerfile").read_text(encoding="utf-8").splitlines()
+    users = [line.split()[1] for line in lines if line.startswith("USER ")]
+    assert users == ["gatf"]
+    last = [number for number, line in enumerate(lines) if line.startswith(("RUN ", "COPY "))][-1]
+    assert lines.index("USER gatf") > last
+    assert any(line.startswith('ENTRYPOINT ["gatf", "serve", "--host"') for line in lines)

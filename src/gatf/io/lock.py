@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from gatf.errors import UserError
+from gatf.errors import Busy, UserError
 
 _held: set[int] = set()
 """Descriptors of this process's locks."""
@@ -31,7 +31,7 @@ def exclusive(path: Path, *, busy: str, blocked: str) -> Iterator[None]:
     try:
         descriptor = _acquire(path)
     except BlockingIOError:
-        raise UserError(busy) from None
+        raise Busy(busy) from None
     except OSError as error:
         raise UserError(f"{blocked} ({error.strerror})") from None
     _held.add(descriptor)

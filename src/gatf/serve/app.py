@@ -4,6 +4,8 @@ import asyncio
 import json
 import logging
 import os
+import subprocess
+import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -33,7 +35,7 @@ from gatf.serve.batching import Batcher, Question
 from gatf.serve.describe import described
 from gatf.serve.guard import Guard
 from gatf.serve.limits import Limits, Problem, busy, in_the_way, not_understood
-from gatf.serve.live import Live
+from gatf.serve.live import NETWORKS, Live
 from gatf.serve.metrics import Metrics
 from gatf.serve.pictures import InMemory, checked_label, from_base64, read_multipart, to_pixels
 from gatf.serve.updates import Update, Updates
@@ -159,7 +161,8 @@ class Studio:
 
     def _load_before(self, digest: str, number: int) -> Model | None:
         try:
-            return model_file.load(self.live.path.with_name(f"{self.live.path.name}.v{number}"), answering=True)
+            with NETWORKS:
+                return model_file.load(self.live.path.with_name(f"{self.live.path.name}.v{number}"), answering=True)
         except (UserError, OSError):
             return None
 
@@ -413,11 +416,8 @@ def _add_model(app: FastAPI, studio: Studio) -> None:
     @app.get("/v1/model/onnx", response_class=FileResponse, tags=["model"])
     def onnx() -> Any:
         """The model as ONNX, to predict without PyTorch."""
-        from gatf.model.onnx import export_onnx
-
         studio.live.served()
-        fresh = model_file.load(studio.live.path, answering=True)  # tracing changes what it traces
-        return _made(lambda target: export_onnx(fresh, target), f"{studio.live.path.stem}.onnx")
+        return _made(lambda target: _export(studio.live.path, target), f"{studio.live.path.stem}.onnx")
 
     @app.get("/v1/model/report", response_class=FileResponse, tags=["model"])
     def report() -> Any:
@@ -430,6 +430,15 @@ def _add_model(app: FastAPI, studio: Studio) -> None:
             lambda target: write_model_report(target, served, told, studio.load_before()),
             f"{studio.live.path.stem}.html",
         )
+
+
+def _export(path: Path, target: Path) -> None:
+    """`gatf export`, in a process of its own: it takes long, and nobody else can look while torch traces."""
+    command = [sys.executable, "-m", "gatf", "export", str(path), str(target)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        told = [line for line in done.stderr.splitlines() if line.startswith("gatf: ")]
+        raise UserError(told[-1].removeprefix("gatf: ") if told else "the model could not be written as ONNX")
 
 
 def _made(write: Callable[[Path], Any], name: str) -> FileResponse:

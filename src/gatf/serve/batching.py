@@ -14,7 +14,7 @@ from gatf.errors import UserError
 from gatf.model.answers import answer
 from gatf.model.state import Looks
 from gatf.serve.limits import busy, not_understood
-from gatf.serve.live import Served, plain
+from gatf.serve.live import NETWORKS, Served, plain
 
 LARGEST_BATCH = 64
 """Images; a request with more is a batch of its own."""
@@ -121,7 +121,8 @@ class Batcher:
         try:
             pixels = torch.cat([waiting.question.pixels for waiting in wanted])
             model = wanted[0].question.served.model
-            looks = model.look(ImageSet(pixels, torch.zeros(len(pixels), dtype=torch.int64)))
+            with NETWORKS:
+                looks = model.look(ImageSet(pixels, torch.zeros(len(pixels), dtype=torch.int64)))
         except Exception as error:
             for waiting in wanted:
                 waiting.settle(error)

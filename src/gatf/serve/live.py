@@ -20,6 +20,9 @@ from gatf.serve.limits import Problem
 
 LOG = logging.getLogger("gatf.serve")
 SECONDS_BETWEEN_LOOKS = 0.25
+NETWORKS = threading.Lock()
+"""Held by whoever reads a model or looks through one: a network is made quick by tracing it, and while torch traces in
+one thread no other thread can call a module."""
 
 
 @dataclass(frozen=True)
@@ -99,10 +102,11 @@ class Live:
         return found.st_ino, found.st_size, found.st_mtime_ns
 
     def _load(self) -> Served:
-        model = model_file.load(self.path, device=self.device, answering=True)
+        with NETWORKS:
+            model = model_file.load(self.path, device=self.device, answering=True)
+            blank = torch.zeros(1, *model.preprocessing.shape, dtype=torch.uint8)
+            looks = model.look(ImageSet(blank, torch.zeros(1, dtype=torch.int64)))  # prepares what first looks prepare
         served = Served(model, container.inspect(self.path).digest, self.path.stat().st_size)
-        blank = torch.zeros(1, *model.preprocessing.shape, dtype=torch.uint8)
-        looks = model.look(ImageSet(blank, torch.zeros(1, dtype=torch.int64)))  # prepares what first looks prepare
         model.strangeness_of(looks)
         if looks.features is not None and served.certifies:
             model.judge.certificates(looks.features, looks.scores.argmax(1))

@@ -52,6 +52,7 @@ def draw_chart(found: dict[str, Any]) -> Figure:
         if item["from"] is not None:
             arrow = {"arrowstyle": "->", "color": MUTED, "lw": 1.0}
             axes.annotate("", item["place"], item["from"], arrowprops=arrow)
+            axes.update_datalim([item["from"]])
         axes.plot(*item["place"], "o", color=colour)
         if len(found["classes"]) <= MOST_NAMED:
             axes.annotate(

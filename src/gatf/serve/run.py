@@ -8,6 +8,7 @@ import webbrowser
 from types import FrameType
 
 import uvicorn
+from PIL import Image
 
 from gatf.data.decode import careful_pillow
 from gatf.errors import UserError
@@ -40,6 +41,7 @@ def run(options: Options, *, host: str, port: int, browser: bool = False) -> Non
     )  # fmt: skip
     server = _Server(config)
     studio.stopping = lambda: server.ending
+    Image.MAX_IMAGE_PIXELS = options.limits.pixels
     with careful_pillow():  # not thread-safe, so once for all threads
         studio.open()
         name = f"[{host}]" if ":" in host else host

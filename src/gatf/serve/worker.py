@@ -10,19 +10,23 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, TypeVar
 
 import numpy as np
 from PIL import Image
 
 from gatf.data.encoded import Files
 from gatf.data.inputs import Given
-from gatf.errors import ExitCode, UserError
+from gatf.errors import Busy, ExitCode, UserError
 from gatf.io import events
 
 SECONDS_BETWEEN_STEPS = 0.2
 """Steps that come more quickly are not all told."""
+PATIENCE = 60.0
+"""Seconds to wait for another process that updates the model."""
+T = TypeVar("T")
 
 
 class Teller:
@@ -73,15 +77,18 @@ def main(job: Path) -> int:
     Image.MAX_IMAGE_PIXELS = told["pixels"]
     folder = job.parent / "pictures"
     files = tuple(str(folder / f"{number:06d}") for number in range(len(told["labels"])))
-    from gatf.incremental.learn import learn_given
+    from gatf.incremental.learn import Outcome, learn_given
     from gatf.training.loop import Interrupted
 
-    try:
-        outcome = learn_given(
+    def learn() -> Outcome:
+        return learn_given(
             Path(told["model"]), Given(Files(files)), np.array(told["labels"]), folder,
             parameters=told["parameters"], keep=told["keep"], skip_bad=True, listener=teller,
             announce=lambda text: teller.say("chosen", text=text),
         )  # fmt: skip
+
+    try:
+        outcome = _patiently(learn, teller)
     except Interrupted:
         return ExitCode.INTERRUPTED
     except UserError as error:
@@ -89,6 +96,19 @@ def main(job: Path) -> int:
         return ExitCode.MISTAKE
     teller.say("done", left_out=len(outcome.left_out))
     return ExitCode.DONE
+
+
+def _patiently(learn: Callable[[], T], teller: Teller) -> T:
+    """Wait for whoever has the model in hand: perhaps the process of a server that was killed finishes its step."""
+    until = time.monotonic() + PATIENCE
+    while True:
+        try:
+            return learn()
+        except Busy:
+            if time.monotonic() > until:
+                raise
+            teller.say("progress", phase="waiting")
+            time.sleep(0.2)
 
 
 def _end_with_the_server() -> None:

@@ -29,7 +29,7 @@ function section(path, method, what, told) {
   const rows = [...fields, ...bodies, ...answers].map(cells => make("tr", {}, ...cells.map(cell => make("td", { class: "wrap" }, cell))));
   return make("section", { class: "card" },
     make("h2", {}, make("span", { class: "badge" }, method.toUpperCase()), " ", make("code", {}, path)),
-    make("p", {}, what.description || ""),
+    make("p", {}, (what.description || "").replaceAll("`", "")),
     make("div", { class: "scroll" }, make("table", { class: "fields" }, make("tbody", {}, ...rows))));
 }
 

@@ -178,6 +178,7 @@ async function follow(update) {
 
 function progress({ state, progress: now }) {
   if (state !== "running" || $("cancel").disabled) return;
+  if (now.phase === "waiting") $("progress-words").textContent = "Waiting for another process that updates the model …";
   if (now.epoch === null) {
     if (now.share === 1) $("progress-words").textContent = "Measuring, and carrying older classes along …";
     if (now.share === 1) $("progress-bar").value = 1;
