@@ -1,5 +1,5 @@
-"""Tables of docs/reliability.md, docs/contributing.md and docs/privacy.md from what was measured, in
-benchmarks/results/torture.json, mutants.json, coverage.json and privacy.json. `tools/update_docs.py` puts them in place."""
+"""Tables of docs/reliability.md, docs/contributing.md and docs/privacy.md from what was measured: torture.json,
+mutants.json, coverage.json and privacy.json in benchmarks/results. `tools/update_docs.py` puts them in place."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -59,10 +59,11 @@ def torture_part() -> str:
         parts.append(table(head, rows, "lrrrrrrr"))
     for each in figures.get("updates", ()):
         first, kept, last = each["bytes"]
+        early, late = (f"{1000 * each[name]:.0f} ms" for name in ("first", "last"))
         parts.append(
-            f"{each['updates']} updates of one model with more images of the same two classes: {1000 * each['first']:.0f} "
-            f"ms of processor time each in the first quarter, {1000 * each['last']:.0f} ms in the last; the file has "
-            f"{first} bytes after the first one, {kept} when its history is full, {last} at the end.\n"
+            f"{each['updates']} updates of one model, with more images of the same two classes: {early} of processor "
+            f"time each in the first quarter, {late} in the last; the file has {first} bytes after the first update, "
+            f"{kept} when its history is full, {last} at the end.\n"
         )
     return "\n".join(parts)
 
