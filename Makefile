@@ -2,6 +2,7 @@
 # make torture: the long tests of reliability; make fuzz: changed files for every reader; make mutants: whether tests notice;
 # make coverage: which lines they run; make lock: every package's version and hash; make audit: known holes in them.
 VENV := .venv
+PYTHON := python3
 PIP := $(VENV)/bin/pip install --quiet --disable-pip-version-check -c constraints-cpu.txt
 SOURCES := pyproject.toml constraints-cpu.txt
 
@@ -59,7 +60,7 @@ lint: $(VENV)/.installed-dev
 	$(VENV)/bin/mypy
 
 $(VENV)/bin/python:
-	python3 -m venv $(VENV)
+	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.installed: $(VENV)/bin/python $(SOURCES)
 	$(PIP) -e .

@@ -80,6 +80,8 @@ def mutants_part() -> str:
 
 
 def coverage_part() -> str:
+    if not (RESULTS / "coverage.json").is_file():
+        return "`make coverage` measures it and writes a table here.\n"
     told = read("coverage")
     rows = [(f"`{name}`", each["lines"], f"{each['percent']:.0f} %") for name, each in sorted(told["packages"].items())]
     least = ", ".join(f"`{each['file']}` ({each['percent']:.0f} %)" for each in told["least"])
@@ -91,10 +93,10 @@ def privacy_part() -> str:
     told = read("privacy")
     rows = [
         (
-            each["data"], each["what"], each["classes"], each["images"], f"{each['auc']:.3f}",
-            f"{each['low']:.3f} to {each['high']:.3f}",
+            each["data"], each["images"], each["what"], f"{each['auc']:.3f}",
+            f"{each['low']:.3f} to {each['high']:.3f}", f"{each['accuracy']:.1f} %",
         )
         for each in told["attacks"]
     ]  # fmt: skip
-    head = ("data", "the attacker has", "classes", "training images per class", "AUC", "95 % interval")
-    return table(head, rows, "llrrrr")
+    head = ("data", "training images per class", "the attacker has", "AUC", "95 % interval", "A_last of the model")
+    return table(head, rows, "lrlrrr")
