@@ -12,7 +12,7 @@ import os
 import shutil
 import sys
 import tempfile
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -102,16 +102,18 @@ def tried(mutant: Mutant) -> bool:
 
 
 def main(wanted: str | None) -> int:
-    import hypothesis  # noqa: F401
     import lightning_fabric  # noqa: F401
     import sklearn.datasets  # noqa: F401
     import torch
 
     torch.set_num_threads(1)
-    found = []
+    found, passing = [], set[str]()
     for mutant in MUTANTS:
         if wanted is not None and wanted not in mutant.file:
             continue
+        if mutant.tests not in passing and tried(replace(mutant, after=mutant.before)):
+            raise SystemExit(f"the tests of {mutant.file} fail without a mutant, so they tell nothing: {mutant.tests}")
+        passing.add(mutant.tests)
         killed = tried(mutant)
         print(f"{'killed' if killed else 'ALIVE '} {mutant.file}: {mutant.before!r} → {mutant.after!r}", flush=True)
         what = f"`{mutant.before.strip()}` as `{mutant.after.strip()}`"
