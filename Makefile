@@ -1,10 +1,12 @@
 # make demo: install and learn the digits; make test: lint, types, tests; make bench: speed and memory; make docs: the site;
-# make torture: every crash point.
+# make torture: the long tests of reliability; make fuzz: changed files for every reader; make mutants: whether tests notice;
+# make coverage: which lines they run; make lock: every package's version and hash; make audit: known holes in them.
 VENV := .venv
+PYTHON := python3
 PIP := $(VENV)/bin/pip install --quiet --disable-pip-version-check -c constraints-cpu.txt
 SOURCES := pyproject.toml constraints-cpu.txt
 
-.PHONY: demo test bench docs torture lint clean
+.PHONY: demo test bench docs torture fuzz mutants coverage lock install-locked audit lint clean
 
 demo: $(VENV)/.installed
 	$(VENV)/bin/gatf run
@@ -17,9 +19,37 @@ bench: $(VENV)/.installed-dev
 	$(VENV)/bin/python benchmarks/run.py
 	$(VENV)/bin/python tools/performance.py
 
-# every file operation of every command as a crash point; takes about half an hour
+# kills, crash points, fuzzing, 200 tasks, 1 000 updates: hours; shorter as e.g. make torture TORTURE="kills=10 tasks=50"
 torture: $(VENV)/.installed-dev
-	$(VENV)/bin/pytest -s tests/test_crashes.py --crash-points 0
+	$(VENV)/bin/python tools/torture.py $(TORTURE)
+
+fuzz: $(VENV)/.installed-dev
+	$(VENV)/bin/pytest -s tests/fuzz --fuzz 10000
+
+mutants: $(VENV)/.installed-dev
+	$(VENV)/bin/python tools/mutants.py
+	$(VENV)/bin/python tools/update_docs.py
+
+coverage: $(VENV)/.installed-dev
+	$(PIP) coverage
+	$(VENV)/bin/python tools/lines.py
+	$(VENV)/bin/python tools/update_docs.py
+
+# for Python 3.11 on Linux; torch is not in it: its builds differ by index, and constraints-cpu.txt has its version
+lock: $(VENV)/bin/python
+	$(PIP) uv
+	$(VENV)/bin/python tools/lock.py
+
+# every package as the lock has it, or none
+install-locked: $(VENV)/bin/python
+	$(PIP) torch hatchling
+	$(VENV)/bin/pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r requirements.lock
+	$(VENV)/bin/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	touch $(VENV)/.installed $(VENV)/.installed-dev
+
+audit: $(VENV)/bin/python
+	$(PIP) pip-audit
+	$(VENV)/bin/python tools/audit.py
 
 docs: $(VENV)/.installed-dev
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict
@@ -30,7 +60,7 @@ lint: $(VENV)/.installed-dev
 	$(VENV)/bin/mypy
 
 $(VENV)/bin/python:
-	python3 -m venv $(VENV)
+	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.installed: $(VENV)/bin/python $(SOURCES)
 	$(PIP) -e .

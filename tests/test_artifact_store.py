@@ -5,9 +5,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from PIL import Image
+from safetensors.torch import load as load_safetensors
 
 from gatf.errors import UserError
+from gatf.incremental.learn import learn_folder
 from gatf.incremental.store import Store
 from gatf.model import file as model_file
 
@@ -104,3 +108,34 @@ def test_an_interrupted_plan_is_taken_up_or_named(store: Store) -> None:
         assert store.plan({"images": "february"}, restart=True) is False
         store.forget_plan()
     assert names(store) == set()
+
+
+def test_no_file_of_a_model_holds_an_image(tmp_path: Path, digit_images: tuple[np.ndarray, np.ndarray]) -> None:
+    """Beside the model while it learns and after: its state, its plan, its versions. Pixels are looked for as bytes;
+    any tensor that has the shape of images is taken for them."""
+    images, labels = digit_images
+    for folder, names in (("first", ("d0", "d1")), ("more", ("d2", "d3"))):
+        for name in names:
+            (tmp_path / folder / name).mkdir(parents=True)
+            for number, pixels in enumerate(images[labels == name][:10]):
+                Image.fromarray(pixels).save(tmp_path / folder / name / f"{number}.png")
+    model, looked_at = tmp_path / "model" / "shop.gatf", set()
+    model.parent.mkdir()
+    stored = {pixels.tobytes() for pixels in images}
+
+    def look(event: object = None) -> None:
+        for path in model.parent.rglob("*"):
+            if not path.is_file():
+                continue
+            content = path.read_bytes()
+            looked_at.add(path.name)
+            assert not any(pixels in content for pixels in stored), path.name
+            if content[8:9] == b"{" and b"__metadata__" in content[:40]:
+                for name, tensor in load_safetensors(content).items():
+                    assert tuple(tensor.shape[-2:]) != (8, 8), (path.name, name)
+
+    parameters = {"device": "cpu", "batch_size": 8, "epochs": 6}
+    learn_folder(model, tmp_path / "first", parameters={**parameters, "feature_dim": 6, "width": 4}, listener=look)
+    learn_folder(model, tmp_path / "more", parameters=parameters, keep=1, listener=look)
+    look()
+    assert {"shop.gatf", "shop.gatf.v0", "plan.json", "state.safetensors"} <= looked_at

@@ -305,3 +305,14 @@ def test_a_recipe_may_name_its_method_alone(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text("per_method: {gatf: 3}", encoding="utf-8")
     with pytest.raises(UserError, match=r"'per_method\.gatf'"):
         load_config(str(tmp_path / "mine.yaml"))
+
+
+def test_references_that_stand_for_billions_of_values_are_refused(tmp_path: Path) -> None:
+    """Each line refers ten times to the one before it."""
+    lines = ["a0: &a0 [1]"] + [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 10)]
+    (tmp_path / "laughs.yaml").write_text("\n".join(lines))
+    with pytest.raises(UserError, match="references stand for"):
+        read_recipe(str(tmp_path / "laughs.yaml"))
+    (tmp_path / "itself.yaml").write_text("a: &a [*a]")
+    with pytest.raises(UserError, match="nested too deeply, or in itself"):
+        read_recipe(str(tmp_path / "itself.yaml"))

@@ -87,7 +87,8 @@ def test_a_run_of_many_tasks_holds_no_more_than_its_gaussians(
     summary = experiment.run(tmp_path / "run", (listen,))
     grown = {after - before for before, after in pairwise(states[1:])}
     assert len(grown) == 1  # every class takes the same
-    assert beside[-1] - beside[0] < 5000  # and nothing else is left over from tasks
+    # beside it there is the readout, which is made of what is stored; a task's images would take 4 096 bytes more
+    assert beside[-1] - beside[0] < 1000 * (tasks - 3)
     each, quarter = each[1:], max(1, tasks // 4)
     figures = {
         "method": method, "tasks": tasks, "accuracy": summary.a_last,

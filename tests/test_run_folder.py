@@ -88,7 +88,7 @@ def test_an_old_summary_is_completed_from_its_matrix(tmp_path: Path) -> None:
     summary = RunFolder(tmp_path).read_summary()
     assert (summary.a_last_task_weighted, summary.a_inc_task_weighted) == (50, 75)
     told = {name: value for name, value in asdict(summary).items() if not name.endswith("weighted")}
-    assert told == {**WRITTEN, "config_changes": [], "machine": {}}
+    assert told == {**WRITTEN, "repaired": [], "config_changes": [], "machine": {}}
 
 
 def test_a_summary_that_is_read_and_written_is_the_same_file(
@@ -137,3 +137,14 @@ def test_a_kind_of_event_of_a_later_version_is_passed_over(tmp_path: Path) -> No
     lines = ['{"event": "tea", "sugar": 2}', '{"event": "trained", "task": 0}']
     (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
     assert RunFolder(tmp_path).read_events() == [events.Trained(task=0)]
+
+
+def test_forgetting_events_keeps_whole_lines_only(tmp_path: Path) -> None:
+    """After a power cut the file may be shorter than the checkpoint says, and end in the middle of a line."""
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"event": "trained", "task": 0}\n{"event": "tra')
+    log = JsonLines(path)
+    log.truncate(10_000)
+    log(events.Trained(task=1))
+    log.close()
+    assert read_events(path)[0] == [events.Trained(task=0), events.Trained(task=1)]

@@ -1,7 +1,7 @@
 """The long versions of the tests of reliability: run them, keep their figures, write docs/reliability.md.
 
-python tools/torture.py                       everything; hours on a slow machine
-python tools/torture.py --scale 0.1           a tenth of every number
+python tools/torture.py                       everything, which takes hours
+python tools/torture.py kills=30 tasks=200    only these, this often
 python tools/torture.py --minutes 30          stops when the time is up, and says what was not reached
 """
 
@@ -23,20 +23,19 @@ PARTS = {
     "updates": ("tests/test_long_life.py", "-k", "updated_often", "--updates", 1000),
     "crashes": ("tests/test_crashes.py", "-k", "repeated_command", "--crash-points", 20),
 }
-"""What is run, and the number that `--scale` makes smaller."""
+"""What is run, and how often of it."""
 
 
-def main(scale: float, minutes: float | None, only: list[str]) -> int:
+def main(minutes: float | None, chosen: dict[str, int]) -> int:
     end = None if minutes is None else time.monotonic() + 60 * minutes
     figures, failed, late = [], [], []
-    for name in only or PARTS:
-        *arguments, number = PARTS[name]
+    for name, number in chosen.items() or {name: part[-1] for name, part in PARTS.items()}.items():
+        arguments = PARTS[name][:-1]
         left = None if end is None else end - time.monotonic()
         if left is not None and left < 30:
             late.append(name)
             continue
-        wanted = str(max(8, round(number * scale)))  # type: ignore[operator]
-        command = [sys.executable, "-m", "pytest", "-s", "-q", *map(str, arguments), wanted]
+        command = [sys.executable, "-m", "pytest", "-s", "-q", *map(str, arguments), str(number)]
         print(f"{name}: {' '.join(command[2:])}", flush=True)
         process = subprocess.Popen(
             command, cwd=ROOT, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"}
@@ -52,7 +51,7 @@ def main(scale: float, minutes: float | None, only: list[str]) -> int:
                 failed.append(name)
                 print(told, flush=True)
         figures += [json.loads(line.removeprefix("figure: ")) for line in told.splitlines() if line[:8] == "figure: "]
-        shown = "python tools/torture.py" + (f" --scale {scale:g}" if scale != 1 else "")
+        shown = " ".join(["python tools/torture.py", *(f"{part}={count}" for part, count in chosen.items())])
         shown += f" --minutes {minutes:g}" if minutes is not None else ""
         outcome = "all passed" if not failed else f"failed: {', '.join(failed)}"
         outcome += f"; not finished in time: {', '.join(late)}" if late else ""
@@ -67,8 +66,8 @@ def main(scale: float, minutes: float | None, only: list[str]) -> int:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--scale", type=float, default=1.0)
     parser.add_argument("--minutes", type=float)
-    parser.add_argument("--only", nargs="*", default=[], choices=list(PARTS))
+    parser.add_argument("parts", nargs="*", metavar="PART=NUMBER", help=f"of {', '.join(PARTS)}")
     given = parser.parse_args()
-    sys.exit(main(given.scale, given.minutes, given.only))
+    pairs = [part.partition("=") for part in given.parts]
+    sys.exit(main(given.minutes, {name: int(number or PARTS[name][-1]) for name, _, number in pairs}))

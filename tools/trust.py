@@ -1,5 +1,5 @@
-"""Tables of docs/reliability.md, docs/contributing.md and docs/privacy.md from what was measured, in
-benchmarks/results/torture.json, mutants.json, coverage.json and privacy.json. `tools/update_docs.py` puts them in place."""
+"""Tables of docs/reliability.md, docs/contributing.md and docs/privacy.md from what was measured: torture.json,
+mutants.json, coverage.json and privacy.json in benchmarks/results. `tools/update_docs.py` puts them in place."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -59,10 +59,11 @@ def torture_part() -> str:
         parts.append(table(head, rows, "lrrrrrrr"))
     for each in figures.get("updates", ()):
         first, kept, last = each["bytes"]
+        early, late = (f"{1000 * each[name]:.0f} ms" for name in ("first", "last"))
         parts.append(
-            f"{each['updates']} updates of one model with more images of the same two classes: {1000 * each['first']:.0f} "
-            f"ms of processor time each in the first quarter, {1000 * each['last']:.0f} ms in the last; the file has "
-            f"{first} bytes after the first one, {kept} when its history is full, {last} at the end.\n"
+            f"{each['updates']} updates of one model, with more images of the same two classes: {early} of processor "
+            f"time each in the first quarter, {late} in the last; the file has {first} bytes after the first update, "
+            f"{kept} when its history is full, {last} at the end.\n"
         )
     return "\n".join(parts)
 
@@ -79,6 +80,8 @@ def mutants_part() -> str:
 
 
 def coverage_part() -> str:
+    if not (RESULTS / "coverage.json").is_file():
+        return "`make coverage` measures it and writes a table here.\n"
     told = read("coverage")
     rows = [(f"`{name}`", each["lines"], f"{each['percent']:.0f} %") for name, each in sorted(told["packages"].items())]
     least = ", ".join(f"`{each['file']}` ({each['percent']:.0f} %)" for each in told["least"])
@@ -90,10 +93,10 @@ def privacy_part() -> str:
     told = read("privacy")
     rows = [
         (
-            each["data"], each["what"], each["classes"], each["images"], f"{each['auc']:.3f}",
-            f"{each['low']:.3f} to {each['high']:.3f}",
+            each["data"], each["images"], each["what"], f"{each['auc']:.3f}",
+            f"{each['low']:.3f} to {each['high']:.3f}", f"{each['accuracy']:.1f} %",
         )
         for each in told["attacks"]
     ]  # fmt: skip
-    head = ("data", "the attacker has", "classes", "training images per class", "AUC", "95 % interval")
-    return table(head, rows, "llrrrr")
+    head = ("data", "training images per class", "the attacker has", "AUC", "95 % interval", "A_last of the model")
+    return table(head, rows, "lrlrrr")

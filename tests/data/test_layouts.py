@@ -520,3 +520,12 @@ def test_arrays_with_one_part_are_split(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", images=np.zeros((3, 8, 8), np.uint8), labels=np.array([0, 0, 1]))
     with pytest.raises(UserError, match="class '1' has 1 image, too few to split"):
         open_source(DataConfig(name="npz", root=str(tmp_path)))
+
+
+def test_an_archive_that_would_fill_the_memory_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A megabyte of zeros takes a thousandth of that on disk."""
+    monkeypatch.setattr("gatf.data.layouts.npz.SMALL", 2**16)
+    zeros = np.zeros((16_384, 8, 8), np.uint8)
+    np.savez_compressed(tmp_path / "bomb.npz", x_train=zeros, y_train=zeros[:, 0, 0])
+    with pytest.raises(UserError, match="more than 100 times its size"):
+        open_source(DataConfig(name="npz", root=str(tmp_path / "bomb.npz")))

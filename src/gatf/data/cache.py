@@ -11,7 +11,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from gatf.io.tensors import save_tensors
+from gatf.io.container import write_plain
 
 VERSION = 1
 """Part of every key: raise it when the same input would be decoded into something else."""
@@ -50,6 +50,6 @@ def cached_tensors(name: str, key: str, make: Callable[[], dict[str, Tensor]]) -
     tensors = make()
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        save_tensors(path, tensors)
+        write_plain(path, tensors)
         return load_file(path)
     return tensors

@@ -22,9 +22,9 @@ from gatf.geometry import spd
 from gatf.geometry.gaussians import Gaussians
 from gatf.geometry.moments import class_moments
 from gatf.io import events
+from gatf.io.container import write_plain
 from gatf.io.files import remove, telling, write_text
 from gatf.io.run_folder import RunFolder
-from gatf.io.tensors import save_tensors
 
 DRIFT_IMAGES = 50
 """Training images per class that the drift curve is measured on."""
@@ -211,7 +211,7 @@ class DiagnosticsObserver:
             self._add("margins", [{"after_task": task, "form": form, **row} for row in rows])
         kept = self.folder / f"features{task}.safetensors"
         with telling(kept):
-            save_tensors(kept, {"features": features.float().contiguous()})
+            write_plain(kept, {"features": features.float()})
         remove(self.folder / f"features{task - 2}.safetensors")
         for name in self.tables:
             self._write(name)

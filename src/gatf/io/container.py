@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from gatf.errors import UserError
-from gatf.io.files import write_bytes
+from gatf.io.files import new_file, write_bytes
 
 FORMAT = 3
 """Newest format. In format 1, models of some methods had other names for settings and tensors."""
@@ -108,22 +108,39 @@ def write(
             "model": json.dumps(model),
         }
     }
-    end = 0
-    for name, tensor in plain.items():
-        start, end = end, end + tensor.numel() * tensor.element_size()
-        entries[name] = {"dtype": NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
-    header = json.dumps(entries, separators=(",", ":")).encode()
-    header += b" " * (-len(header) % 8)
-    size = LENGTH_BYTES + len(header) + end
+    header = _header(entries, plain)
+    size = LENGTH_BYTES + len(header) + sum(tensor.numel() * tensor.element_size() for tensor in plain.values())
     if len(header) > kind.longest_header(size) or _items(header) > kind.most_items(size):
         raise UserError(f"{path} cannot be written: its class names and history have become too long for a {kind.noun}")
-    pieces = [len(header).to_bytes(LENGTH_BYTES, "little"), header]
-    pieces += [_bytes(tensor) for tensor in plain.values()]  # views, not copies
+    pieces = _pieces(header, plain)
     digest = hashlib.blake2b(digest_size=DIGEST_DIGITS // 2)
     for piece in pieces:
         digest.update(piece)
     pieces[1] = header.replace(b"0" * DIGEST_DIGITS, digest.hexdigest().encode(), 1)
     write_bytes(path, pieces, check)
+
+
+def write_plain(path: Path, tensors: dict[str, Tensor]) -> None:
+    """Tensors alone, without a description or a digest: a file that may be lost, and any safetensors reader opens."""
+    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    with new_file(path) as partial, partial.open("wb") as file:
+        for piece in _pieces(_header({}, plain), plain):
+            file.write(piece)
+
+
+def _header(entries: dict[str, Any], plain: dict[str, Tensor]) -> bytes:
+    """What stands before the tensors, padded so that they begin at a multiple of eight bytes."""
+    end = 0
+    for name, tensor in plain.items():
+        start, end = end, end + tensor.numel() * tensor.element_size()
+        entries[name] = {"dtype": NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
+    header = json.dumps(entries, separators=(",", ":")).encode()
+    return header + b" " * (-len(header) % 8)
+
+
+def _pieces(header: bytes, plain: dict[str, Tensor]) -> list[Any]:
+    """The bytes of a file, the tensors' as views, not copies."""
+    return [len(header).to_bytes(LENGTH_BYTES, "little"), header, *(_bytes(tensor) for tensor in plain.values())]
 
 
 def _bytes(tensor: Tensor) -> Any:

@@ -175,7 +175,9 @@ class AdaGauss(GaussianMethod[AdaGaussConfig]):
         self.backbone.eval()
         if data.info.index > 0 and self.config.transport != "none":
             self._transport(data.info.index)
-        self.memory.learn(self.backbone, data, shrink=self.config.shrink, diagonal=self.config.transport == "diag")
+        diagonal, noise = self.config.transport == "diag", self.config.noise()
+        self.memory.learn(self.backbone, data, shrink=self.config.shrink, diagonal=diagonal, noise=noise)
+        self.note_noise(noise)
         if self.heads is not None:
             self.heads.layers.append(self.head)
         self.head = self.teacher = self.teacher_heads = self.projector = self.adapter = None

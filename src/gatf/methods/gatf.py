@@ -308,7 +308,8 @@ class GATF(GaussianMethod[GATFConfig]):
         self.backbone.eval()
         if data.info.index > 0:
             self._transport(data)
-        self.memory.learn(self.backbone, data)
+        self.memory.learn(self.backbone, data, noise=self.config.noise())
+        self.note_noise(self.config.noise())
         self.head = self.teacher = self.residual = self.distiller = self.anchor = None
 
     def _transport(self, data: TaskData) -> None:

@@ -3,15 +3,15 @@
 import itertools
 from collections.abc import Callable, Iterator
 from copy import deepcopy
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import torch
-from pydantic import PositiveInt
+from pydantic import Field, PositiveInt
 from torch import Tensor, nn
 
 from gatf import ranks
 from gatf.errors import UserError
-from gatf.geometry import gaussians, moments, spd
+from gatf.geometry import gaussians, moments, privacy, spd
 from gatf.geometry.readout import (
     BAYES_SHRINK,
     MAHALANOBIS_SHRINK,
@@ -25,7 +25,7 @@ from gatf.methods.base import TaskData
 from gatf.methods.parts.components import Growing, of_all_processes, own_features
 from gatf.methods.parts.storage import DiagonalStorage, FullStorage, Kept, LowRankStorage, SharedStorage, Storage
 from gatf.seeding import generator, key
-from gatf.settings import Fraction, MethodConfig
+from gatf.settings import Fraction, MethodConfig, Positive
 
 Rule = Literal["bayes", "mahalanobis", "nmc", "linear", "rda"]
 RDA_CHOICES = tuple(
@@ -69,6 +69,18 @@ class CovarianceConfig(MethodConfig):
     """Of readout rda: share of the mean covariance of all classes in each class's. Default: chosen, see there."""
     rda_shrinkage: Fraction | None = None
     """Of readout rda: share of a multiple of the identity in what results. Default: chosen."""
+
+    noise_epsilon: Positive | None = None
+    """ε of the Gaussian noise on what is stored of each class, see docs/privacy.md; null: no noise. It hides single
+    images in the stored moments, not in the network."""
+    noise_delta: Annotated[float, Field(gt=0.0, lt=1.0)] = 1e-5
+    """δ of that noise."""
+    noise_clip: Positive = 1.0
+    """Clipping norm of that noise: features longer than this are scaled to it before their moments are taken."""
+
+    def noise(self) -> tuple[float, float, float] | None:
+        """ε, δ and clipping norm of the noise on stored moments, if there is any."""
+        return None if self.noise_epsilon is None else (self.noise_epsilon, self.noise_delta, self.noise_clip)
 
     def draws(self, dim: int) -> int:
         """Points drawn from each Gaussian of S = `dim` dimensions."""
@@ -153,13 +165,24 @@ class GaussianMemory(Growing):
             setattr(self, name, tensor.float().to(self.means.device))
         self._readout = None
 
-    def learn(self, net: nn.Module, data: TaskData, *, shrink: float = 0.0, diagonal: bool = False) -> None:
-        """Append the new classes: moments of the features of every image and of its mirror image (AdaGauss)."""
+    def learn(
+        self, net: nn.Module, data: TaskData, *, shrink: float = 0.0, diagonal: bool = False,
+        noise: tuple[float, float, float] | None = None,
+    ) -> None:  # fmt: skip
+        """Append the new classes: moments of the features of every image and of its mirror image (AdaGauss); with
+        `noise` (ε, δ, clipping norm) by the Gaussian mechanism."""
         features, labels = own_features(net, data, mirror=True)
+        if noise is not None:
+            if self.rule == "rda":
+                raise UserError("method.readout=rda looks at single images and cannot have method.noise_epsilon")
+            features = privacy.clipped(features, noise[2])
 
         def gaussians_of(rows: Tensor | slice) -> gaussians.Gaussians:
             own = moments.class_moments(features[rows], labels[rows] - data.info.old, classes=data.info.new)
             new = of_all_processes(own)
+            if noise is not None:
+                hidden = privacy.noisy(new, *noise, rows=2)
+                return gaussians.Gaussians(hidden.means, _limited(hidden.covs, shrink, diagonal))
             return gaussians.Gaussians(new.mean, _limited(new.covariance(), shrink, diagonal))
 
         if self.rule == "rda":

@@ -1,0 +1,46 @@
+"""Which lines of the package the tests run, by package: writes benchmarks/results/coverage.json.
+
+Processes that tests start are not counted, so that what only they run looks uncovered.
+"""
+
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+OUT = ROOT / "benchmarks" / "results" / "coverage.json"
+LEAST = 8
+
+
+def main(tests: list[str]) -> int:
+    with tempfile.TemporaryDirectory() as place:
+        data, found = f"--data-file={place}/data", Path(place) / "found.json"
+        run = [sys.executable, "-m", "coverage", "run", data, "--source=src/gatf", "-m", "pytest", "-q", *tests]
+        code = subprocess.run(run, cwd=ROOT).returncode
+        subprocess.run([sys.executable, "-m", "coverage", "json", data, "-q", "-o", str(found)], cwd=ROOT, check=True)
+        files = json.loads(found.read_text(encoding="utf-8"))["files"]
+    packages: dict[str, list[int]] = {}
+    each = []
+    for name, told in files.items():
+        covered, lines = told["summary"]["covered_lines"], told["summary"]["num_statements"]
+        parts = Path(name).relative_to("src/gatf").parts
+        total = packages.setdefault(parts[0] if len(parts) > 1 else "gatf", [0, 0])
+        total[0], total[1] = total[0] + covered, total[1] + lines
+        if lines >= 10:
+            each.append((100 * covered / lines, "/".join(parts)))
+    whole = {
+        "command": " ".join(["python tools/lines.py", *tests]),
+        "packages": {
+            name: {"lines": lines, "percent": round(100 * covered / max(lines, 1), 1)}
+            for name, (covered, lines) in packages.items()
+        },
+        "least": [{"file": name, "percent": round(percent, 1)} for percent, name in sorted(each)[:LEAST]],
+    }
+    OUT.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
