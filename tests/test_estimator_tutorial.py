@@ -60,7 +60,9 @@ def test_birds_are_laid_out_by_update_and_species(tmp_path: Path) -> None:
     example(DOCS / "examples" / "birds.py").main(source, tmp_path / "birds")
     learnt = [sorted(path.name for path in (tmp_path / "birds" / str(update)).iterdir()) for update in (1, 2, 3, 4)]
     assert [len(names) for names in learnt] == [5, 5, 5, 5]
-    assert sorted(name for names in learnt for name in names) == sorted(path.name for path in (tmp_path / "birds" / "test").iterdir())
+    assert sorted(name for names in learnt for name in names) == sorted(
+        path.name for path in (tmp_path / "birds" / "test").iterdir()
+    )
     assert learnt[0][0].startswith("Grey Bird ")
     assert all(len(list(path.iterdir())) == 2 for path in (tmp_path / "birds" / "1").iterdir())
     assert all(len(list(path.iterdir())) == 1 for path in (tmp_path / "birds" / "test").iterdir())
