@@ -2,6 +2,7 @@
 
 import pickle
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from gatf.model.judge import (
     calibration,
     rejection_threshold,
     softmax_with_temperature,
+    strangest,
     temperature_of,
 )
 
@@ -346,8 +348,10 @@ def test_blank_and_noisy_images_are_strange_wherever_their_features_lie() -> Non
     means = torch.tensor([[-4.0, 0.0], [4.0, 0.0]], dtype=torch.float64)
     judge = Judge(Gaussians(means, torch.eye(2, dtype=torch.float64).expand(2, 2, 2)), torch.zeros(2))
     points = torch.tensor([[4.0, 0.0], [4.0, 3.0], [0.5, 0.0], [4.0, 30.0]], dtype=torch.float64)
-    expected = torch.tensor([0.0, 9 / 25, 3.5**2 / 0.5**2, 900 / 916], dtype=torch.float64)
-    torch.testing.assert_close(judge.strangeness(points), expected)
+    expected = torch.tensor([[0.0, 9 / 25, 3.5**2 / 0.5**2, 900 / 916], [0.0, 4.5, 3.5**2 / 2, 450]])
+    torch.testing.assert_close(judge.strangeness(points), expected.double().T)
+    known = torch.tensor([[0.2, 2.0]] * 20)
+    assert strangest(judge.strangeness(points), known).tolist() == pytest.approx([0, 2.25, 245, 225])
 
 
 @pytest.mark.parametrize("method", ["lwf", "ncm"])
@@ -479,6 +483,13 @@ def test_settings_are_given_once_and_hold_for_updates(tiny_classifier: Tiny, dig
     learner.partial_fit(*some_digits(digit_images, "d2", most=40))
     assert learner.model_.config.optimisation.next.lr == 0.05
     assert learner.model_.method.memory.rule == "nmc"
+
+
+def test_the_anchor_of_a_classifier_is_shrunk_towards_the_identity_unless_asked_otherwise() -> None:
+    made = partial(first_config, method="gatf", shape=(1, 8, 8), images=500, device="cpu", seed=0)
+    assert made(overrides={}).method.anchor == "identity"
+    assert made(overrides={"method.anchor": "sylvester"}).method.anchor == "sylvester"
+    assert made(overrides={"method.preset": "release"}).method.anchor == "ridge"
 
 
 def test_a_preset_holds_for_updates_with_its_epochs() -> None:

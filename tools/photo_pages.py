@@ -7,7 +7,7 @@ from typing import Any
 from results import MISSING, NOT_YET, RESULTS, table
 
 UPDATES = RESULTS / "updates"
-WAYS = ("distance", "relative distance", "energy", "probability", "own")
+WAYS = ("distance", "quotient", "relative distance", "energy", "probability", "own")
 COMPARED = (
     ("fine-tuning", "birds-finetune"),
     ('the pretrained network adapted in every update (`adapt="always"`, GATF)', "birds-adapted"),
@@ -190,9 +190,11 @@ images of known classes; mean over updates. 0.5 is chance.
 
 {unknown}
 Distance alone takes images of nothing for known ones on a pretrained network, because their features lie near the
-centre of all classes. What `unknown` uses divides the squared distance to the nearest class by that to the centre
-(Mahalanobis distances by the mean covariance); methods that keep no Gaussians use the energy. Which one to use was
-decided on other species than these, on the networks of a run of `cifar100-16px` and on digits.
+centre of all classes. The quotient of the squared distance to the nearest class and that to the centre tells them, but
+not all noise on a network trained from scratch. So `unknown` uses both (Mahalanobis distances by the mean covariance),
+each as a multiple of what a tenth of the known images kept back exceeds, and the larger one decides; methods that keep
+no Gaussians use the energy. That was decided on other species than these, on the networks of a run of `cifar100-16px`
+and on digits.
 
 With `unknown=0.05`, 5 % of known images may be rejected. After a first fit, or an update with images of every class,
 that is promised; later it is an estimate:

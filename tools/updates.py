@@ -32,7 +32,7 @@ from gatf.geometry.gaussians import Gaussians
 from gatf.io.files import write_text
 from gatf.methods.parts.gaussian import keeps_gaussians_only
 from gatf.model.answers import answer, look
-from gatf.model.judge import UNKNOWN_SHRINK, energy
+from gatf.model.judge import UNKNOWN_SHRINK, energy, strangest
 from gatf.model.state import Looks
 from results import RESULTS
 
@@ -124,7 +124,7 @@ class Photos:
 def strangeness_by(looks: Looks, stored: Gaussians | None, temperature: float) -> dict[str, Tensor]:
     """Ways to tell unknown images, higher is stranger; beside the classifier's own."""
     found = {
-        "energy": energy(looks.scores, temperature),
+        "energy": energy(looks.scores, temperature)[:, 0],
         "probability": -torch.softmax(looks.scores / temperature, 1).amax(1),
     }
     if stored is None or looks.features is None:
@@ -143,6 +143,7 @@ def strangeness_by(looks: Looks, stored: Gaussians | None, temperature: float) -
     nearest = squares(within, means).amin(1)
     return found | {
         "distance": nearest,
+        "quotient": nearest / squares(within, centre[None])[:, 0],
         "relative distance": nearest - squares(total, centre[None])[:, 0],
     }
 
@@ -179,11 +180,12 @@ def measured(learner: IncrementalClassifier, photos: Photos, known: list[int], o
     gaussian = keeps_gaussians_only(model.method)
     stored = model.method.stored() if gaussian else None
     ours, theirs = (strangeness_by(each, stored, model.temperature) for each in (looks, strange))
-    ours["own"], theirs["own"] = model.strangeness_of(looks), model.strangeness_of(strange)
+    base = model.strangeness if len(model.strangeness) else model.strangeness_of(looks)
+    ours["own"], theirs["own"] = (strangest(model.strangeness_of(each), base) for each in (looks, strange))
     row["auroc"] = told_apart(ours, theirs)
     for name, blind in (("noise", NOISE), ("plain", PLAIN)):
         seen = look(model, [Image.fromarray(each).resize(images[0].size) for each in blind])
-        other = strangeness_by(seen, stored, model.temperature) | {"own": model.strangeness_of(seen)}
+        other = strangeness_by(seen, stored, model.temperature) | {"own": strangest(model.strangeness_of(seen), base)}
         row[f"auroc_{name}"] = told_apart(ours, other)
     if record.rejection != "withdrawn" and len(model.strangeness) >= 1 / PROMISED:
         for name, each in (("rejected_known", looks), ("rejected_strangers", strange)):

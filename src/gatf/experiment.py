@@ -42,7 +42,7 @@ from gatf.io.run_folder import CONFIG, RunFolder, Summary
 from gatf.methods import Method
 from gatf.methods.parts.features import FeatureMethod
 from gatf.model import file as model_file
-from gatf.model.judge import NOTHING_CALIBRATED
+from gatf.model.judge import NOTHING_CALIBRATED, NOTHING_STRANGE
 from gatf.model.record import UpdateRecord, remembered
 from gatf.model.state import Model
 from gatf.session import Circumstances, Preprocessing, Session, whole_number
@@ -357,7 +357,7 @@ class _Run:
         return Model(
             self.config, self.session.preprocessing, self.method.eval(), scenario.class_names,
             torch.bincount(labels[labels >= 0], minlength=len(scenario.order)), 1.0, NOTHING_CALIBRATED,
-            torch.zeros(0, dtype=torch.float64), torch.zeros(0), remembered(tuple(records)),
+            torch.zeros(0, dtype=torch.float64), NOTHING_STRANGE, remembered(tuple(records)),
         )  # fmt: skip
 
     def _tell_after_notices(self, task: int, event: Event) -> None:

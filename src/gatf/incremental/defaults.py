@@ -68,7 +68,8 @@ def first_config(
     if pixels >= LONG_TRAINING and not tiny and not pretrained:
         sections["precision"] = "auto"
     if method == "gatf":
-        sections["method"] = {"name": "gatf", "refresh": refresh(images)}
+        # an update may have few images: shrunk towards the identity, the anchor leaves alone what they do not tell
+        sections["method"] = {"name": "gatf", "refresh": refresh(images), "anchor": "identity"}
     return load_config(sections, method=method, overrides=dict(overrides))
 
 

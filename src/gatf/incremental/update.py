@@ -28,6 +28,8 @@ from gatf.methods.parts.components import extract
 from gatf.methods.parts.gaussian import GaussianMethod, carries_gaussians, keeps_gaussians_only
 from gatf.model.judge import (
     NOTHING_CALIBRATED,
+    NOTHING_STRANGE,
+    TAIL,
     Judge,
     Metric,
     calibration,
@@ -49,8 +51,6 @@ KEPT_PER_CLASS = 50
 CHECKPOINTS_PER_PHASE = 10
 STATE = "state.safetensors"
 """The checkpoint's name in its folder."""
-TAIL = 0.9
-"""The quantile of strangeness that is compared: thresholds lie in the upper tail."""
 
 
 def silent(event: Event) -> None:
@@ -75,7 +75,7 @@ def new_model(config: RunConfig, given: Given, shape: Shape, backbone: nn.Module
     mean, std = getattr(method.backbone, "normalisation", None) or normalisation(image_set(given, shape))
     preprocessing = Preprocessing(shape, mean, std)
     empty = torch.zeros(0, dtype=torch.int64)
-    return Model(config, preprocessing, method, (), empty, 1.0, NOTHING_CALIBRATED, empty.double(), empty.float(), ())
+    return Model(config, preprocessing, method, (), empty, 1.0, NOTHING_CALIBRATED, empty.double(), NOTHING_STRANGE, ())
 
 
 def learn(
@@ -121,7 +121,7 @@ class _Update:
         self.class_errors: tuple[float, float] | None = None
         self.drift: float | None = None
         self.rejection: Literal["promised", "estimated", "withdrawn"] | None = None
-        self.widening: float | None = None
+        self.widening: Tensor | float | None = None
         """By how much the update lengthens the strangeness of an old class's images; None: nothing shows it."""
         self.kept_by_carrying: float = 1.0
         """Of the held-out images of added classes that are told right, the share that still would be were these classes
@@ -244,7 +244,10 @@ class _Update:
         elif self.widening is None or model.rejection == "withdrawn":
             self._withdraw()
         else:
-            self.rejection, strangeness = "estimated", torch.cat([strangeness * self.widening, fresh])
+            self.rejection, strangeness = (
+                "estimated",
+                torch.cat([strangeness.view(-1, fresh.shape[1]) * self.widening, fresh]),
+            )
             strangeness = strangeness[:: -(-len(strangeness) // (KEPT_PER_CLASS * len(updated.labels)))]
         return replace(updated, strangeness=strangeness)
 
@@ -276,13 +279,11 @@ class _Update:
         stored = self.method.stored().to("cpu")
         carried = stored[: self.old].concat(self.moved[len(self.split.revisited) :].to("cpu"))
         strange, own = (Judge(each, self.errors).strangeness(features) for each in (carried, stored))
-        self.widening = max(
-            1.0,
-            *(
-                float(strange[chosen].quantile(TAIL) / own[chosen].quantile(TAIL).clamp_min(1e-12))
-                for chosen in (classes == number for number in classes.unique())
-            ),
-        )
+        ratios = [
+            strange[chosen].quantile(TAIL, dim=0) / own[chosen].quantile(TAIL, dim=0).clamp_min(1e-12)
+            for chosen in (classes == number for number in classes.unique())
+        ]
+        self.widening = torch.stack(ratios).amax(0).clamp_min(1.0).float()
         memory = copy.deepcopy(self.method.memory)
         memory.set(carried.to(self.method.device))
         answers = memory.scores(features.to(self.method.device)).argmax(1).cpu()

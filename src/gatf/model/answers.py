@@ -9,7 +9,7 @@ import torch
 
 from gatf.data.inputs import image_set, read_images
 from gatf.errors import UserError
-from gatf.model.judge import rejection_threshold, softmax_with_temperature
+from gatf.model.judge import rejection_threshold, softmax_with_temperature, strangest
 from gatf.model.state import Label, Looks, Model
 from gatf.training.processes import check_device
 
@@ -80,13 +80,14 @@ def _rejected(model: Model, looks: Looks, rate: float) -> np.ndarray:
         raise UserError(f"unknown is the rate of known images that may be rejected, between 0 and 1, not {rate!r}")
     if model.rejection == "withdrawn":
         return np.zeros(len(looks.scores), dtype=bool)
-    threshold = rejection_threshold(model.strangeness, rate)
+    known = model.strangeness
+    threshold = rejection_threshold(strangest(known, known), rate) if len(known) else float("inf")
     if threshold == float("inf"):
         raise UserError(
             f"too few images were kept back ({len(model.strangeness)}) to reject at a rate of {rate}; raise unknown "
             "or held_out"
         )
-    return (model.strangeness_of(looks) > threshold).numpy()
+    return (strangest(model.strangeness_of(looks), known) > threshold).numpy()
 
 
 def _with_unknown(

@@ -18,12 +18,16 @@ CLASS_SHRINK = BAYES_SHRINK
 """Shrinkage of the class covariances that certificates measure by, as much as in the usual readout."""
 UNKNOWN_SHRINK = 0.1
 """Shrinkage of the covariance that unknown images are told by: little, for they lie off the classes' planes."""
+TAIL = 0.9
+"""The quantile of strangeness that is compared: thresholds lie in the upper tail."""
 STEP = 0.5
 TEMPERATURES = 2 ** torch.arange(-12.0, 24.0, STEP, dtype=torch.float64)
 """Temperatures that are compared. Scores of Gaussians can be in the thousands, so that they reach far."""
 
 NOTHING_CALIBRATED = torch.zeros(1 + 2 * len(TEMPERATURES), dtype=torch.float64)
 """`calibration` of no images."""
+NOTHING_STRANGE = torch.zeros(0, 1)
+"""The strangeness of no images."""
 
 
 def softmax_with_temperature(scores: Tensor, temperature: float) -> Tensor:
@@ -71,9 +75,18 @@ def temperature_of(calibrated: Tensor) -> float:
 
 
 def energy(scores: Tensor, temperature: float) -> Tensor:
-    """How little any class speaks for an image: −log Σ exp(score/T) over classes, of scores [N, C]. (Liu et al.,
-    "Energy-based out-of-distribution detection", NeurIPS 2020.)"""
-    return -torch.logsumexp(scores.double() / temperature, dim=1)
+    """How little any class speaks for an image: −log Σ exp(score/T) over classes, of scores [N, C], so [N, 1]. (Liu et
+    al., "Energy-based out-of-distribution detection", NeurIPS 2020.)"""
+    return -torch.logsumexp(scores.double() / temperature, dim=1, keepdim=True)
+
+
+def strangest(values: Tensor, known: Tensor) -> Tensor:
+    """One number from several ways to be strange, [N, k] → [N]: the most there is of any, as a multiple of what a tenth
+    of held-out known images, [M, k], exceeds."""
+    if values.shape[1] == 1:
+        return values[:, 0]
+    much = known.double().quantile(TAIL, dim=0).clamp_min(1e-12)
+    return (values.double() / much).amax(1)
 
 
 def rejection_threshold(strangeness: Tensor, rate: float) -> float:
@@ -184,12 +197,15 @@ class Judge:
         return torch.cdist(points, means).square() / features.shape[1]
 
     def strangeness(self, features: Tensor) -> Tensor:
-        """Squared distance to the nearest class, divided by that to the centre of all classes, [N].
+        """Two ways to be unlike every class, [N, 2]: the squared distance to the nearest class, divided by that to the
+        centre of all classes; and the distance itself.
 
-        The distance alone takes a blank image for a known one, because the features of nothing in particular lie near
-        the centre, between the classes; what it is divided by tells them, and does not care how large features are.
-        docs/uncertainty.md compares it with others.
+        The distance alone takes a blank image for a known one on a pretrained network, because the features of nothing
+        in particular lie near the centre, between the classes. The quotient alone takes noise for a known one on a
+        network that was trained from scratch, because its features are far from everything, along some class's
+        direction. docs/uncertainty.md compares them with others.
         """
+        distances = self.distances(features).amin(1)
         centre = self._rejecting(self.stored.means.mean(0))
         from_centre = (self._rejecting(features) - centre).square().mean(1)
-        return self.distances(features).amin(1) / from_centre.clamp_min(1e-12)
+        return torch.stack([distances / from_centre.clamp_min(1e-12), distances], dim=1)

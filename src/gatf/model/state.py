@@ -51,7 +51,7 @@ class Model:
     """How far the stored mean of each class may be off after the last update, in the judge's metric, float64 [C]; empty
     where nobody measured it, as in a run."""
     strangeness: Tensor
-    """`strangeness_of` held-out images of all updates, for `rejection_threshold`, float32 [M]."""
+    """`strangeness_of` held-out images of all updates, for `rejection_threshold`, float32 [M, 1 or 2]."""
     history: tuple[UpdateRecord, ...]
     adapts: str | None = None
     """The method that may adapt a pretrained network, where updates choose (`incremental.adapt`); None: they do not."""
@@ -69,8 +69,8 @@ class Model:
         return Judge(self.method.stored().to("cpu"), self.errors, class_errors)
 
     def strangeness_of(self, looks: Looks) -> Tensor:
-        """How unlike everything known images are, [N]: by where their features lie among the classes, or by how little
-        any class speaks for them where the method keeps no Gaussians alone."""
+        """How unlike everything known images are, [N, 1 or 2]: by where their features lie among the classes, or by how
+        little any class speaks for them where the method keeps no Gaussians alone."""
         if looks.features is not None and keeps_gaussians_only(self.method):
             return self.judge.strangeness(looks.features)
         return energy(looks.scores, self.temperature)
