@@ -83,7 +83,7 @@ def test_statistics_of_100_classes_take_less_than_a_megabyte(grown: Any, tmp_pat
     method.keep(stored)
     model = Model(
         config, Preprocessing((3, 16, 16), (0.5,) * 3, (0.5,) * 3), method, tuple(f"class {n}" for n in range(100)),
-        torch.full((100,), 500), 1.0, NOTHING_CALIBRATED, torch.zeros(100, dtype=torch.float64), torch.rand(5000),
+        torch.full((100,), 500), 1.0, NOTHING_CALIBRATED, torch.zeros(100, dtype=torch.float64), torch.rand(5000, 2),
         grown.history_,
     )  # fmt: skip
     model_file.save(model, tmp_path / "large.gatf")

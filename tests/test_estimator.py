@@ -344,14 +344,17 @@ def test_unknown_images_are_rejected_at_the_stated_rate(tiny_classifier: Tiny, d
 
 
 def test_blank_and_noisy_images_are_strange_wherever_their_features_lie() -> None:
-    """Two classes at ±4 on the first axis, unit covariance shrunk to itself: distances by hand."""
+    """Two classes at ±4 on the first axis, of unit covariance, which shrinkage makes 1.1: distances by hand."""
     means = torch.tensor([[-4.0, 0.0], [4.0, 0.0]], dtype=torch.float64)
     judge = Judge(Gaussians(means, torch.eye(2, dtype=torch.float64).expand(2, 2, 2)), torch.zeros(2))
     points = torch.tensor([[4.0, 0.0], [4.0, 3.0], [0.5, 0.0], [4.0, 30.0]], dtype=torch.float64)
-    expected = torch.tensor([[0.0, 9 / 25, 3.5**2 / 0.5**2, 900 / 916], [0.0, 4.5, 3.5**2 / 2, 450]])
-    torch.testing.assert_close(judge.strangeness(points), expected.double().T)
+    squares = torch.tensor([0.0, 9.0, 3.5**2, 900.0], dtype=torch.float64)
+    quotients = squares / torch.tensor([16.0, 25.0, 0.25, 916.0], dtype=torch.float64)
+    torch.testing.assert_close(judge.strangeness(points), torch.stack([quotients, squares / 2 / 1.1], 1))
     known = torch.tensor([[0.2, 2.0]] * 20)
-    assert strangest(judge.strangeness(points), known).tolist() == pytest.approx([0, 2.25, 245, 225])
+    assert strangest(judge.strangeness(points), known).tolist() == pytest.approx(
+        [0, 4.5 / 1.1 / 2, 49 / 0.2, 450 / 1.1 / 2]
+    )
 
 
 @pytest.mark.parametrize("method", ["lwf", "ncm"])
