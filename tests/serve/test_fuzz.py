@@ -10,8 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gatf.serve.app import Options, build
+from gatf.serve.app import build
 from gatf.serve.limits import Limits
+from gatf.serve.studio import Options
 
 from .conftest import png
 from .server import Client, form, serving

@@ -22,8 +22,8 @@ from gatf.data.inputs import Given
 from gatf.incremental.learn import learn_given
 from gatf.incremental.store import Store
 from gatf.model import file as model_file
-from gatf.serve.app import Options
 from gatf.serve.limits import Limits
+from gatf.serve.studio import Options
 from gatf.serve.updates import Update, Updates
 
 from .server import Client, form, serving, until
