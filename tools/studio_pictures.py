@@ -51,18 +51,18 @@ def learn(page: Page, out: Path | None = None) -> None:
 
 def shots(page: Page, out: Path, name: str) -> None:
     """On a laptop; where they are not for docs, also in the dark and on a phone."""
-    page.resize(1080, 760)
+    page.resize(1080, 840)
     page.run("scrollTo(0, 0)")
     laptop = out / f"studio-{name}.png"
     page.picture(laptop, whole=False)
     Image.open(laptop).convert("RGB").quantize(256).save(laptop, optimize=True)
     if out == IMAGES:
         return
-    page.resize(1080, 760, dark=True)
+    page.resize(1080, 840, dark=True)
     page.picture(out / f"dark-{name}.png")
     page.resize(390, 844)
     page.picture(out / f"phone-{name}.png")
-    page.resize(1080, 760)
+    page.resize(1080, 840)
 
 
 def main(out: Path, epochs: str) -> None:
@@ -76,7 +76,7 @@ def main(out: Path, epochs: str) -> None:
         address = server.stdout.readline().split(": ")[1].strip()
         page = Page(folder / "profile")
         try:
-            page.resize(1080, 760)
+            page.resize(1080, 840)
             page.visit(address)
             page.wait("document.documentElement?.dataset.ready")
             for name in NAMES[:4]:

@@ -14,7 +14,8 @@ from typing import Any
 
 import uvicorn
 
-from gatf.serve.app import Options, Studio, build
+from gatf.serve.app import build
+from gatf.serve.studio import Options, Studio
 
 Parts = list[tuple[str, bytes]]
 

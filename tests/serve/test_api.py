@@ -17,9 +17,9 @@ from PIL import Image
 from gatf.incremental.classifier import IncrementalClassifier
 from gatf.incremental.store import Store
 from gatf.model import file as model_file
-from gatf.serve.app import Options, Studio
 from gatf.serve.limits import Problem
 from gatf.serve.live import Served
+from gatf.serve.studio import Options, Studio
 
 from .conftest import png
 from .server import Client, serving, until

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gatf.serve.app import Options, build
+from gatf.serve.app import build
 from gatf.serve.limits import Limits
+from gatf.serve.studio import Options
 
 from .conftest import png
 from .server import Client, form, serving
@@ -96,7 +97,7 @@ def test_nothing_that_is_sent_breaks_the_server(client: Client, path: str, metho
     takes = any(key in DOCUMENT["paths"][path][method] for key in ("parameters", "requestBody"))
 
     @settings(
-        max_examples=30 if takes else 1, deadline=None, database=None, derandomize=True,
+        max_examples=20 if takes else 1, deadline=None, database=None, derandomize=True,
         suppress_health_check=list(HealthCheck),
     )  # fmt: skip
     @given(requests(path, method))

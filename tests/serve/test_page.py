@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from gatf.report.style import css_variables
-from gatf.serve.app import PAGE, Options
+from gatf.serve.files import PAGE
+from gatf.serve.studio import Options
 
 from .browser import BROWSER, BROWSERS, Page
 from .server import Client, serving

@@ -23,12 +23,14 @@ from gatf.incremental.learn import learn_given
 from gatf.incremental.store import Store
 from gatf.model import file as model_file
 from gatf.serve.limits import Limits
+from gatf.serve.studio import Options
 from gatf.serve.updates import Update, Updates
 
-from .server import Client, form, until
+from .server import Client, form, serving, until
 
 Digits = Callable[[str, int], list[bytes]]
 EPOCHS = 60
+PARAMETERS = {"epochs": EPOCHS, "device": "cpu", "settings": {"method.samples": 100}}
 SETTINGS = ("--epochs", str(EPOCHS), "--set", "method.samples=100", "--device", "cpu")
 
 
@@ -67,6 +69,12 @@ def first_event(client: Client, name: str) -> dict[str, Any]:
     finally:
         connection.close()
     raise AssertionError("the stream ended")
+
+
+def learners(server: int) -> list[int]:
+    """The processes that a server has started."""
+    found = Path(f"/proc/{server}/task").glob("*/children")
+    return [int(process) for file in found for process in file.read_text().split()]
 
 
 @contextmanager
@@ -118,14 +126,17 @@ def test_an_update_survives_sigterm_and_kill_and_ends_as_if_nothing_had_been(
         told = first_event(client, name)
         assert told["state"] == "running"
         assert told["progress"]["epochs"] == EPOCHS
+        until((workspace / "state.safetensors").exists)
+        learner = learners(server.pid)[0]
+        os.kill(learner, signal.SIGSTOP)  # it must not be done before all has been looked at
         assert client.send("/v1/predict", ask).json == old  # the old model goes on answering
         second = client.send("/v1/updates", [("label", b"d5"), ("image", pictures[0])])
         assert (second.status, "one at a time" in second.json["detail"]) == (409, True)
         assert client("POST", "/v1/rollback", b"").status == 409
-        until((workspace / "state.safetensors").exists)
         with half_sent(client, ask) as rest:
             server.send_signal(signal.SIGTERM)
             assert rest() == 200  # what has begun is finished
+        os.kill(learner, signal.SIGCONT)
         server.wait(60)
     assert shop.read_bytes() == before
     assert (folder / name / "job.json").is_file()  # what was begun is there to be taken up
@@ -137,7 +148,7 @@ def test_an_update_survives_sigterm_and_kill_and_ends_as_if_nothing_had_been(
         server.wait()
     assert shop.read_bytes() == before
     (folder / "half-arrived" / "pictures").mkdir(parents=True)
-    with contextlib.ExitStack() as another, process(shop, *SETTINGS) as (client, _):
+    with contextlib.ExitStack() as another, serving(Options(shop, parameters=PARAMETERS)) as (client, _):
         another.enter_context(Store(shop).writing())  # as the killed server's process does while it ends
         assert not (folder / "half-arrived").exists()
         until(lambda: client.get(f"/v1/updates/{name}").json["progress"]["phase"] == "waiting")
@@ -164,8 +175,7 @@ def test_an_update_survives_sigterm_and_kill_and_ends_as_if_nothing_had_been(
     again = tmp_path / "again.gatf"
     again.write_bytes(before)
     given = Given(Files(tuple(str(file) for file in sorted(kept.iterdir()))))
-    parameters = {"epochs": EPOCHS, "device": "cpu", "settings": {"method.samples": 100}}
-    learn_given(again, given, np.array(["d4"] * 30), kept, parameters=parameters)
+    learn_given(again, given, np.array(["d4"] * 30), kept, parameters=PARAMETERS)
     expected = model_file.load(again).method.state_dict()
     assert all(value.equal(expected[name]) for name, value in whole.method.state_dict().items())
 

@@ -15,10 +15,10 @@ import pytest
 import torch
 
 from gatf.errors import UserError
-from gatf.serve.app import Options, Studio
 from gatf.serve.guard import is_loopback
 from gatf.serve.limits import Limits
 from gatf.serve.run import check_address
+from gatf.serve.studio import Options, Studio
 
 from .server import Client, form, serving, until
 

@@ -57,9 +57,9 @@ def _run(*, model: Path, page: bool, browser: bool, host: str, port: int, **give
     extra("PIL", "studio")
     from gatf.config import parse_overrides
     from gatf.model.answers import available_device
-    from gatf.serve.app import Options
     from gatf.serve.limits import MEGABYTE, Limits
     from gatf.serve.run import check_address, run
+    from gatf.serve.studio import Options
 
     token = _token(given["token_file"])
     check_address(host, token)

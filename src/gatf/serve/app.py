@@ -2,24 +2,18 @@
 
 import asyncio
 import json
-import logging
-import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
-from functools import lru_cache
-from importlib.resources import as_file, files
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 from fastapi import FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.middleware.cors import CORSMiddleware
-from fastapi.responses import FileResponse, HTMLResponse, PlainTextResponse, Response, StreamingResponse
+from fastapi.responses import FileResponse, PlainTextResponse, Response, StreamingResponse
 from pydantic import BaseModel, ValidationError
 from starlette.background import BackgroundTask
 from starlette.exceptions import HTTPException
@@ -27,144 +21,20 @@ from starlette.requests import ClientDisconnect
 
 from gatf import __version__
 from gatf.errors import UserError
-from gatf.model import file as model_file
-from gatf.model.state import Model
 from gatf.serve import schemas
 from gatf.serve.atlas import chart
-from gatf.serve.batching import Batcher, Question
 from gatf.serve.describe import described
+from gatf.serve.files import add_files, public_paths
 from gatf.serve.guard import Guard
-from gatf.serve.limits import Limits, Problem, busy, in_the_way, not_understood
-from gatf.serve.live import NETWORKS, Live
-from gatf.serve.metrics import Metrics
-from gatf.serve.pictures import InMemory, checked_label, from_base64, read_multipart, to_pixels
-from gatf.serve.updates import Update, Updates
+from gatf.serve.limits import Limits, Problem, in_the_way, not_understood
+from gatf.serve.pictures import InMemory, checked_label, from_base64, read_multipart
+from gatf.serve.studio import Options, Studio
+from gatf.serve.updates import Update
 
-LOG = logging.getLogger("gatf.serve")
 SECONDS_BETWEEN_EVENTS = 0.1
-PAGE = {
-    "": ("index.html", "text/html; charset=utf-8"),
-    "studio.css": ("studio.css", "text/css; charset=utf-8"),
-    "icon.svg": ("icon.svg", "image/svg+xml"),
-    "docs.js": ("docs.js", "text/javascript; charset=utf-8"),
-    **{
-        name: (name, "text/javascript; charset=utf-8")
-        for name in ("studio.js", "api.js", "dom.js", "teach.js", "ask.js", "look.js", "chart.js")
-    },
-}
-"""The files of the page, by their address below /: the only ones that can be asked for."""
-ALWAYS = ("studio.css", "icon.svg", "docs.js", "dom.js", "api.js")
-"""Those that /docs needs, with or without the page."""
 PROBLEMS: dict[int | str, dict[str, Any]] = {
     "4XX": {"model": schemas.ProblemInfo, "description": "What was wrong, in one sentence (RFC 9457)."},
 }
-
-
-@dataclass
-class Options:
-    """How a server is run."""
-
-    path: Path
-    page: bool = False
-    device: str = "cpu"
-    parameters: dict[str, Any] = field(default_factory=dict)
-    """IncrementalClassifier's, for updates."""
-    keep: int = 3
-    token: str | None = None
-    origins: tuple[str, ...] = ()
-    limits: Limits = field(default_factory=Limits)
-
-
-class Studio:
-    """The parts of a running server."""
-
-    def __init__(self, options: Options) -> None:
-        self.options, self.limits = options, options.limits
-        self.metrics = Metrics()
-        self.live = Live(options.path, options.device)
-        self.batcher = Batcher(self.limits.queue)
-        self.updates = Updates(
-            self.live.path, parameters=options.parameters, keep=options.keep, limits=self.limits,
-            refresh=self.live.refresh,
-        )  # fmt: skip
-        self.decoders = ThreadPoolExecutor(max(2, os.cpu_count() or 1), "gatf-decode")
-        self.under_way = 0
-        """Predictions."""
-        self.stopping: Callable[[], bool] = lambda: False
-        """Whether the server has been asked to end: streams close then."""
-        self._before = lru_cache(maxsize=1)(self._load_before)
-
-    def open(self) -> None:
-        self.live.open()
-        self.batcher.open()
-        self.updates.open()
-
-    def close(self) -> None:
-        self.updates.close()
-        self.batcher.close()
-        self.live.close()
-        self.decoders.shutdown()
-
-    # --- prediction
-
-    @contextmanager
-    def admitted(self) -> Iterator[None]:
-        """Inside, one prediction more is under way: from its first byte on it takes memory. A `Problem` if there are
-        too many already."""
-        if self.under_way >= self.limits.queue:
-            raise busy("too many predictions are under way")
-        self.under_way += 1
-        try:
-            yield
-        finally:
-            self.under_way -= 1
-
-    async def predict(self, images: list[bytes], **asked: Any) -> dict[str, Any]:
-        if not images:
-            raise not_understood("there is no image in the request")
-        served = self.live.served()
-        loop = asyncio.get_running_loop()
-        try:
-            async with asyncio.timeout(self.limits.seconds):
-                pixels = await loop.run_in_executor(
-                    self.decoders, to_pixels, images, served.model.preprocessing.shape, self.limits
-                )
-                return await self.batcher.ask(Question(served, pixels, **asked))
-        except TimeoutError:
-            raise Problem(
-                503, "Too slow", f"no answer within {self.limits.seconds:g} seconds; come back later", Retry_After="5"
-            ) from None
-
-    # --- updates
-
-    def labels_for(self, names: list[str]) -> list[Any]:
-        """The names as labels of the model's kind: one whose classes are numbers takes numbers."""
-        served = self.live.current
-        if served is None or isinstance(served.model.labels[0], str):
-            if served is None and len(set(names)) < 2:
-                raise not_understood("the first update needs pictures of at least two classes")
-            return list(names)
-        try:
-            if isinstance(served.model.labels[0], bool):
-                raise ValueError
-            return [int(name) for name in names]
-        except ValueError:
-            raise not_understood("the classes of this model are numbers; name new ones by numbers") from None
-
-    def load_before(self) -> Model | None:
-        """The model before the last update, where it was kept."""
-        versions = self.updates.store.versions()
-        served = self.live.current
-        if not versions or served is None or versions[-1] != len(served.model.history) - 2:
-            return None
-        return self._before(served.digest, versions[-1])
-
-    def _load_before(self, digest: str, number: int) -> Model | None:
-        try:
-            with NETWORKS:
-                return model_file.load(self.live.path.with_name(f"{self.live.path.name}.v{number}"), answering=True)
-        except (UserError, OSError):
-            return None
 
 
 def build(options: Options) -> tuple[FastAPI, Studio]:
@@ -185,16 +55,15 @@ def build(options: Options) -> tuple[FastAPI, Studio]:
     _add_updates(app, studio)
     _add_model(app, studio)
     _add_watching(app, studio)
-    _add_files(app, options.page)
+    add_files(app, options.page)
     if options.origins:
         app.add_middleware(
             CORSMiddleware, allow_origins=list(options.origins), allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["authorization", "content-type"],
         )  # fmt: skip
-    page = frozenset({f"/{name}" for name in (PAGE if options.page else ALWAYS)} | {"/docs"})
     app.add_middleware(
         Guard, limits=options.limits, metrics=studio.metrics, token=options.token, origins=options.origins,
-        public=page.__contains__,
+        public=public_paths(options.page).__contains__,
     )  # fmt: skip
     return app, studio
 
@@ -485,26 +354,3 @@ def _add_watching(app: FastAPI, studio: Studio) -> None:
             ),
         ]
         return PlainTextResponse(studio.metrics.text(found), media_type="text/plain; version=0.0.4; charset=utf-8")
-
-
-def _add_files(app: FastAPI, page: bool) -> None:
-    folder = files("gatf.serve") / "page"
-
-    def serve(address: str, name: str, media_type: str) -> None:
-        with as_file(folder / name) as path:
-            content = path.read_bytes()
-
-        async def answer() -> Response:
-            return Response(content, media_type=media_type, headers={"cache-control": "no-cache"})
-
-        app.add_api_route(f"/{address}", answer, include_in_schema=False)
-
-    for address, (name, media_type) in PAGE.items():
-        if page or address in ALWAYS:
-            serve(address, name, media_type)
-    with as_file(folder / "docs.html") as path:
-        docs = path.read_text(encoding="utf-8")
-
-    @app.get("/docs", include_in_schema=False)
-    async def documentation() -> Response:
-        return HTMLResponse(docs)

@@ -5,6 +5,7 @@ import logging
 import socket
 import sys
 import webbrowser
+from contextlib import suppress
 from types import FrameType
 
 import uvicorn
@@ -12,8 +13,9 @@ from PIL import Image
 
 from gatf.data.decode import careful_pillow
 from gatf.errors import UserError
-from gatf.serve.app import Options, build
+from gatf.serve.app import build
 from gatf.serve.guard import is_loopback
+from gatf.serve.studio import Options
 
 SHORTEST_TOKEN = 16
 SECONDS_TO_FINISH = 30
@@ -49,7 +51,8 @@ def run(options: Options, *, host: str, port: int, browser: bool = False) -> Non
         print(f"gatf {'studio' if options.page else 'serve'}: {address}", flush=True)  # noqa: T201
         if browser:
             webbrowser.open(address)
-        asyncio.run(server.serve(sockets=[listening]))
+        with suppress(KeyboardInterrupt):  # which uvicorn raises again when it has ended well
+            asyncio.run(server.serve(sockets=[listening]))
 
 
 def check_address(host: str, token: str | None) -> None:
