@@ -6,7 +6,7 @@ PYTHON := python3
 PIP := $(VENV)/bin/pip install --quiet --disable-pip-version-check -c constraints-cpu.txt
 SOURCES := pyproject.toml constraints-cpu.txt
 
-.PHONY: demo test bench docs torture fuzz mutants coverage lock install-locked audit lint clean
+.PHONY: demo test slowest bench docs torture fuzz mutants coverage lock install-locked audit lint clean
 
 demo: $(VENV)/.installed
 	$(VENV)/bin/gatf run
@@ -14,6 +14,12 @@ demo: $(VENV)/.installed
 
 test: $(VENV)/.installed-dev lint
 	$(VENV)/bin/pytest -n 2 --dist worksteal
+
+# which tests are slow, in processor seconds, into docs/contributing.md
+slowest: $(VENV)/.installed-dev
+	rm -f .costs.jsonl
+	$(VENV)/bin/pytest -n 2 --dist worksteal --costs .costs.jsonl
+	$(VENV)/bin/python tools/slowest.py .costs.jsonl
 
 bench: $(VENV)/.installed-dev
 	$(VENV)/bin/python benchmarks/run.py

@@ -64,6 +64,11 @@ def seconds(call: Call, clock: Callable[[], float] = time.perf_counter, calls: i
     return (clock() - start) / calls
 
 
+def processor_time() -> float:
+    """Seconds of all processors that this process and the children it has waited for took so far."""
+    return sum(os.times()[:4])
+
+
 def take_turns(
     reference: Call, ours: Call, *, repeats: int, calls: int = 1, clock: Callable[[], float] = time.perf_counter,
     warm_up: bool = True, rest: float = 0.0,

@@ -1,6 +1,8 @@
 """ONNX gives Python's answers on real images."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,9 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
+from typer.testing import CliRunner
 
 from gatf import IncrementalClassifier
+from gatf.cli import app
+from gatf.data.inputs import image_set, read_images
 from gatf.errors import UserError
+from gatf.model.exported import Exported, beside
 from gatf.model.onnx import Graph, export_onnx
 
 pytest.importorskip("onnx", reason="the extra 'onnx' is not installed")
@@ -49,7 +56,6 @@ def test_all_digits_get_the_same_labels(grown: Any, digit_images: Any, tmp_path:
 def test_cifar_images_get_the_same_labels(tmp_path: Path) -> None:
     import io
 
-    from PIL import Image
     from pyarrow import parquet
 
     table = parquet.ParquetFile(CIFAR).read_row_group(0).slice(0, 1200).to_pylist()
@@ -75,6 +81,68 @@ def test_the_graph_of_every_readout_gives_the_methods_scores(
         scores, _, numbers = Graph(learner.model_).eval()(torch.from_numpy(images[:60, None]))
     np.testing.assert_allclose(scores.numpy(), learner._look(images[:60]).scores.numpy(), rtol=1e-4, atol=1e-3)
     assert learner.classes_[numbers.numpy()].tolist() == learner.predict(images[:60]).tolist()
+
+
+PREDICT = """
+import sys
+from gatf.cli import main
+try:
+    main()
+finally:
+    print(*sys.modules, file=sys.stderr)
+"""
+
+
+def predict(*arguments: str | Path) -> tuple[list[str], list[str]]:
+    """What `gatf predict` prints in a process of its own, and what it says beside that with the modules it imported."""
+    command = [sys.executable, "-c", PREDICT, "predict", *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return done.stdout.splitlines(), done.stderr.split()
+
+
+def test_one_image_is_answered_from_the_export_beside_the_model_without_torch(
+    grown: Any, digit_images: Any, tmp_path: Path
+) -> None:
+    model, export = tmp_path / "shop.gatf", tmp_path / "shop.onnx"
+    grown.save(model)
+    done = CliRunner().invoke(app, ["export", str(model), str(export)])
+    assert done.exit_code == 0, done.output
+    files = [tmp_path / f"{number}.png" for number in range(6)]
+    for file, pixels in zip(files, digit_images[0], strict=False):
+        Image.fromarray(pixels).save(file)
+    (tmp_path / "bad.png").write_bytes(b"no image")
+    printed, said = predict(model, *files, tmp_path / "bad.png", "--skip-bad", "--json", "--top", "2")
+    assert "torch" not in said
+    assert "onnxruntime" in said
+    answers = json.loads("\n".join(printed))
+    expected = grown.predict_proba([str(file) for file in files])
+    assert [row["label"] for row in answers] == grown.predict([str(file) for file in files]).tolist()
+    for row, chances in zip(answers, expected, strict=True):
+        assert row["probability"] == pytest.approx(chances.max(), abs=1e-4)
+        assert len(row["top"]) == 2
+    with_certificates = CliRunner().invoke(app, ["predict", str(model), str(files[0]), "--certificate"])
+    assert with_certificates.exit_code == 0  # by torch, for the graph has no features
+
+
+def test_an_export_of_another_version_is_not_asked(grown: Any, tmp_path: Path) -> None:
+    model, export = tmp_path / "shop.gatf", tmp_path / "shop.onnx"
+    grown.save(model)
+    assert beside(model) == (None, None)
+    export.write_bytes(b"something else")
+    assert beside(model) == (None, f"{export} is not an export of a model and was left alone")
+    export_onnx(grown.model_, export, digest="0" * 32)
+    assert beside(model) == (
+        None, f"{export} is of another version of shop.gatf, which answers itself; renew it with gatf export",
+    )  # fmt: skip
+
+
+def test_large_and_grey_pictures_are_shown_as_python_shows_them(tmp_path: Path) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (90, 120, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "wide.png")
+    for shape in ((1, 16, 16), (3, 16, 16), (3, 72, 72)):
+        shown, _, _ = Exported(None, ("a",), shape).read([str(tmp_path / "wide.png")], skip_bad=False)
+        expected = next(image_set(read_images(tmp_path / "wide.png"), shape).stream([torch.arange(1)]))
+        assert np.array_equal(shown, expected.numpy())
 
 
 def test_a_wrong_graph_is_not_written(grown: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

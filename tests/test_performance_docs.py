@@ -67,6 +67,10 @@ def results(load: Load, tmp_path: Path) -> Path:
         "results": [],
         **outlook.everything(fitted),
     }
+    wholes["growth"] = {
+        "seconds": {"transport": {"64": {"10": 0.1, "100": 1.0, "1000": 12.0}}, "saving": {"64": {}}},
+        "exponents": {"transport": {"64": 1.08}, "saving": {"64": None}},
+    }
     for name, whole in wholes.items():
         text = json.dumps({**whole, "quick": name == "memory", "environment": environment})
         (tmp_path / f"{name}.json").write_text(text, encoding="utf-8")
@@ -83,6 +87,7 @@ def test_every_table_has_its_rows(load: Load, results: Path) -> None:
         "memory": "| resident, MB | 100.0 | 101.0 | 102.0 |",
         "compiling": "| earned after | 500 steps |",
         "covariances": "| digits, `full` | 2 | 90.0 ± 1.5 | 90.0 ± 1.5 | 8 576 |",
+        "growth": "| transport, S = 64 | 100 ms | 1 s | 12 s | 1.1 |",
         "bytes": "| `full`, S = 64 | 8 576 | 33 792 |",
         "assumptions": "| float32 operations per second | 15 × 10¹² |",
         "imagenet": "| parameters trained | 11.7 M | 45.1 M |",
@@ -110,6 +115,8 @@ def test_the_error_curve_is_drawn(load: Load, results: Path) -> None:
     performance = load("performance")
     performance.draw(performance.read("pushforward", results), results / "curve.svg")
     assert "mirrored" in (results / "curve.svg").read_text(encoding="utf-8")
+    performance.draw_growth(performance.read("growth", results), results / "growth.svg")
+    assert "transport" in (results / "growth.svg").read_text(encoding="utf-8")
 
 
 def test_a_target_that_was_missed_is_shown(load: Load) -> None:

@@ -14,11 +14,12 @@ from update_docs import replace_between
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 PICTURE = ROOT / "docs" / "img" / "pushforward.svg"
+GROWTH = ROOT / "docs" / "img" / "growth.svg"
 COMPARED = (
     "startup", "augment", "decode", "training", "refresh", "anchor", "pushforward", "scoring", "compiling", "memory",
     "whole_run",
 )  # fmt: skip
-"""Benchmarks whose results are lines of the table; `covariance` and `scaling` have tables of their own."""
+"""Benchmarks whose results are lines of the table; `covariance`, `scaling` and `growth` have tables of their own."""
 KINDS = ("full", "lowrank", "diag", "shared")
 PICTURED = 0.3
 """Size of the residual whose error curve is drawn."""
@@ -75,7 +76,13 @@ def machine(wholes: dict[str, Whole]) -> str:
     """What the numbers were measured on, and which come from quick runs."""
     environments = {name: whole["environment"] for name, whole in wholes.items()}
     first = next(iter(environments.values()))
-    facts = [("processor", first["processor"]), ("processors", str(first["processors"])), ("system", first["system"])]
+    processors: dict[str, list[str]] = {}
+    for name, each in environments.items():
+        processors.setdefault(each["processor"], []).append(name)
+    told = next(iter(processors))
+    if len(processors) > 1:
+        told = "; ".join(f"{processor}: {', '.join(names)}" for processor, names in processors.items())
+    facts = [("processor", told), ("processors", str(first["processors"])), ("system", first["system"])]
     packages: dict[str, str] = {}
     for each in environments.values():
         packages |= {name: value for name, value in each.items() if name not in NOT_PACKAGES}
@@ -133,12 +140,7 @@ def errors(pushforward: Whole) -> str:
 
 def draw(pushforward: Whole, path: Path) -> None:
     """The error curve of one residual, both axes logarithmic."""
-    import matplotlib
-
-    matplotlib.use("svg")
-    matplotlib.rcParams["svg.hashsalt"] = "gatf"
-    from matplotlib import pyplot
-
+    pyplot = _pyplot()
     curve = next(curve for what, curve in curves(pushforward) if f"g = {PICTURED}," in what)
     figure, axes = pyplot.subplots(figsize=(6, 3.5), layout="constrained")
     for kind, by_count in curve.items():
@@ -187,6 +189,44 @@ def _over_seeds(accuracy: dict[str, Any]) -> str:
 
 
 # docs/scaling.md
+
+
+def growth(whole: Whole) -> str:
+    """Seconds by classes, a row a part and a dimension, and the exponent of the number of classes."""
+    sizes = sorted({int(count) for by_dim in whole["seconds"].values() for times in by_dim.values() for count in times})
+    rows = []
+    for part, by_dim in whole["seconds"].items():
+        for dim, times in by_dim.items():
+            if times:
+                cells = (duration(times[str(size)]) if str(size) in times else "–" for size in sizes)
+                rows.append((f"{part}, S = {dim}", *cells, number(whole["exponents"][part][dim], 2)))
+    return table(("what", *(f"C = {number(size)}" for size in sizes), "exponent of C"), rows)
+
+
+def draw_growth(whole: Whole, path: Path) -> None:
+    """Seconds over classes at the smallest dimension, both axes logarithmic."""
+    pyplot = _pyplot()
+    figure, axes = pyplot.subplots(figsize=(6, 3.5), layout="constrained")
+    dim = min((dim for by_dim in whole["seconds"].values() for dim in by_dim), key=int)
+    for part, by_dim in whole["seconds"].items():
+        times = by_dim.get(dim, {})
+        counts = sorted(times, key=int)
+        axes.loglog([int(each) for each in counts], [times[each] for each in counts], "o-", label=part)
+    axes.set(xlabel=f"classes (S = {dim})", ylabel="processor seconds")
+    axes.grid(visible=True, which="both", alpha=0.2)
+    axes.legend(frameon=False)
+    figure.savefig(path, metadata={"Date": None})
+    pyplot.close(figure)
+
+
+def _pyplot() -> Any:
+    import matplotlib
+
+    matplotlib.use("svg")
+    matplotlib.rcParams["svg.hashsalt"] = "gatf"
+    from matplotlib import pyplot
+
+    return pyplot
 
 
 def model(scaling: Whole) -> str:
@@ -323,7 +363,7 @@ def assumptions(scaling: Whole) -> str:
 
 def sections(results: Path) -> dict[str, dict[str, str]]:
     """Page → marker → what stands between."""
-    wholes = {name: read(name, results) for name in (*COMPARED, "covariance", "scaling")}
+    wholes = {name: read(name, results) for name in (*COMPARED, "covariance", "scaling", "growth")}
     scaling = wholes["scaling"]
     return {
         "performance.md": {
@@ -336,6 +376,7 @@ def sections(results: Path) -> dict[str, dict[str, str]]:
             "covariances": covariances(wholes["covariance"]),
         },
         "scaling.md": {
+            "growth": growth(wholes["growth"]),
             "model": model(scaling),
             "whole-run": whole_run(scaling),
             "bytes": bytes_a_class(scaling),
@@ -364,6 +405,7 @@ def main() -> None:
         path = ROOT / "docs" / name
         path.write_text(filled(path.read_text(encoding="utf-8"), parts), encoding="utf-8")
     draw(read("pushforward", results), PICTURE)
+    draw_growth(read("growth", results), GROWTH)
 
 
 if __name__ == "__main__":

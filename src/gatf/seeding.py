@@ -1,10 +1,14 @@
 """Every random draw comes from a generator keyed by its purpose: runs repeat, and resume, bit for bit."""
 
+from __future__ import annotations
+
 import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 
 def key(seed: int, *purpose: str | int) -> int:
@@ -15,12 +19,16 @@ def key(seed: int, *purpose: str | int) -> int:
 
 def generator(seed: int, *purpose: str | int, device: torch.device | str = "cpu") -> torch.Generator:
     """A fresh generator for one purpose, e.g. `generator(seed, "shuffle", task, epoch)`."""
+    import torch  # not at the top: reading images needs keys, and no torch
+
     return torch.Generator(device).manual_seed(key(seed, *purpose))
 
 
 @contextmanager
 def keyed_init(seed: int, *purpose: str | int) -> Iterator[None]:
     """Inside, PyTorch's global generator, which module constructors draw weights from, is keyed; outside, untouched."""
+    import torch
+
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(key(seed, *purpose))
         yield

@@ -12,7 +12,7 @@ from gatf.errors import ExitCode, UserError
 from gatf.io.text import csv_cell, harmless
 
 if TYPE_CHECKING:
-    from gatf.model.answers import Answers
+    from gatf.model.said import Answers
 
 ModelFile = Annotated[Path, typer.Argument(help="Model file, e.g. shop.gatf, or the folder of a run.")]
 AT_ONCE = 512
@@ -95,19 +95,27 @@ def predict(
     """Say what is on images: file, class, probability."""
     if as_json and as_csv:
         raise UserError("choose one of --json and --csv")
-    from gatf.data.inputs import decodable, read_images
+    from gatf.data.files import named_images
+
+    printer = _Printer(as_json=as_json, as_csv=as_csv)
+    if not certificate and unknown is None and device in ("auto", "cpu"):
+        paths = named_images(images) if model.is_file() else ()
+        if 0 < len(paths) <= AT_ONCE and _predict_from_export(
+            model, paths, top=top, skip_bad=skip_bad, printer=printer
+        ):
+            return
+    from gatf.data.inputs import decodable
     from gatf.model.answers import answer, available_device, look
     from gatf.model.file import load
 
     known = load(model, device=available_device(device), answering=True)
-    paths = tuple(name for place in images for name in read_images(place).names())
+    paths = named_images(images)
     if skip_bad:
         good = decodable(paths)
         for name, fine in zip(paths, good, strict=True):
             if not fine:
                 say(f"left out: {harmless(name)} cannot be decoded", err=True)
         paths = tuple(name for name, fine in zip(paths, good, strict=True) if fine)
-    printer = _Printer(as_json=as_json, as_csv=as_csv)
     for start in range(0, len(paths), AT_ONCE):
         some = list(paths[start : start + AT_ONCE])
         answers = answer(known, look(known, some), certificate=certificate, unknown=unknown)
@@ -116,6 +124,25 @@ def predict(
         for row in _rows(known.labels, some, answers, top, certificate):
             printer(row)
     printer.end()
+
+
+def _predict_from_export(model: Path, paths: Sequence[str], *, top: int, skip_bad: bool, printer: "_Printer") -> bool:
+    """Print answers of the ONNX file beside the model; whether there was one. Importing torch would take longer."""
+    from gatf.model.exported import beside
+
+    exported, note = beside(model)
+    if note is not None:
+        say(f"note: {harmless(note)}", err=True)
+    if exported is None:
+        return False
+    pixels, good, bad = exported.read(paths, skip_bad=skip_bad)
+    for name in bad:
+        say(f"left out: {harmless(name)} cannot be decoded", err=True)
+    if good:
+        for row in _rows(exported.labels, good, exported.answer(pixels), top, certificate=False):
+            printer(row)
+    printer.end()
+    return True
 
 
 def _rows(
@@ -267,10 +294,12 @@ def export(
     model: ModelFile, target: Annotated[Path, typer.Argument(help="ONNX file to write, e.g. shop.onnx.")]
 ) -> None:
     """Write a model as ONNX: normalisation, network and readout in one graph that needs no PyTorch."""
-    from gatf.model.file import load
+    from gatf.io import container
+    from gatf.model.file import load, model_path
     from gatf.model.onnx import export_onnx
 
-    checked = export_onnx(load(model, answering=True), target)
+    digest = container.inspect(model_path(model)).digest
+    checked = export_onnx(load(model, answering=True), target, digest=digest)
     say(f"{target}: {_size(target)}; {checked}")
 
 

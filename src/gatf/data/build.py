@@ -9,10 +9,11 @@ from torch import Tensor
 
 from gatf.data import cache
 from gatf.data.base import ImageSet, Source
+from gatf.data.decode import SMALL
 from gatf.data.encoded import Encoded
 from gatf.data.lazy import LazyImages
 from gatf.data.listing import Listing, some
-from gatf.data.pictures import SMALL, decode_all, natural_side, readable
+from gatf.data.pictures import decode_all, natural_side, readable
 from gatf.data.workers import default_workers
 from gatf.settings import DataConfig
 

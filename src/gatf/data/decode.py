@@ -24,6 +24,8 @@ Box = tuple[float, float, float, float]
 ChooseBox = Callable[[int, int], Box]
 """From an image's width and height to the window that is wanted of it."""
 
+SMALL = 64
+"""Images up to this height and width are decoded once and kept in memory; larger ones have a test view of their own."""
 TEST_RESIZE = 256 / 224
 """The test view of large images: the shorter side is resized to 256 for a centre crop of 224, or in that proportion."""
 ORIENTATION = 0x0112

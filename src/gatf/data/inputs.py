@@ -14,11 +14,12 @@ import torch
 from torch import Tensor
 
 from gatf.data.base import ImageSet
-from gatf.data.decode import centre_box, test_box
+from gatf.data.decode import SMALL, centre_box, test_box
 from gatf.data.encoded import Encoded, Files, Pictures
-from gatf.data.layouts.folder import class_folders, image_files
+from gatf.data.files import existing, image_files
+from gatf.data.layouts.folder import class_folders
 from gatf.data.lazy import LazyImages
-from gatf.data.pictures import SMALL, decode_all, natural_side, photo_side, readable
+from gatf.data.pictures import decode_all, natural_side, photo_side, readable
 from gatf.data.pixels import CHANNELS, as_labels, as_pixels, stacked
 from gatf.data.workers import default_workers
 from gatf.errors import UserError
@@ -121,13 +122,13 @@ def read_images(given: Any) -> Given:
             if not found:
                 raise UserError(f"{path} holds no images")
             return Given(Files(tuple(found)))
-        return Given(Files((_existing(path),)))
+        return Given(Files((existing(path),)))
     if _is_picture(given):
         return Given(Pictures((given,)))
     if isinstance(given, (list, tuple)) or (isinstance(given, np.ndarray) and given.dtype.kind in "OU"):
         items = list(given)
         if items and all(isinstance(item, (str, Path)) for item in items):
-            return Given(Files(tuple(_existing(Path(item)) for item in items)))
+            return Given(Files(tuple(existing(Path(item)) for item in items)))
         if items and all(_is_picture(item) for item in items):
             return Given(Pictures(tuple(items)))
         if any(isinstance(item, (str, Path)) or _is_picture(item) for item in items):
@@ -205,12 +206,6 @@ def _is_picture(item: Any) -> bool:
     except ImportError:
         return False
     return isinstance(item, Image.Image)
-
-
-def _existing(path: Path) -> str:
-    if not path.is_file():
-        raise UserError(f"there is no image {path}")
-    return str(path)
 
 
 def _describe(shape: tuple[int, ...]) -> str:

@@ -10,9 +10,8 @@ from torch import Tensor
 from gatf import ranks
 from gatf.data.augment import Pipeline, ResizedCrop, Step
 from gatf.data.base import ImageSet
-from gatf.data.decode import RandomWindows
+from gatf.data.decode import SMALL, RandomWindows
 from gatf.data.draws import BatchGenerator
-from gatf.data.pictures import SMALL
 from gatf.errors import UserError
 from gatf.seeding import generator, key
 

@@ -12,12 +12,10 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from gatf.data.decode import BadImage, ChooseBox, careful_pillow, centre_box, decode, likely_formats
+from gatf.data.decode import SMALL, BadImage, ChooseBox, careful_pillow, centre_box, decode, likely_formats
 from gatf.data.encoded import Encoded
 from gatf.data.workers import in_order
 
-SMALL = 64
-"""Images up to this height and width are decoded once and kept in memory."""
 LARGE_DEFAULT = 224
 """Height and width that images of larger or differing sizes are given."""
 GREY_MODES = ("1", "L", "LA", "F")

@@ -22,8 +22,9 @@ from gatf.incremental import adapt, defaults, update
 from gatf.incremental.update import Conditions
 from gatf.model import file as model_file
 from gatf.model import hub
-from gatf.model.answers import Answers, answer, available_device, look
+from gatf.model.answers import answer, available_device, look
 from gatf.model.record import UpdateRecord
+from gatf.model.said import Answers
 from gatf.model.state import FROZEN_METHOD, Label, Looks, Model
 from gatf.nets.foreign import constructor_name, probe_dim
 from gatf.settings import INSIDE, PYTHON

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from gatf.config import RunConfig, load_config
+from gatf.data.decode import SMALL
 from gatf.data.inputs import Given
-from gatf.data.pictures import LARGE_DEFAULT, SMALL
+from gatf.data.pictures import LARGE_DEFAULT
 from gatf.errors import UserError
 from gatf.methods import is_outside, method_class
 from gatf.nets.pretrained import packaged_weights

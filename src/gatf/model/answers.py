@@ -1,7 +1,6 @@
 """What a model says of images: labels, probabilities, which answers are certified, which images are of no class it
 knows. Without scikit-learn, whose import would take longer than the answer."""
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,22 +9,9 @@ import torch
 from gatf.data.inputs import image_set, read_images
 from gatf.errors import UserError
 from gatf.model.judge import rejection_threshold, softmax_with_temperature, strangest
+from gatf.model.said import Answers
 from gatf.model.state import Label, Looks, Model
 from gatf.training.processes import check_device
-
-
-@dataclass(frozen=True)
-class Answers:
-    """What a classifier says of N images."""
-
-    labels: np.ndarray
-    probabilities: np.ndarray
-    """[N, classes]."""
-    certified: np.ndarray
-    """bool [N]; all False unless certificates were asked for."""
-    warning: str | None = None
-    """What there is to know about the rejection of unknown images, where its rate is not promised."""
-
 
 REJECTION_WARNINGS = {
     "estimated": (

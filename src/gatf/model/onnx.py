@@ -19,6 +19,7 @@ from gatf.data.base import ImageSet
 from gatf.errors import UserError
 from gatf.io.files import write_bytes
 from gatf.methods.parts.gaussian import carries_gaussians
+from gatf.model import exported
 from gatf.model.judge import softmax_with_temperature
 from gatf.model.state import Model
 
@@ -56,8 +57,11 @@ def _readout(model: Model) -> nn.Module | None:
     return model.method.memory.readout().graph() if carries_gaussians(model.method) else None
 
 
-def export_onnx(model: Model, target: Path) -> str:
-    """Write the model as ONNX and, where onnxruntime is there, check it against PyTorch; returns what was checked."""
+def export_onnx(model: Model, target: Path, *, digest: str | None = None) -> str:
+    """Write the model as ONNX and, where onnxruntime is there, check it against PyTorch; returns what was checked.
+
+    With the `digest` of the model's file, `gatf predict` takes the export beside the file for the model itself.
+    """
     try:
         import onnx
         import onnxscript  # noqa: F401
@@ -78,7 +82,7 @@ def export_onnx(model: Model, target: Path) -> str:
         reason = " ".join(str(error).split())[:160]
         raise UserError(f"the classifier of method '{name}' cannot be written as ONNX ({reason})") from None
     proto = program.model_proto
-    for name, value in _metadata(model).items():
+    for name, value in _metadata(model, digest).items():
         entry = proto.metadata_props.add()
         entry.key, entry.value = name, value
     onnx.checker.check_model(proto)
@@ -88,9 +92,11 @@ def export_onnx(model: Model, target: Path) -> str:
     return checked
 
 
-def _metadata(model: Model) -> dict[str, str]:
+def _metadata(model: Model, digest: str | None) -> dict[str, str]:
+    written_from = {} if digest is None else {exported.MODEL: digest}
     return {
-        "gatf.classes": json.dumps(list(model.labels), ensure_ascii=False),
+        **written_from,
+        exported.CLASSES: json.dumps(list(model.labels), ensure_ascii=False),
         "gatf.temperature": repr(model.temperature),
         "gatf.input": "uint8 pixels [batch, channels, height, width]; colour is RGB",
     }

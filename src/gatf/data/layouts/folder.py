@@ -8,14 +8,12 @@ from pathlib import Path
 import torch
 
 from gatf.data.encoded import Files
+from gatf.data.files import image_files
 from gatf.data.listing import Listing, Part, some, split_part
 from gatf.errors import UserError
 from gatf.settings import DataConfig
 
 TEST_NAMES = ("test", "val", "valid", "validation")
-IMAGES = frozenset(
-    (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm", ".pbm", ".jp2", ".avif")
-)
 
 
 def has_class_folders(folder: Path) -> bool:
@@ -73,17 +71,6 @@ def list_classes(folder: Path, names: Sequence[str], *, empty_ok: bool = False) 
         paths += found
         labels += [number] * len(found)
     return Part(Files(tuple(paths)), torch.tensor(labels, dtype=torch.int64))
-
-
-def image_files(folder: Path) -> list[str]:
-    found = []
-    for parent, _, files in os.walk(folder):
-        found += [os.path.join(parent, name) for name in files if is_image(name)]  # noqa: PTH118  # a million paths
-    return sorted(found)
-
-
-def is_image(name: str) -> bool:
-    return not name.startswith(".") and os.path.splitext(name)[1].lower() in IMAGES  # noqa: PTH122
 
 
 def read_class_list(file: str) -> tuple[str, ...]:

@@ -1,0 +1,41 @@
+"""Image files by name, without looking into them. Without torch, whose import takes longer than some answers."""
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from gatf.errors import UserError
+
+IMAGES = frozenset(
+    (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm", ".pbm", ".jp2", ".avif")
+)
+
+
+def image_files(folder: Path) -> list[str]:
+    """All below a folder, sorted."""
+    found = []
+    for parent, _, files in os.walk(folder):
+        found += [os.path.join(parent, name) for name in files if is_image(name)]  # noqa: PTH118  # a million paths
+    return sorted(found)
+
+
+def is_image(name: str) -> bool:
+    return not name.startswith(".") and os.path.splitext(name)[1].lower() in IMAGES  # noqa: PTH122
+
+
+def existing(path: Path) -> str:
+    """The name of a file that is there."""
+    if not path.is_file():
+        raise UserError(f"there is no image {path}")
+    return str(path)
+
+
+def named_images(places: Iterable[Path]) -> tuple[str, ...]:
+    """Files as they are named, and of folders all images below them."""
+    names: list[str] = []
+    for place in places:
+        found = image_files(place) if place.is_dir() else [existing(place)]
+        if not found:
+            raise UserError(f"{place} holds no images")
+        names += found
+    return tuple(names)

@@ -1,0 +1,96 @@
+"""Answers from the ONNX file that lies beside a model, without torch: importing that takes most of the time in which
+one image is answered."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gatf.data.decode import SMALL, BadImage, careful_pillow, centre_box, decode, test_box
+from gatf.model.said import Answers
+
+CLASSES, MODEL = "gatf.classes", "gatf.model"
+"""Entries of the ONNX file's metadata: class names as JSON, and the digest of the model it was written from."""
+LONGEST_HEADER = 2**26
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A model as ONNX."""
+
+    session: Any
+    labels: tuple[str | int | bool, ...]
+    shape: tuple[int, int, int]
+    """Channels, height, width."""
+
+    def read(self, paths: Sequence[str], *, skip_bad: bool) -> tuple[np.ndarray, list[str], list[str]]:
+        """Pixels uint8 [n, channels, height, width] as the model is shown them, their files, and with `skip_bad` the
+        files that cannot be decoded."""
+        channels, side, _ = self.shape
+        box = test_box if side > SMALL else centre_box
+        pixels, good, bad = [], [], []
+        with careful_pillow():
+            for path in paths:
+                try:
+                    pixels.append(decode(_content(path), path, side, box))
+                    good.append(path)
+                except BadImage:
+                    if not skip_bad:
+                        raise
+                    bad.append(path)
+        stacked = np.stack(pixels).transpose(0, 3, 1, 2) if pixels else np.empty((0, 3, side, side), np.uint8)
+        return np.ascontiguousarray(stacked if channels == 3 else _grey(stacked)), good, bad
+
+    def answer(self, pixels: np.ndarray) -> Answers:
+        probabilities, numbers = self.session.run(["probabilities", "class_index"], {"images": pixels})
+        return Answers(np.array(self.labels)[numbers], probabilities, np.zeros(len(numbers), dtype=bool))
+
+
+def beside(model: Path) -> tuple[Exported | None, str | None]:
+    """The export of this very model that lies beside it, under its name and .onnx; None where there is none or no
+    onnxruntime, and a sentence where there is one of another version of the model."""
+    path = model.with_suffix(".onnx")
+    if not model.is_file() or not path.is_file():
+        return None, None
+    try:
+        import onnxruntime
+    except ImportError:
+        return None, None
+    try:
+        session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+        about = session.get_modelmeta().custom_metadata_map
+        labels = json.loads(about[CLASSES])
+        channels, height, width = (int(size) for size in session.get_inputs()[0].shape[1:])
+    except Exception:  # onnxruntime has exceptions of its own, and the file may be anybody's
+        return None, f"{path} is not an export of a model and was left alone"
+    if about.get(MODEL) != _digest(model):
+        return None, f"{path} is of another version of {model.name}, which answers itself; renew it with gatf export"
+    return Exported(session, tuple(labels), (channels, height, width)), None
+
+
+def _digest(model: Path) -> str | None:
+    """What the model's file says is its digest; the file is not checked, for nothing of it is used."""
+    with model.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        header = file.read(length) if length <= LONGEST_HEADER else b""
+    try:
+        return str(json.loads(header)["__metadata__"]["digest"])
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return None
+
+
+def _content(path: str) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise BadImage(f"image {path} cannot be read ({error.strerror})") from None
+
+
+def _grey(pixels: np.ndarray) -> np.ndarray:
+    """As `gatf.data.inputs.grey`."""
+    red, green, blue = (pixels[:, channel].astype(np.int32) for channel in range(3))
+    brightness: np.ndarray = ((19595 * red + 38470 * green + 7471 * blue + 0x8000) >> 16).astype(np.uint8)[:, None]
+    return brightness
