@@ -8,7 +8,7 @@ import torch
 
 from gatf.data.base import ImageSet, Source
 from gatf.data.published import CIFAR100_ORDER_SHA256, IMAGENET100, cifar100_order, imagenet100_wnids, list_digest
-from gatf.data.scenario import build_scenario, class_order, read_order
+from gatf.data.scenario import build_scenario, class_order, read_order, split_classes
 from gatf.data.subset import limit_training, long_tail
 from gatf.errors import UserError
 from gatf.settings import DataConfig, ScenarioConfig
@@ -181,3 +181,9 @@ def test_an_order_that_is_none(tmp_path: Path) -> None:
     (tmp_path / "x.yaml").write_text("increment: 2\n", encoding="utf-8")
     with pytest.raises(UserError, match="or have one as class_order"):
         read_order(str(tmp_path / "x.yaml"))
+
+
+def test_earlier_tasks_get_one_class_more_where_a_split_is_not_even() -> None:
+    assert split_classes(11, ScenarioConfig(tasks=3)) == (4, 4, 3)
+    assert split_classes(11, ScenarioConfig(tasks=3, first_task_classes=4)) == (4, 4, 3)
+    assert split_classes(10, ScenarioConfig(tasks=4)) == (3, 3, 2, 2)

@@ -9,6 +9,7 @@ import torch
 
 from gatf.data import fetch
 from gatf.data.glyphs import CHARACTERS, TEST_FONTS, TRAIN_FONTS
+from gatf.data.listing import share_of_each_class
 from gatf.data.sources import SOURCES, fetch_source, open_source, source_card
 from gatf.errors import UserError, extra
 from gatf.settings import DataConfig, GlyphsConfig
@@ -194,3 +195,10 @@ def test_the_card_says_which_imagenet100() -> None:
 def test_a_missing_extra_is_named() -> None:
     with pytest.raises(UserError, match=r"this needs 'no_such_module': pip install 'gatf-cil\[data\]'"):
         extra("no_such_module")
+
+
+def test_a_share_of_a_class_is_never_all_of_it_nor_nothing() -> None:
+    draws = [torch.Generator().manual_seed(0) for _ in range(3)]
+    labels = torch.tensor([0, 0, 1, 1, 1, 1, 1, 2])
+    assert torch.bincount(labels[share_of_each_class(labels, 0.9, draws)], minlength=3).tolist() == [1, 4, 0]
+    assert torch.bincount(labels[share_of_each_class(labels, 0.01, draws)], minlength=3).tolist() == [1, 1, 0]

@@ -141,8 +141,8 @@ def test_changed_files_are_refused_or_read_right(
 ) -> None:
     reader, folder = every_reader[name], scratch / "files"
     good = prepared(reader, folder)
-    assert read(reader, folder) is None
     victims = [path.relative_to(folder) for path in sorted(folder.glob(reader.files)) if path.is_file()]
+    assert read(reader, folder) is None
     draw = random.Random(f"fuzz {name}")
     failures: dict[str, str] = {}
     count = max(1, round(pytestconfig.getoption("--fuzz") * reader.share))

@@ -207,3 +207,17 @@ def test_an_ill_conditioned_covariance_gives_finite_distances(condition: float) 
     assert not factor.climbed
     whitened = torch.linalg.solve_triangular(factor.lower, vectors * values.sqrt(), upper=False)
     assert whitened.square().sum(0).sub(1).abs().max() < 1e-15 * condition * dim
+
+
+def test_the_ladder_reaches_a_thousand_times_the_jitter_asked_for():
+    """Its rungs are 10, 100 and 1 000 times that: -0.5 needs the last one."""
+    factor = cholesky(matrix([1.0, 0.0], [0.0, -0.5]), 1e-3)
+    assert factor.jitter == pytest.approx(1.0)
+    assert not factor.clipped
+
+
+def test_eigenvalues_are_not_clipped_to_what_float64_cannot_tell_from_zero():
+    """The largest being 1e8, the smallest becomes 1e-10 of it and not the floor."""
+    factor = cholesky(matrix([1e8, 0.0], [0.0, -1e8]), floor=1e-4)
+    assert factor.clipped
+    assert torch.allclose(factor.lower, matrix([1e4, 0.0], [0.0, 0.1]))

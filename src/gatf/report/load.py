@@ -13,6 +13,26 @@ from gatf.io.parsing import parse_json, parse_yaml
 from gatf.io.run_folder import CONFIG, SUMMARY, RunFolder, Summary
 
 Rows = list[dict[str, Any]]
+NEEDED: dict[str, tuple[str, ...]] = {
+    "accuracy": ("after_task", "past_task", "accuracy"),
+    "class_accuracy": ("after_task", "class", "past_task", "accuracy"),
+    "confusion": ("after_task", "past_task", "to_new"),
+    "drift": ("task", "epoch", "past_task", "drift"),
+    "errors": ("after_task", "class", "past_task"),
+    "certified": ("after_task", "certified"),
+    "margins": ("after_task", "form", "low", "high", "density"),
+    "plane": ("after_task", "class", "kind", "x", "y"),
+    "spectra": ("after_task", "of", "past_task", "rank", "eigenvalue"),
+    "tail": ("after_task", "map", "k", "tail"),
+    "explain": ("after_task", "own", "probe"),
+}
+"""Columns that every table of a report must have; what else it has is drawn too."""
+MAYBE = {"explain": ("stored", "anew", "joint", "transport", "readout", "representation")}
+"""Columns that it must have, whose cells may be empty."""
+WORDS = ("form", "kind", "of", "map")
+"""Columns of text; all others are numbers."""
+COUNTED = ("after_task", "past_task", "task", "epoch", "class", "rank")
+"""Columns of whole numbers."""
 
 
 @dataclass(frozen=True)
@@ -80,8 +100,8 @@ def read_run(folder: Path, *, setting: str | None = None, row: str | None = None
         row=row or summary.method,
         summary=summary,
         config=_read_config(config) if config.is_file() else {},
-        diagnostics={path.stem: read_csv(path) for path in sorted(files.diagnostics.glob("*.csv"))},
-        explained=read_csv(files.explained) if files.explained.is_file() else [],
+        diagnostics={path.stem: read_table(path) for path in sorted(files.diagnostics.glob("*.csv"))},
+        explained=read_table(files.explained) if files.explained.is_file() else [],
     )
 
 
@@ -105,6 +125,22 @@ def _read_index(path: Path) -> list[tuple[str, str, str]]:
         return [(str(entry["folder"]), str(entry["setting"]), str(entry["row"])) for entry in loaded["runs"]]
     except (KeyError, TypeError):
         raise UserError(f"{path} is not the index of a bench: it lacks the folder, setting and row of runs") from None
+
+
+def read_table(path: Path) -> Rows:
+    """A table of diagnostics; a `UserError` if it lacks what a report needs of it."""
+    rows = read_csv(path)
+    needed = NEEDED.get(path.stem, ())
+    for row in rows:
+        for name in (*needed, *MAYBE.get(path.stem, ())):
+            if name not in row or (name in needed and row[name] is None):
+                raise UserError(f"{path} is not a table of diagnostics: it lacks '{name}'; remove it, or get it again")
+        for name, value in row.items():
+            kinds = (str,) if name in WORDS else (int,) if name in COUNTED else (int, float)
+            wrong = value is not None and (not isinstance(value, kinds) or (kinds == (int,) and not 0 <= value < 10**6))
+            if needed and wrong:
+                raise UserError(f"{path} is not a table of diagnostics: its '{name}' has {str(value)[:80]!r}")
+    return rows
 
 
 def read_csv(path: Path) -> Rows:
