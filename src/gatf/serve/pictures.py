@@ -11,9 +11,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from gatf.data.decode import BadImage, centre_box, decode, likely_formats, test_box
+from gatf.data.decode import SMALL, BadImage, centre_box, decode, likely_formats, test_box
 from gatf.data.inputs import Shape, grey
-from gatf.data.pictures import SMALL
 from gatf.io.text import harmless
 from gatf.serve.limits import LONGEST_LABEL, Limits, Problem, not_understood, too_large
 
