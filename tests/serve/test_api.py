@@ -28,9 +28,14 @@ Digits = Callable[[str, int], list[bytes]]
 
 
 @pytest.fixture(scope="module")
-def client(shop: Path) -> Iterator[Client]:
-    with serving(Options(shop)) as (client, _):
-        yield client
+def running(shop: Path) -> Iterator[tuple[Client, Studio]]:
+    with serving(Options(shop)) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def client(running: tuple[Client, Studio]) -> Client:
+    return running[0]
 
 
 def test_predictions_are_those_of_the_classifier(client: Client, shop: Path, digits: Digits) -> None:
@@ -66,28 +71,40 @@ def test_why_names_the_nearest_class_and_a_place_on_the_map(client: Client, digi
     assert min(gaps, key=lambda label: gaps[label]) == answer["why"]["nearest"][0]["label"] == "d0"
 
 
-def test_many_clients_share_batches(client: Client, digits: Digits) -> None:
-    def count(name: str) -> int:
-        lines = client.get("/metrics").body.decode().splitlines()
-        return int(next(line for line in lines if line.startswith(name + " ")).split()[1])
+def test_what_waits_when_a_batch_ends_forms_the_next(
+    running: tuple[Client, Studio], digits: Digits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, studio = running
+    looking, go_on = threading.Event(), threading.Event()
+    look = type(studio.live.served().model).look
 
-    before = count("gatf_images_total"), count("gatf_batches_total")
+    def slow(self: Any, *args: Any, **more: Any) -> Any:
+        looking.set()
+        assert go_on.wait(60)
+        return look(self, *args, **more)
+
+    monkeypatch.setattr(type(studio.live.served().model), "look", slow)
     pictures = digits("d0", 4) + digits("d1", 4)
-    found: dict[int, str] = {}
+    found: dict[int, Any] = {}
 
     def ask(number: int) -> None:
-        for _ in range(6):
-            found[number] = client.send("/v1/predict", [("image", pictures[number % 8])]).json["answers"][0]["label"]
+        found[number] = client.send("/v1/predict", [("image", pictures[number])]).json["answers"][0]
 
-    threads = [threading.Thread(target=ask, args=(number,)) for number in range(16)]
-    for thread in threads:
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(8)]
+    before = studio.batcher.batches, studio.batcher.images
+    threads[0].start()
+    assert looking.wait(60)
+    for thread in threads[1:]:
         thread.start()
+    until(lambda: studio.batcher.waiting_images == 7)
+    go_on.set()
     for thread in threads:
         thread.join()
+    assert (studio.batcher.batches - before[0], studio.batcher.images - before[1]) == (2, 8)
     alone = client.send("/v1/predict", [("image", data) for data in pictures]).json["answers"]
-    assert [found[number] for number in range(16)] == 2 * [answer["label"] for answer in alone]
-    assert count("gatf_images_total") - before[0] == 16 * 6 + 8
-    assert count("gatf_batches_total") - before[1] <= 16 * 6 + 1
+    assert [found[number]["label"] for number in range(8)] == [answer["label"] for answer in alone]
+    text = client.get("/metrics").body.decode()
+    assert f"gatf_images_total {studio.batcher.images}\n" in text
 
 
 def test_the_model_is_described(client: Client, shop: Path) -> None:
