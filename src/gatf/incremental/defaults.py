@@ -24,8 +24,6 @@ FEATURES = 64
 """Dimension of the features, but for tiny images."""
 TINY_SIDE = 16
 """Images up to this side get the small network; above it, those up to `SMALL` get a ResNet with a 3×3 stem."""
-LONG_TRAINING = 50_000_000
-"""Pixels looked at by a first fit, 50 000 images of 32 × 32, from which on trying bfloat16 is worth its seconds."""
 ANCHORS_PER_UPDATE = 30
 """How often GATF estimates its anchor during an update."""
 FIXED = (
@@ -65,9 +63,6 @@ def first_config(
     sections["optimisation"] = {
         name: stage(images, dim, first=name == "first", pretrained=pretrained) for name in ("first", "next")
     }
-    pixels = images * sections["optimisation"]["first"]["epochs"] * side * side
-    if pixels >= LONG_TRAINING and not tiny and not pretrained:
-        sections["precision"] = "auto"
     if method == "gatf":
         # an update may have few images: shrunk towards the identity, the anchor leaves alone what they do not tell
         sections["method"] = {"name": "gatf", "refresh": refresh(images), "anchor": "identity"}
