@@ -42,7 +42,8 @@ def _phi(x: float) -> float:
 
 def clipped(features: Tensor, norm: float) -> Tensor:
     """Features [N, S] no longer than `norm`: longer ones are scaled to it."""
-    return features * (norm / features.norm(dim=1, keepdim=True).clamp_min(norm))
+    lengths: Tensor = features.norm(dim=1, keepdim=True)
+    return features * (norm / lengths.clamp_min(norm))
 
 
 def sensitivity(norm: float, rows: int = 1) -> float:

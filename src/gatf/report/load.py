@@ -136,11 +136,17 @@ def read_table(path: Path) -> Rows:
             if name not in row or (name in needed and row[name] is None):
                 raise UserError(f"{path} is not a table of diagnostics: it lacks '{name}'; remove it, or get it again")
         for name, value in row.items():
-            kinds = (str,) if name in WORDS else (int,) if name in COUNTED else (int, float)
-            wrong = value is not None and (not isinstance(value, kinds) or (kinds == (int,) and not 0 <= value < 10**6))
-            if needed and wrong:
+            if needed and value is not None and not _fits(name, value):
                 raise UserError(f"{path} is not a table of diagnostics: its '{name}' has {str(value)[:80]!r}")
     return rows
+
+
+def _fits(column: str, value: Any) -> bool:
+    if column in WORDS:
+        return isinstance(value, str)
+    if column in COUNTED:
+        return isinstance(value, int) and 0 <= value < 10**6
+    return isinstance(value, (int, float))
 
 
 def read_csv(path: Path) -> Rows:

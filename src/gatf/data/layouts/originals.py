@@ -54,7 +54,8 @@ def read_cifar_pickles(folder: Path, config: DataConfig) -> Listing:
     names = _unpickle(place / "meta").get("fine_label_names", ())
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise UserError(f"{place / 'meta'} has no class names; get CIFAR-100 again")
-    return Listing(tuple(names), *(_cifar_part(place / part, len(names)) for part in ("train", "test")))
+    train, test = (_cifar_part(place / part, len(names)) for part in ("train", "test"))
+    return Listing(tuple(names), train, test)
 
 
 def _cifar_part(file: Path, classes: int) -> Part:
