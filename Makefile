@@ -48,9 +48,9 @@ lock: $(VENV)/bin/python
 
 # every package as the lock has it, or none
 install-locked: $(VENV)/bin/python
-	$(PIP) torch hatchling
+	$(PIP) torch
 	$(VENV)/bin/pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r requirements.lock
-	$(VENV)/bin/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	$(VENV)/bin/pip install --quiet --disable-pip-version-check --no-deps -e .
 	touch $(VENV)/.installed $(VENV)/.installed-dev
 
 audit: $(VENV)/bin/python

@@ -1,5 +1,6 @@
 """The one-file model: what goes in comes out, little of it, and nothing that was tampered with."""
 
+import hashlib
 import json
 import zipfile
 from dataclasses import replace
@@ -210,3 +211,15 @@ def test_forged_contents_are_refused(forgery: str, saved: Path) -> None:
 
 def test_an_honest_rewrite_is_accepted(saved: Path) -> None:
     assert model_file.load(rewritten(saved, lambda *_: None)).labels == model_file.load(saved).labels
+
+
+def test_tensors_that_lie_over_each_other_are_refused(tmp_path: Path) -> None:
+    """Two that share their bytes, with a checksum that fits: a small file must not become a large model."""
+    place = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
+    told = {"kind": "gatf-model", "format": "2", "digest": "0" * 32, "model": "{}"}
+    header = json.dumps({"__metadata__": told, "a": place, "b": place}).encode()
+    content = len(header).to_bytes(8, "little") + header + bytes(8)
+    digest = hashlib.blake2b(content, digest_size=16).hexdigest().encode()
+    (tmp_path / "over.gatf").write_bytes(content.replace(b"0" * 32, digest, 1))
+    with pytest.raises(UserError, match="tensor 'b' does not begin where the one before it ends"):
+        container.inspect(tmp_path / "over.gatf")

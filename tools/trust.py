@@ -72,9 +72,13 @@ def mutants_part() -> str:
     told = read("mutants")
     by_package: dict[str, list[bool]] = {}
     for mutant in told["mutants"]:
-        by_package.setdefault(mutant["file"].removeprefix("src/gatf/").split("/")[0], []).append(mutant["killed"])
+        by_package.setdefault(mutant["file"].split("/")[0], []).append(mutant["killed"])
     rows = [(f"`{name}`", len(each), sum(each)) for name, each in sorted(by_package.items())]
-    alive = [f"`{each['file']}`: {each['what']}" for each in told["mutants"] if not each["killed"]]
+    alive = [
+        f"`{each['before'].strip()}` as `{each['after'].strip()}` in `{each['file']}`"
+        for each in told["mutants"]
+        if not each["killed"]
+    ]
     text = table(("part", "mutants", "killed"), rows, "lrr")
     return text + "\n" + (f"Alive: {'; '.join(alive)}.\n" if alive else "None survives.\n")
 

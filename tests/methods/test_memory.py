@@ -12,13 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from gatf import IncrementalClassifier
-from gatf.config import load_config
+from gatf.config import RunConfig, load_config
 from gatf.errors import UserError
 from gatf.experiment import Experiment
 from gatf.geometry import readout
 from gatf.geometry.compact import fit_low_rank
 from gatf.geometry.gaussians import Gaussians
 from gatf.io import container
+from gatf.io.events import Event, Notice
 from gatf.methods.adagauss import AdaGaussConfig
 from gatf.methods.base import TaskInfo
 from gatf.methods.gatf import GATFConfig
@@ -533,3 +534,26 @@ def test_the_exported_graph_gives_the_methods_scores(grown_compact: Any, digit_i
     finally:
         memory.rule, memory._readout = before, None
     torch.testing.assert_close(scores, expected, rtol=1e-5, atol=1e-4)
+
+
+def test_noise_on_stored_moments_is_told_and_stored(tmp_path: Path, tiny_config: Callable[..., RunConfig]) -> None:
+    """With little noise (a large ε) the moments are those of clipped features, and nothing is longer than the norm."""
+    small = {"scenario.stop_after": 1, "optimisation.first.epochs": 1, "data.max_per_class": 20}
+    noise = {"method.noise_epsilon": 100.0, "method.noise_clip": 0.5}
+    told: list[Event] = []
+    experiment = Experiment(tiny_config("adagauss", **small, **noise))
+    (tmp_path / "checkpoints").mkdir()
+    experiment.run(tmp_path, (told.append,))
+    (notice,) = [event for event in told if isinstance(event, Notice) and event.name == "privacy"]
+    assert notice.values == {"epsilon": 100.0, "delta": 1e-5, "clip": 0.5}
+    assert experiment.method.stored().means.norm(dim=1).max() < 0.6
+
+
+def test_noise_and_a_readout_that_looks_at_single_images_do_not_go_together(
+    tmp_path: Path, tiny_config: Callable[..., RunConfig]
+) -> None:
+    small = {"scenario.stop_after": 1, "optimisation.first.epochs": 1, "data.max_per_class": 20}
+    (tmp_path / "checkpoints").mkdir()
+    config = tiny_config("gatf", **small, **{"method.noise_epsilon": 1.0, "method.readout": "rda"})
+    with pytest.raises(UserError, match=r"cannot have method\.noise_epsilon"):
+        Experiment(config).run(tmp_path, ())

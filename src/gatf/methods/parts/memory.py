@@ -70,7 +70,7 @@ class CovarianceConfig(MethodConfig):
     rda_shrinkage: Fraction | None = None
     """Of readout rda: share of a multiple of the identity in what results. Default: chosen."""
 
-    noise_epsilon: Positive | None = None
+    noise_epsilon: Annotated[float, Field(gt=0.0, le=100.0)] | None = None
     """ε of the Gaussian noise on what is stored of each class, see docs/privacy.md; null: no noise. It hides single
     images in the stored moments, not in the network."""
     noise_delta: Annotated[float, Field(gt=0.0, lt=1.0)] = 1e-5
