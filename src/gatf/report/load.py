@@ -13,6 +13,7 @@ from gatf.bench.suite import INDEX
 from gatf.bench.tables import Result
 from gatf.errors import UserError, near_misses
 from gatf.io.run_folder import CONFIG, SUMMARY, RunFolder, Summary
+from gatf.io.text import rejoined
 
 Rows = list[dict[str, Any]]
 
@@ -32,6 +33,8 @@ class Run:
     """Tables by name."""
     explained: Rows = field(default_factory=list)
     """What `gatf explain run` found, after each task that it looked at."""
+    confusion: Rows = field(default_factory=list)
+    """Class, answer and number of images at the end; empty for runs of earlier versions."""
 
     @property
     def result(self) -> Result:
@@ -84,6 +87,7 @@ def read_run(folder: Path, *, setting: str | None = None, row: str | None = None
         config=yaml.safe_load(config.read_text(encoding="utf-8")) if config.is_file() else {},
         diagnostics={path.stem: read_csv(path) for path in sorted(files.diagnostics.glob("*.csv"))},
         explained=read_csv(files.explained) if files.explained.is_file() else [],
+        confusion=read_csv(files.confusion) if files.confusion.is_file() else [],
     )
 
 
@@ -122,8 +126,9 @@ def last_task(rows: Rows) -> int:
 
 
 def chosen_rows(runs: Iterable[Run], rows: Iterable[str]) -> list[Run]:
-    """The runs of some rows, in the order of the rows."""
+    """The runs of some rows, in the order of the rows; a name with commas may be in pieces."""
     groups = by_row(runs)
+    rows = rejoined(list(rows), groups)
     for row in rows:
         if row not in groups:
             raise UserError(f"there is no run of '{row}'{near_misses(row, groups)}")
