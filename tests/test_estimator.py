@@ -504,3 +504,16 @@ def test_a_preset_holds_for_updates_with_its_epochs() -> None:
         later = next_config(first, images=300, overrides=overrides)
         assert later.optimisation == stages
         assert later.method == first.method
+
+
+def test_who_trains_nothing_is_not_told_to_train_longer(
+    tiny_classifier: Callable[..., Any], digit_images: tuple[np.ndarray, np.ndarray]
+) -> None:
+    images, labels = digit_images
+    mixed = np.random.default_rng(0).permutation(labels[:300])  # nothing to be learnt
+    for method, settings in (("ncm", {"method.train_first": False}), ("gatf", {"method.samples": 100})):
+        dims = {"feature_dim": 8} if method == "gatf" else {"feature_dim": None}
+        classifier = tiny_classifier(method=method, settings=settings, epochs=1, **dims).fit(images[:300], mixed)
+        (advice,) = [text for text in classifier.report_.warnings if "fewer than half" in text]
+        assert ("more epochs" in advice) == (method == "gatf")
+        assert ("add images" in advice) == (method == "ncm")

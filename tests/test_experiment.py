@@ -18,9 +18,10 @@ import yaml
 
 from gatf.config import RunConfig, nest
 from gatf.errors import Diverged, UserError
-from gatf.experiment import Experiment, resume, start
+from gatf.experiment import Experiment, commit, resume, start
 from gatf.io import container
 from gatf.io.events import Event, Step, Task
+from gatf.report.load import read_csv
 from gatf.settings import deep_merge
 from gatf.training.loop import Interrupted
 
@@ -160,6 +161,10 @@ def test_what_a_run_folder_holds(whole: Path) -> None:
     assert min(summary["peak_memory_mb"]) > 0
     assert summary["bytes_per_class"] == 4 * (8 + 36)
     assert set(summary["versions"]) >= {"gatf", "torch", "python"}
+    confused = read_csv(whole / "confusion.csv")
+    assert list(confused[0]) == ["class", "answered", "images"]
+    right = sum(row["images"] for row in confused if row["class"] == row["answered"])
+    assert 100 * right / sum(row["images"] for row in confused) == pytest.approx(summary["a_last"])
     assert yaml.safe_load((whole / "config.yaml").read_text(encoding="utf-8"))["data"]["name"] == "digits"
     assert not list(whole.rglob("*.partial"))
     assert len(list((whole / "checkpoints").iterdir())) == 2
@@ -316,6 +321,27 @@ def test_a_half_written_summary_is_one_sentence(stopped: Path) -> None:
         resume(stopped)
     (stopped / "summary.json").unlink()
     assert resume(stopped).accuracy_matrix == summary.accuracy_matrix
+
+
+def test_a_method_that_keeps_images_says_how_much_room_they_take(tiny_config: Tiny) -> None:
+    """40 images of 8×8 bytes of each class, beside what the head takes."""
+    joint, finetune = (Experiment(tiny_config(name)) for name in ("joint", "finetune"))
+    assert joint.bytes_per_class() == 40 * 64 + joint.method.bytes_per_class()
+    assert finetune.bytes_per_class() == finetune.method.bytes_per_class()
+
+
+def test_the_commit_of_the_code(tmp_path: Path) -> None:
+    code = tmp_path / "src" / "gatf"
+    code.mkdir(parents=True)
+    assert commit(code) is None  # installed from elsewhere
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]
+    (code / "a.py").write_text("a = 1\n", encoding="utf-8")
+    for words in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "first"]):
+        subprocess.run([*git, *words], check=True, capture_output=True)
+    head = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout
+    assert commit(code) == head[:12]
+    (code / "a.py").write_text("a = 2\n", encoding="utf-8")
+    assert commit(code) == f"{head[:12]}-dirty"
 
 
 def test_closed_data_cannot_be_touched(tiny_config: Tiny) -> None:

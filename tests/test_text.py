@@ -14,7 +14,7 @@ from rich.console import Console
 
 from gatf.bench.tables import to_csv
 from gatf.io.events import Warning as Told
-from gatf.io.text import csv_cell, harmless
+from gatf.io.text import as_typed, csv_cell, harmless, rejoined
 from gatf.training.display import LiveDisplay
 
 EVIL = "\x1b[2J\x1b]0;owned\x07cat\n[bold red]mat[/]\u202e\x9b31m"
@@ -101,3 +101,16 @@ def test_no_command_lets_a_class_name_through(
             assert row["file"] == "'=a.png"
         if command[:1] == ["inspect"] and "--json" not in command:
             assert harmless(EVIL) in told.out
+
+
+def test_names_with_commas_are_put_together_again() -> None:
+    known = {"gatf", "gatf, refined", "a,b", "b", "joint"}
+    assert rejoined(["gatf", "joint"], known) == ["gatf", "joint"]
+    assert rejoined(["gatf", " refined", "joint"], known) == ["gatf, refined", "joint"]
+    assert rejoined(["joint", "a", "b"], known) == ["joint", "a,b"]
+    assert rejoined(["gatf", "gaft"], known) == ["gatf", "gaft"]  # which the caller refuses
+
+
+def test_a_command_tells_nobody_s_folders() -> None:
+    words = ["run", "--data-root", "/home/ann/photos", "--out=/srv/x", "--set", "data.root=/a/b", "--out", "runs/a b"]
+    assert as_typed(words) == "gatf run --data-root photos --out=x --set data.root=b --out 'runs/a b'"

@@ -1,11 +1,14 @@
 """One run: scenario × method × seed → train, evaluate, checkpoint, log, resume."""
 
+import math
+import os
 import platform
 import resource
 import signal
+import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -39,6 +42,7 @@ from gatf.geometry import spd
 from gatf.io import events
 from gatf.io.events import Event, JsonLines, Listener, reason
 from gatf.io.run_folder import CONFIG, RunFolder, Summary
+from gatf.io.text import COMMAND
 from gatf.methods import Method
 from gatf.methods.parts.features import FeatureMethod
 from gatf.model import file as model_file
@@ -192,6 +196,15 @@ class Experiment:
             all_so_far=not self.method.exemplar_free, features=None if self.features is None else self.features.train,
         )  # fmt: skip
 
+    def bytes_per_class(self) -> int:
+        """What the method keeps for each class; for one that is not exemplar-free with its images, a byte per value."""
+        kept = self.method.bytes_per_class()
+        if self.method.exemplar_free:
+            return kept
+        images, _ = self.scenario.members(self.scenario.source.train, 0, len(self.scenario) - 1)
+        classes = sum(self.scenario.task_sizes)
+        return kept + round(len(images) * math.prod(self.scenario.source.image_shape) / classes)
+
     def run(self, folder: Path, listeners: tuple[Listener, ...], *, force_config: bool = False) -> Summary:
         """Train all tasks; of several processes the first one writes and tells. `force_config` as `resume` has it."""
         place = RunFolder(folder)
@@ -320,6 +333,8 @@ class _Run:
             result = self.experiment.evaluate(task)
         memory = peak_memory_mb(self.session.device)
         self.progress.add(result, self._seconds_of_task(), memory, self._repaired_of_task())
+        if ranks.is_first():
+            self.folder.write_confusion(_confused(result.confusion, self.experiment.scenario.class_names))
         seconds = self.progress.seconds[-1]
         self.tell(events.Task(task=task, seen=result.seen, accuracies=result.by_task, seconds=seconds))
         self._save(task + 1, 0, Position(), None)
@@ -453,12 +468,18 @@ class _Run:
             seconds=progress.seconds,
             total_seconds=round(sum(progress.seconds), 3),
             peak_memory_mb=progress.peak_memory_mb,
-            bytes_per_class=self.method.bytes_per_class(),
+            bytes_per_class=self.experiment.bytes_per_class(),
             versions=versions(),
             repaired=progress.repaired,
             config_changes=progress.config_changes,
             machine=machine(self.method.device),
         )
+
+
+def _confused(counts: Tensor, names: Sequence[str]) -> Iterator[tuple[str, str, int]]:
+    """The pairs of class and answer that came up, and how often."""
+    for true, answered in counts.nonzero().tolist():
+        yield names[true], names[answered], int(counts[true, answered])
 
 
 @contextmanager
@@ -495,7 +516,7 @@ def peak_memory_mb(device: torch.device) -> float:
 
 
 def machine(device: torch.device) -> dict[str, str]:
-    """What seconds, and the last bits of a result, depend on; and the date."""
+    """What seconds, and the last bits of a result, depend on; the date, the command and the commit."""
     known = Path("/proc/cpuinfo")
     lines = known.read_text(encoding="utf-8", errors="replace").splitlines() if known.is_file() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
@@ -504,7 +525,21 @@ def machine(device: torch.device) -> dict[str, str]:
         "processor": names[0] if names else platform.processor() or platform.machine(),
         "threads": str(torch.get_num_threads()),
     }
-    return found | ({"device": torch.cuda.get_device_name(device)} if device.type == "cuda" else {})
+    found |= {"device": torch.cuda.get_device_name(device)} if device.type == "cuda" else {}
+    told = {"command": os.environ.get(COMMAND), "commit": commit(Path(__file__).parent)}
+    return found | {name: text for name, text in told.items() if text}
+
+
+def commit(code: Path) -> str | None:
+    """The commit of the repository that the code lies in, with `-dirty` where files were changed; None where it was
+    installed from elsewhere."""
+    if not (code.parents[1] / ".git").exists():  # <repository>/src/gatf
+        return None
+    words = ["git", "-C", str(code), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+    try:
+        return subprocess.run(words, capture_output=True, text=True, timeout=10, check=True).stdout.strip() or None
+    except (OSError, subprocess.SubprocessError):
+        return None
 
 
 def versions() -> dict[str, str]:

@@ -55,6 +55,12 @@ def test_rows_seeds_and_settings_can_be_chosen(tmp_path: Path) -> None:
     assert plan.index()["runs"][1] == {"folder": "gatf-seed2", "setting": "digits", "row": "gatf", "seed": 2}
     assert len(load_plan("paper-table3", methods="gatf", seeds="0").runs) == 16  # every row of the method
     assert load_plan("digits", overrides={"backbone.width": 8}).runs[0].setting == "digits, changed"
+    (tmp_path / "own.yaml").write_text(
+        "recipe: digits\nseeds: [0]\nmethods: [joint, {row: 'gatf, no anchor', method: gatf}]\n",
+        encoding="utf-8",
+    )
+    for wanted in ("gatf, no anchor,joint", "joint,gatf, no anchor"):
+        assert len(load_plan(str(tmp_path / "own.yaml"), methods=wanted).runs) == 2
     assert parse_seeds("0-2") == [0, 1, 2]
     assert parse_seeds("4,7") == [4, 7]
 

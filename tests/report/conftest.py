@@ -16,7 +16,14 @@ FADING = {"finetune": 0.25, "lwf": 0.75, "adagauss": 0.88, "gatf": 0.93, "joint"
 
 
 def write_run(
-    folder: Path, method: str = "gatf", seed: int = 0, *, tasks: int = 5, classes: int = 10, dataset: str = "digits"
+    folder: Path,
+    method: str = "gatf",
+    seed: int = 0,
+    *,
+    tasks: int = 5,
+    classes: int = 10,
+    dataset: str = "digits",
+    confused: bool = False,
 ) -> dict[str, Any]:
     """A finished run as an experiment leaves it, without the training."""
     draws = np.random.default_rng([seed, *map(ord, method)])
@@ -43,6 +50,9 @@ def write_run(
     (folder / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
     config = {"data": {"name": dataset}, "scenario": {"tasks": tasks}, "method": {"name": method}, "seed": seed}
     (folder / "config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
+    if confused:
+        lines = [f"class {n},class {n},8\nclass {n},class {(n + 1) % classes},2\n" for n in range(classes)]
+        (folder / "confusion.csv").write_text("class,answered,images\n" + "".join(lines), encoding="utf-8")
     return summary
 
 

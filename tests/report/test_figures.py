@@ -56,7 +56,7 @@ def test_every_diagnostic_has_its_figure(runs: list[Run], tmp_path: Path) -> Non
     text = (tmp_path / "r.html").read_text(encoding="utf-8")
     assert "Why it forgets" in text
     assert "What is stored of old classes against what is true" in text
-    assert text.count("<figure") == text.count('<svg role="img"') == 2 + 2 * 3 + 8 + 2
+    assert text.count("<figure") == text.count('<svg role="img"') == 2 + 3 * 3 + 8 + 2
 
 
 def test_old_classes_are_named_in_the_plane(runs: list[Run]) -> None:

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from gatf import cli
 from gatf.errors import UserError
 from gatf.report.load import load_runs
-from gatf.report.page import classes_table, machines, write_report
+from gatf.report.page import bibtex, classes_table, diagnostics_table, machines, results_table, write_report
 
 FakeRun = Callable[..., dict[str, Any]]
 LIGHT_ENOUGH = 3_000_000
@@ -148,3 +148,60 @@ def test_machines_and_classes_are_listed(fake_run: FakeRun, tmp_path: Path) -> N
     new = sum(run.summary.accuracy_by_class[1][3] for run in runs) / 2
     end = sum(run.summary.accuracy_by_class[-1][3] for run in runs) / 2
     assert [cell.key for cell in table.rows[3][2:]] == [new, end]
+
+
+def test_the_head_says_how_it_was_made_and_what_lies_beside(fake_run: FakeRun, tmp_path: Path) -> None:
+    machine = {"date": "2026-11-01T10:00:00+00:00", "processor": "Abacus 2", "threads": "2"}
+    for seed in range(2):
+        told = fake_run(tmp_path / f"gatf seed{seed}", "gatf", seed, confused=True)
+        told["machine"] = machine | {"command": "gatf bench <digits>", "commit": "0123456789ab-dirty"}
+        (tmp_path / f"gatf seed{seed}" / "summary.json").write_text(json.dumps(told), encoding="utf-8")
+    (tmp_path / "results.csv").write_text("a,b", encoding="utf-8")
+    write_report([tmp_path], tmp_path / "report.html")
+    text = (tmp_path / "report.html").read_text(encoding="utf-8")
+    head = text[: text.index("<main>")]
+    assert "2 runs on Abacus 2, 2 threads; 2026-11-01" in head
+    assert "gatf 0.1.0, commit 0123456789ab-dirty" in head
+    assert "<code>$ gatf bench &lt;digits&gt;</code>" in head
+    assert Page(text).outside == ["results.csv", "gatf%20seed0/", "gatf%20seed1/"]
+    assert ("seconds, 2 threads", "training and evaluation, all tasks") in results_table(load_runs([tmp_path])).headings
+    elsewhere = tmp_path / "elsewhere" / "report.html"
+    write_report([tmp_path], elsewhere)  # where links would tell of somebody's folders
+    assert Page(elsewhere.read_text(encoding="utf-8")).outside == []
+    alone = tmp_path / "gatf seed0"
+    write_report([alone], alone / "report.html")
+    links = Page((alone / "report.html").read_text(encoding="utf-8")).outside
+    assert links == ["summary.json", "confusion.csv", "config.yaml"]
+
+
+def test_what_is_taken_for_what_is_drawn_and_told(fake_run: FakeRun, tmp_path: Path) -> None:
+    fake_run(tmp_path / "a", "gatf", confused=True)
+    write_report([tmp_path / "a"], tmp_path / "r.html")
+    text = (tmp_path / "r.html").read_text(encoding="utf-8")
+    assert "What is taken for what" in text
+    assert "Most often “class 0” is taken for “class 1”: 20 % of its images." in text
+    assert "<title>class 3 → class 4: 20 %</title>" in text
+    assert "<title>class 3 → class 3: 80 %</title>" in text
+    assert "<title>class 3 → class 5" not in text
+
+
+def test_a_certificate_that_never_holds_is_a_note_and_not_a_column(fake_run: FakeRun, tmp_path: Path) -> None:
+    fake_run(tmp_path / "a", "gatf")
+    (tmp_path / "a" / "diagnostics").mkdir()
+    lines = "after_task,past_task,class,certified,whitened\n4,0,0,0.0,0.25\n4,1,2,0.0,0.75\n"
+    (tmp_path / "a" / "diagnostics" / "certified.csv").write_text(lines, encoding="utf-8")
+    table = diagnostics_table(load_runs([tmp_path / "a"]))
+    assert table is not None
+    assert "certified %" not in [name for name, _ in table.headings]
+    assert "50" in [cell.text for cell in table.rows[0]]
+    assert table.notes == ["Theorem 2 certifies no prediction by these forms: certified %."]
+
+
+def test_the_publications_of_a_table(fake_run: FakeRun, tmp_path: Path) -> None:
+    for method in ("gatf", "finetune"):
+        fake_run(tmp_path / method, method)
+    text = bibtex(load_runs([tmp_path]))
+    assert text.count("@") == 2  # finetune has no paper
+    assert "@inproceedings{gatf2026,\n  author = {Xu and Krawczyk},\n  title = {{Geometry-Anchored" in text
+    assert "booktitle = {ECCV},\n  year = {2026}" in text
+    assert text.endswith("@misc{gatf-cil,\n  title = {gatf-cil},\n  note = {Version 0.1.0}\n}")

@@ -9,6 +9,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from gatf.config import BENCH_RECIPES, ELSEWHERE, RunConfig, load_config, read_recipe
 from gatf.errors import UserError, near_misses
+from gatf.io.text import rejoined
 from gatf.settings import Strict, explain
 
 HARMLESS = ELSEWHERE | {"precision"}
@@ -113,7 +114,8 @@ def _chosen(rows: Sequence[Row], wanted: str | None, recipe: str) -> list[Row]:
     if wanted is None:
         return list(rows)
     chosen = []
-    for name in wanted.split(","):
+    known = {name for row in rows for name in (row.row, row.method)}
+    for name in rejoined(wanted.split(","), known):
         found = [row for row in rows if name in (row.row, row.method)]
         if not found:
             hint = near_misses(name, [row.row for row in rows])

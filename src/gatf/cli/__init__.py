@@ -16,7 +16,7 @@ from gatf.cli import bench, data, doctor, methods, models, report, run, serve, t
 from gatf.cli.launch import LAUNCHER, tells
 from gatf.cli.terminal import say
 from gatf.errors import ExitCode, LostProcess, UserError
-from gatf.io.text import harmless
+from gatf.io.text import COMMAND, as_typed, harmless
 
 COMMANDS: dict[str, Callable[..., Any]] = {
     "run": run.run,
@@ -90,6 +90,9 @@ def main() -> None:
     debug = "--debug" in sys.argv
     if debug:
         sys.argv.remove("--debug")
+    inherited = os.environ.get(COMMAND)
+    if LAUNCHER not in os.environ:  # whose processes were told the launcher's
+        os.environ[COMMAND] = as_typed(sys.argv[1:])
     try:
         app()
     except UserError as error:
@@ -106,3 +109,7 @@ def main() -> None:
         if tells():
             say(f"gatf: {harmless(error.filename or 'a file')} cannot be written ({error.strerror})", err=True)
         sys.exit(ExitCode.MISTAKE)
+    finally:
+        os.environ.pop(COMMAND, None)
+        if inherited is not None:
+            os.environ[COMMAND] = inherited

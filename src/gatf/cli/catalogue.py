@@ -57,12 +57,15 @@ def recipes_of(name: str) -> list[str]:
     return [recipe for recipe in recipe_names() if name in (read_recipe(recipe).get(PER_METHOD) or {})]
 
 
+def choice(name: str) -> str:
+    """A few words on when to choose a method."""
+    return f"choose it {'' if WHEN[name].startswith('as ') else 'when '}{WHEN[name]}"
+
+
 def describe(name: str, *, pooled: int, bottleneck: int, classes: int) -> Iterator[str]:
     """Lines for `gatf methods --verbose`."""
     method = method_class(name)
     kept = bytes_kept(name, pooled=pooled, bottleneck=bottleneck)
-    if name in WHEN:
-        yield f"choose   when {WHEN[name]}" if not WHEN[name].startswith("as ") else f"choose   {WHEN[name]}"
     yield f"paper    {method.paper}"
     yield f"keeps    {method.keeps}: {kept:,} bytes per class, {kept * classes:,} for {classes} classes"
     yield f"trains   {method.trains}"

@@ -13,13 +13,14 @@ def methods(
     bottleneck: Annotated[int, typer.Option(help="Dimension S of the bottleneck, for the memory.")] = 64,
     classes: Annotated[int, typer.Option(help="Number of classes, for the memory.")] = 100,
 ) -> None:
-    """List the methods, one line each."""
-    from gatf.cli.catalogue import describe
+    """List the methods, and when to choose each."""
+    from gatf.cli.catalogue import choice, describe
     from gatf.methods import METHODS
 
     width = max(map(len, METHODS))
     for name, method in METHODS.items():
         typer.echo(f"{name:<{width}}  {method.summary}")
+        typer.echo(f"{'':<{width}}  {choice(name)}")
         if verbose:
             for line in describe(name, pooled=pooled, bottleneck=bottleneck, classes=classes):
                 typer.echo(f"    {line}")

@@ -23,7 +23,7 @@ from gatf.geometry.gaussians import Gaussians
 from gatf.geometry.moments import class_moments
 from gatf.incremental.split import Split, split_update
 from gatf.incremental.statistics import SPREADS, Draws, forecast_old, merge, normalisation
-from gatf.io.events import Event, Listener, RunStart, TaskEvent
+from gatf.io.events import Event, Listener, RunStart, TaskEvent, TaskStart
 from gatf.methods.parts.components import extract
 from gatf.methods.parts.gaussian import GaussianMethod, carries_gaussians, keeps_gaussians_only
 from gatf.model.judge import (
@@ -113,6 +113,8 @@ class _Update:
         self.method = self.session.method
         self.method.load_state_dict(model.method.state_dict())  # a copy: nothing done here reaches the model's
         self.warnings: list[str] = []
+        self.trains = True
+        """Whether the update has steps of training."""
         new = len(split.added) if self.method.revisits else split.classes
         info = TaskInfo(model.updates, self.old, new, len(split.trained))
         self.data = self.session.task_data(info, images, (split.trained, images.labels[split.trained]))
@@ -148,6 +150,8 @@ class _Update:
 
     def _tell(self, event: Event) -> None:
         """An update is a run of one task, whatever was learnt before."""
+        if isinstance(event, TaskStart):
+            self.trains = event.steps > 0
         self.run.listener(replace(event, task=0) if isinstance(event, TaskEvent) else event)
 
     def _class_gaussians(self) -> Gaussians:
@@ -348,4 +352,7 @@ class _Update:
         if taken is not None and taken > 20:
             self.warnings.append(f"{taken:.0f} % of the new images are taken for an older class: check the labels")
         if accuracy is not None and accuracy < 50:
-            self.warnings.append("fewer than half of the images kept back are answered rightly; train for more epochs")
+            advice = (
+                "train for more epochs" if self.trains else "add images, or choose a method that trains the network"
+            )
+            self.warnings.append(f"fewer than half of the images kept back are answered rightly; {advice}")

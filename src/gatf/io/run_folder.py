@@ -1,7 +1,9 @@
 """The folder of a run: what its files are called, what `summary.json` says, and how both are read and written."""
 
+import csv
+import io
 import json
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
@@ -15,10 +17,11 @@ from gatf.io.events import Event, read_events, reason
 from gatf.io.files import remove, remove_leftovers, telling, write_text
 from gatf.io.lock import exclusive
 from gatf.io.parsing import parse_json
+from gatf.io.text import csv_cell
 
 CONFIG, EVENTS, SUMMARY, MODEL = "config.yaml", "metrics.jsonl", "summary.json", "model.safetensors"
 CHECKPOINTS, DIAGNOSTICS, REPORT = "checkpoints", "diagnostics", "report.html"
-EXPLAINED = "explain"
+EXPLAINED, CONFUSION = "explain", "confusion.csv"
 LOCK = ".lock"
 """There while a process runs in the folder, and after one was killed, which then does not matter."""
 
@@ -81,7 +84,8 @@ class Summary:
     config_changes: list[str] = field(default_factory=list)
     """Settings that were changed on the way, with `--force-config`; `config.yaml` has the last ones."""
     machine: dict[str, str] = field(default_factory=dict)
-    """When and where the run ended: `date` (UTC), `processor`, `threads`, and `device` if that is another."""
+    """When, where and how the run ended: `date` (UTC), `processor`, `threads`, `device` if that is another, and where
+    they are known the `command` and the `commit` of gatf's own code."""
 
     @property
     def accuracy_new(self) -> float:
@@ -149,6 +153,11 @@ class RunFolder:
         return self.path / REPORT
 
     @property
+    def confusion(self) -> Path:
+        """Which classes were answered for which, after the last task that was learnt."""
+        return self.path / CONFUSION
+
+    @property
     def explained(self) -> Path:
         """Where the points go, by `gatf explain run`: a table for scripts."""
         return self.path / f"{EXPLAINED}.csv"
@@ -203,6 +212,14 @@ class RunFolder:
     def read_events(self) -> list[Event]:
         """What the run told so far."""
         return read_events(self.events)[0]
+
+    def write_confusion(self, pairs: Iterable[tuple[str, str, int]]) -> None:
+        """Class, answer and number of images."""
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(("class", "answered", "images"))
+        writer.writerows((csv_cell(name), csv_cell(answer), count) for name, answer, count in pairs)
+        write_text(self.confusion, text.getvalue())
 
     def write_summary(self, summary: Summary) -> None:
         derived = {name: getattr(summary, name) for name in DERIVED}

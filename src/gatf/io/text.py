@@ -1,8 +1,13 @@
 """Text from strangers (class names, file names, recipes) at the doors of the terminal and of CSV files."""
 
 import re
+import shlex
+from collections.abc import Collection, Sequence
+from pathlib import Path
 from typing import Any
 
+COMMAND = "GATF_COMMAND"
+"""The environment variable that tells the processes of a command how it was typed."""
 _LINE_END = "\n"
 _UNSHOWN = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 """What a terminal would obey rather than show: control characters (escape sequences begin with one), other line ends,
@@ -37,3 +42,26 @@ def _is_number(text: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def as_typed(words: Sequence[str]) -> str:
+    """The command for people to see; of folders elsewhere the name alone, for a report tells nobody's folders."""
+
+    def seen(word: str) -> str:
+        name, sign, value = word.partition("=")
+        if sign and Path(value).is_absolute():
+            return f"{name}={Path(value).name}"
+        return Path(word).name if Path(word).is_absolute() else word
+
+    return shlex.join(["gatf", *map(seen, words)])
+
+
+def rejoined(pieces: Sequence[str], known: Collection[str]) -> list[str]:
+    """Names that were separated by commas and may have commas of their own: the longest that is known is meant."""
+    names, at = [], 0
+    while at < len(pieces):
+        ends = range(len(pieces), at, -1)
+        end = next((end for end in ends if ",".join(pieces[at:end]).strip() in known), at + 1)
+        names.append(",".join(pieces[at:end]).strip())
+        at = end
+    return names

@@ -5,8 +5,9 @@ from functools import partial
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from gatf.bench.tables import aggregate
+from gatf.bench.tables import aggregate, spread
 from gatf.io.events import Epoch
 from gatf.io.run_folder import RunFolder
 from gatf.report.load import Run, by_row
@@ -19,6 +20,8 @@ from gatf.report.style import (
     new_figure,
     spread_apart,
     styled,
+    thinned,
+    tips,
     whole_ticks,
 )
 
@@ -81,6 +84,9 @@ def training_lines(lines: Mapping[str, Line], label: str, *, log: bool = False) 
     axes.set_xlabel("tasks learnt")
     axes.set_title(label, loc="left", color=MUTED)
     label_ends(axes, {name: heights[-1] for name, (_, heights) in lines.items()}, styles)
+    for name, (places, heights) in lines.items():
+        told = thinned(list(zip(places, heights, strict=True)))
+        tips(axes, told, [f"{name}, after {x:.2f} tasks: {y:.3g}" for x, y in told])
     return figure
 
 
@@ -98,10 +104,20 @@ def against(runs: Sequence[Run], column: str, label: str) -> Figure:
             markersize=7, linewidth=1,
         )  # fmt: skip
     axes.margins(x=0.2)
+    costs = {row[column] for row in table}
+    if len(costs) == 1:
+        axes.set_xlim(min(costs) / 2, 2 * min(costs))
     axes.set_xlabel(label)
     axes.set_title("A_last, %", loc="left", color=MUTED)
     axes.set_xlim(axes.get_xlim())  # settles the scale, from which places follow
     axes.set_ylim(axes.get_ylim())
+    axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if _decades(axes.get_xlim()) < 2 else (1.0,)))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, position: f"{value:,.10g}"))
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    tips(
+        axes, [(row[column], row["a_last"]) for row in table],
+        [f"{row['row']}: {spread(row['a_last'], row['a_last_std'])} % at {row[column]:,.0f}" for row in table],
+    )  # fmt: skip
     to_share = axes.transData + axes.transAxes.inverted()
     places = {row["row"]: to_share.transform((row[column], row["a_last"])) for row in table}
     for names in neighbours({name: float(place[0]) for name, place in places.items()}, NAME_WIDTH):
@@ -112,6 +128,10 @@ def against(runs: Sequence[Run], column: str, label: str) -> Figure:
                 textcoords="offset points", color=styles[name].color, fontsize=8.5,
             ).set_in_layout(False)  # fmt: skip
     return figure
+
+
+def _decades(limits: tuple[float, float]) -> float:
+    return float(np.log10(limits[1] / limits[0]))
 
 
 def neighbours(places: Mapping[str, float], width: float) -> list[list[str]]:
@@ -126,4 +146,15 @@ def neighbours(places: Mapping[str, float], width: float) -> list[list[str]]:
 
 
 against_memory = partial(against, column="bytes_per_class", label="bytes kept for each class")
-against_time = partial(against, column="total_seconds", label="seconds, all tasks")
+
+
+def against_time(runs: Sequence[Run]) -> Figure:
+    """With the number of threads, on which seconds depend."""
+    return against(runs, column="total_seconds", label=f"seconds, all tasks{on_threads(runs)}")
+
+
+def on_threads(runs: Sequence[Run]) -> str:
+    """`, 2 threads` where all runs say so; nothing where they do not, or differ."""
+    told = {run.summary.machine.get("threads") for run in runs}
+    threads = told.pop() if len(told) == 1 else None
+    return "" if threads is None else f", {threads} thread{'s' if threads != '1' else ''}"

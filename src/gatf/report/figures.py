@@ -14,6 +14,8 @@ from matplotlib.axes import Axes
 from matplotlib.colors import BoundaryNorm, ListedColormap
 from matplotlib.figure import Figure
 
+from gatf.bench.tables import spread
+from gatf.io.text import csv_cell
 from gatf.report.load import Rows, Run, by_row, last_task
 from gatf.report.style import (
     DEEP,
@@ -30,6 +32,8 @@ from gatf.report.style import (
     new_figure,
     short,
     styled,
+    thinned,
+    tips,
     whole_ticks,
 )
 
@@ -87,7 +91,15 @@ def lines_over_tasks(series: Mapping[str, Sequence[Sequence[float]]], *, first: 
     axes.set_title(label, loc="left", color=MUTED)
     axes.xaxis.grid(False)
     label_ends(axes, ends, styles)
+    for row, values in series.items():
+        mean, std = over_seeds([one[: min(map(len, values))] for one in values])
+        places = [(float(first + number), float(height)) for number, height in enumerate(mean)]
+        tips(axes, places, [f"{row}, task {x:.0f}: {spread(y, _at(std, n))} %" for n, (x, y) in enumerate(places)])
     return figure
+
+
+def _at(values: np.ndarray | None, number: int) -> float | None:
+    return None if values is None else float(values[number])
 
 
 @styled
@@ -96,7 +108,7 @@ def accuracy_matrix(runs: Sequence[Run]) -> Figure:
     mean = _mean_ragged([run.summary.accuracy_matrix for run in runs])
     tasks = len(mean)
     figure, axes = new_figure(min(4.6, 1.2 + 0.36 * tasks))
-    heat_cells(axes, mean)
+    heat_cells(axes, mean, lambda after, task: f"task {task + 1}, after task {after + 1}")
     axes.set_xticks(*_task_ticks(tasks))
     axes.set_yticks(*_task_ticks(tasks))
     axes.set_xlabel("test images of task")
@@ -110,12 +122,13 @@ def accuracy_by_class(runs: Sequence[Run]) -> Figure:
     learnt, or, where there are too many to name them all, by their accuracy at the end."""
     mean = _mean_ragged([run.summary.accuracy_by_class for run in runs]).T  # [classes, tasks]
     classes, tasks = mean.shape
-    names = [short(name) for name in runs[0].summary.class_names]
+    full = list(runs[0].summary.class_names)
     if classes > MOST_NAMED:
         order = np.argsort(-mean[:, -1], kind="stable")
-        mean, names = mean[order], [names[number] for number in order]
+        mean, full = mean[order], [full[number] for number in order]
+    names = [short(name) for name in full]
     figure, axes = new_figure(max(2.2, min(5.2, 1.0 + 0.24 * classes)))
-    heat_cells(axes, mean)
+    heat_cells(axes, mean, lambda number, task: f"{full[number]}, after task {task + 1}")
     axes.set_xticks(*_task_ticks(tasks))
     step = -(-classes // MOST_NAMED)
     axes.set_yticks(range(0, classes, step), names[::step])
@@ -124,6 +137,34 @@ def accuracy_by_class(runs: Sequence[Run]) -> Figure:
         for size in [len(row) for row in runs[0].summary.accuracy_by_class][:-1]:
             axes.axhline(size - 0.5, color=PAPER, linewidth=2.5)
     return figure
+
+
+@styled
+def confusion_matrix(runs: Sequence[Run]) -> Figure:
+    """Of each class's images (a row), the share that is answered as each class (columns); of all seeds together."""
+    names, shares = confusion_shares(runs)
+    classes = len(names)
+    figure, axes = new_figure(max(2.6, min(5.2, 1.2 + 0.26 * classes)))
+    heat_cells(axes, np.where(shares > 0, shares, np.nan), lambda true, answer: f"{names[true]} → {names[answer]}")
+    axes.set_xlim(-0.5, classes - 0.5)
+    step = -(-classes // MOST_NAMED)
+    shown = [short(name) for name in names[::step]]
+    axes.set_yticks(range(0, classes, step), shown)
+    axes.set_xticks(range(0, classes, step), shown, rotation=90 if max(map(len, shown)) > 3 else 0)
+    axes.set_xlabel("answered")
+    axes.set_ylabel("is")
+    return figure
+
+
+def confusion_shares(runs: Sequence[Run]) -> tuple[list[str], np.ndarray]:
+    """Names of the classes in the order of the first run, and percentages [classes, answers]; rows sum to 100."""
+    names = list(runs[0].summary.class_names)
+    place = {str(csv_cell(name)): number for number, name in enumerate(names)}
+    counts = np.zeros((len(names), len(names)))
+    for run in runs:
+        for row in run.confusion:
+            counts[place[str(row["class"])], place[str(row["answered"])]] += row["images"]
+    return names, 100 * counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
 
 
 def _task_ticks(tasks: int) -> tuple[list[int], list[str]]:
@@ -142,8 +183,9 @@ def _mean_ragged(matrices: Sequence[Sequence[Sequence[float]]]) -> np.ndarray:
     return padded.mean(0)
 
 
-def heat_cells(axes: Axes, values: np.ndarray) -> None:
-    """Percentages as coloured cells, the first row on top; numbers in them while they can be read."""
+def heat_cells(axes: Axes, values: np.ndarray, name: Callable[[int, int], str]) -> None:
+    """Percentages as coloured cells, the first row on top; numbers in them while they can be read. `name` says what a
+    cell is, for those who point at it; of very many cells only the last of each row and the largest are told."""
     lines, columns = values.shape
     levels = BoundaryNorm(np.linspace(0, 100 + 1e-9, len(HEAT) + 1), len(HEAT))
     colours = ListedColormap(HEAT)
@@ -157,12 +199,29 @@ def heat_cells(axes: Axes, values: np.ndarray) -> None:
     axes.set_ylim(lines - 0.5, -0.5)
     axes.grid(False)
     axes.spines["bottom"].set_visible(False)
+    _tell_cells(axes, values, name)
     if values.size > CELLS_WITH_NUMBERS or columns > 12:
         return
     for line, column in zip(*np.nonzero(~np.isnan(values)), strict=True):
         value = values[line, column]
         colour = ON_DEEP if levels(value) >= DEEP else ON_PALE
         axes.text(column, line, f"{value:.0f}", ha="center", va="center", color=colour, fontsize=9)
+
+
+def _tell_cells(axes: Axes, values: np.ndarray, name: Callable[[int, int], str]) -> None:
+    lines, columns = values.shape
+    cells = list(zip(*(found.tolist() for found in np.nonzero(~np.isnan(values))), strict=True))
+    if len(cells) > VECTOR_CELLS:
+        largest = sorted(cells, key=lambda cell: -values[cell])[:VECTOR_CELLS]
+        cells = sorted({*largest, *((line, columns - 1) for line in range(lines) if not np.isnan(values[line, -1]))})
+    width, height = (72 * inches for inches in axes.figure.get_size_inches())  # type: ignore[union-attr]
+    size = max(3.0, 0.75 * min(width / columns, height / lines))
+    tips(
+        axes,
+        [(column, line) for line, column in cells],
+        [f"{name(*cell)}: {values[cell]:.0f} %" for cell in cells],
+        size=size,
+    )
 
 
 def curve(tables: Sequence[Rows], at: str, value: str, keep: Callable[[dict[str, Any]], bool]) -> Curve | None:
@@ -206,6 +265,9 @@ def draw_curves(axes: Axes, found: Mapping[str, Curve], styles: Mapping[str, Lin
         axes.set_ylim(low, high + 0.05 * (high - low))
     axes.xaxis.grid(False)
     label_ends(axes, {row: float(mean[-1]) for row, (_, mean, _) in found.items()}, styles)
+    for row, (places, mean, _) in found.items():
+        told = thinned(list(zip(places.tolist(), mean.tolist(), strict=True)))
+        tips(axes, told, [f"{row}, at {x:.3g}: {y:.3g}" for x, y in told])
 
 
 @styled

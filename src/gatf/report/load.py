@@ -11,6 +11,7 @@ from gatf.bench.tables import Result
 from gatf.errors import UserError, near_misses
 from gatf.io.parsing import parse_json, parse_yaml
 from gatf.io.run_folder import CONFIG, SUMMARY, RunFolder, Summary
+from gatf.io.text import rejoined
 
 Rows = list[dict[str, Any]]
 NEEDED: dict[str, tuple[str, ...]] = {
@@ -50,6 +51,8 @@ class Run:
     """Tables by name."""
     explained: Rows = field(default_factory=list)
     """What `gatf explain run` found, after each task that it looked at."""
+    confusion: Rows = field(default_factory=list)
+    """Class, answer and number of images at the end; empty for runs of earlier versions."""
 
     @property
     def result(self) -> Result:
@@ -102,6 +105,7 @@ def read_run(folder: Path, *, setting: str | None = None, row: str | None = None
         config=_read_config(config) if config.is_file() else {},
         diagnostics={path.stem: read_table(path) for path in sorted(files.diagnostics.glob("*.csv"))},
         explained=read_table(files.explained) if files.explained.is_file() else [],
+        confusion=read_confusion(files.confusion) if files.confusion.is_file() else [],
     )
 
 
@@ -138,6 +142,15 @@ def read_table(path: Path) -> Rows:
         for name, value in row.items():
             if needed and value is not None and not _fits(name, value):
                 raise UserError(f"{path} is not a table of diagnostics: its '{name}' has {str(value)[:80]!r}")
+    return rows
+
+
+def read_confusion(path: Path) -> Rows:
+    """Which class was answered with which, how often."""
+    rows = read_csv(path)
+    for row in rows:
+        if set(row) != {"class", "answered", "images"} or not isinstance(row["images"], int) or None in row.values():
+            raise UserError(f"{path} is not a table of answers; remove it, or get it again")
     return rows
 
 
@@ -179,8 +192,9 @@ def last_task(rows: Rows) -> int:
 
 
 def chosen_rows(runs: Iterable[Run], rows: Iterable[str]) -> list[Run]:
-    """The runs of some rows, in the order of the rows."""
+    """The runs of some rows, in the order of the rows; a name with commas may be in pieces."""
     groups = by_row(runs)
+    rows = rejoined(list(rows), groups)
     for row in rows:
         if row not in groups:
             raise UserError(f"there is no run of '{row}'{near_misses(row, groups)}")

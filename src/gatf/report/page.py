@@ -1,11 +1,12 @@
 """The report: one HTML file that needs nothing else, for the screen and the phone, by day and by night."""
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from statistics import fmean
 from typing import Any
+from urllib.parse import quote
 
 import yaml
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -15,6 +16,10 @@ from gatf.bench.published import OUTSIDE, difference, is_outside, load_published
 from gatf.bench.tables import AVERAGED, MISSING, aggregate, shown_columns, spread
 from gatf.evaluation.losses import Explained
 from gatf.io.files import write_text
+from gatf.io.run_folder import CONFIG, CONFUSION, EVENTS, SUMMARY, RunFolder
+from gatf.io.run_folder import EXPLAINED as EXPLAINED_FILE
+from gatf.methods import METHODS
+from gatf.report.costs import on_threads
 from gatf.report.load import Run, by_row, chosen_rows, load_runs
 from gatf.report.sections import GROUPS, WHY, FigureSpec, Section, at_the_end, best_of, build_sections, with_table
 from gatf.report.style import NAMES, css_variables, inline_svg, line_styles, save_figure
@@ -29,6 +34,12 @@ EXPLAINED = {
 }
 
 
+MOST_COMMANDS = 3
+"""Commands in the page's head."""
+CERTIFIED = ("certified %", "whitened %", "by range %", "by range, shrunk %")
+"""Columns that are left out where they are 0 for every row."""
+
+
 def write_report(
     paths: Sequence[Path], out: Path, *, figures: Path | None = None, rows: Sequence[str] | None = None
 ) -> int:
@@ -41,9 +52,10 @@ def write_report(
     write_page(
         out, "report.html.j2", title=_title(runs),
         command="gatf report " + " ".join(shlex.quote(str(_seen_from_here(path))) for path in paths),
-        sections=[_fill(section, number) for number, section in enumerate(sections)],
+        sections=[_fill(section, number, out) for number, section in enumerate(sections)],
         versions=sorted({tuple(sorted(run.summary.versions.items())) for run in runs}),
-        machines=machines(runs),
+        machines=machines(runs), made=made_by(runs), files=files_beside(paths, runs, out),
+        bibtex=bibtex(runs),
         configs=[(row, _config_text(group)) for row, group in by_row(runs).items()],
         several=len(sections) > 1,
     )  # fmt: skip
@@ -93,7 +105,7 @@ def _title(runs: Sequence[Run]) -> str:
     return f"{rows[0]} on {what}" if len(rows) == 1 else f"{len(rows)} methods on {what}"
 
 
-def _fill(section: Section, number: int) -> dict[str, Any]:
+def _fill(section: Section, number: int, out: Path) -> dict[str, Any]:
     runs = section.runs
     methods, seeds = len(by_row(runs)), len({run.summary.seed for run in runs})
     first = runs[0].summary
@@ -106,7 +118,7 @@ def _fill(section: Section, number: int) -> dict[str, Any]:
         "published": published_table(runs),
         "explained": explained_table(runs),
         "diagnosis": diagnostics_table(runs),
-        "runs": runs_table(runs) if len(runs) > 1 else None,
+        "runs": runs_table(runs, out) if len(runs) > 1 else None,
         "classes": [classes_table(row, group) for row, group in by_row(runs).items()],
         "groups": draw_groups(section.figures, f"f{number}x"),
         "intros": GROUPS,
@@ -126,6 +138,8 @@ class Cell:
 
     text: str
     key: float | str
+    href: str = ""
+    """What it leads to, seen from the report; nothing: it is no link."""
 
 
 @dataclass(frozen=True)
@@ -174,7 +188,7 @@ def results_table(runs: Sequence[Run]) -> Table:
     """One row per method, mean ± standard deviation over seeds."""
     table = aggregate(run.result for run in runs)
     columns = shown_columns(table)
-    headings = [("method", "")] + [(name, EXPLAINED[name]) for name in columns.values()]
+    headings = [("method", ""), *_explained_headings(columns, runs)]
     headings += [("bytes per class", "kept between tasks"), ("seeds", "")]
     rows = []
     for row in table:
@@ -186,6 +200,14 @@ def results_table(runs: Sequence[Run]) -> Table:
     return Table("Results, mean ± standard deviation over seeds" if several else "Results", headings, rows)
 
 
+def _explained_headings(columns: Mapping[str, str], runs: Sequence[Run]) -> list[tuple[str, str]]:
+    """With the number of threads beside seconds, where all runs had the same."""
+    return [
+        (f"{name}{on_threads(runs)}" if column == "total_seconds" else name, EXPLAINED[name])
+        for column, name in columns.items()
+    ]
+
+
 def tasks_table(run: Run) -> Table:
     """One row per task, of one run."""
     summary = run.summary
@@ -194,7 +216,8 @@ def tasks_table(run: Run) -> Table:
         ("task", ""), ("all so far %", "accuracy over all classes after this task"),
         ("when new %", "accuracy on this task's images just after it"),
         ("at the end %", "accuracy on this task's images after the last one"),
-        ("old to new %", "old images taken for a class of this task"), ("seconds", ""), ("peak MB", "memory"),
+        ("old to new %", "old images taken for a class of this task"), (f"seconds{on_threads([run])}", ""),
+        ("peak MB", "memory"),
     ]  # fmt: skip
     rows = []
     for task, row in enumerate(matrix):
@@ -206,14 +229,14 @@ def tasks_table(run: Run) -> Table:
     return Table("Task by task", headings, rows)
 
 
-def runs_table(runs: Sequence[Run]) -> Table:
-    """One row per run."""
+def runs_table(runs: Sequence[Run], out: Path) -> Table:
+    """One row per run, with a link to its folder where that lies beside the report."""
     table = [aggregate([run.result])[0] for run in runs]
     columns = shown_columns(table)
-    headings = [("method", ""), ("seed", "")] + [(name, EXPLAINED[name]) for name in columns.values()]
+    headings = [("method", ""), ("seed", "its folder"), *_explained_headings(columns, runs)]
     rows = []
     for run, row in zip(runs, table, strict=True):
-        cells = [Cell(run.row, run.row), Cell(str(run.summary.seed), run.summary.seed)]
+        cells = [Cell(run.row, run.row), Cell(str(run.summary.seed), run.summary.seed, _beside(run.folder, out))]
         rows.append(cells + [number_cell(row[column]) for column in columns])
     return Table("Every run", headings, rows)
 
@@ -236,6 +259,53 @@ def classes_table(row: str, runs: Sequence[Run]) -> Table:
         rows.append([Cell(name, name), Cell(learnt, tasks[0]), number_cell(fmean(new)), number_cell(fmean(end))])
     headings = [("class", ""), ("task", ""), ("when new %", "just after its task"), ("at the end %", "")]
     return Table(f"Every class of {row}", headings, rows)
+
+
+def _beside(path: Path, out: Path) -> str:
+    """A link from the report to a file or folder below its own folder; nothing where it lies elsewhere."""
+    target, here = path.resolve(), out.parent.resolve()
+    if target == here or not target.is_relative_to(here) or not target.exists():
+        return ""
+    return quote(target.relative_to(here).as_posix()) + ("/" if target.is_dir() else "")
+
+
+def files_beside(paths: Sequence[Path], runs: Sequence[Run], out: Path) -> list[tuple[str, str]]:
+    """Names and links of the tables and logs that lie beside the report."""
+    names = ("results.csv", "results.md", "results.tex", SUMMARY, CONFUSION, EVENTS, CONFIG, f"{EXPLAINED_FILE}.csv")
+    places = [path / name for path in paths for name in names]
+    if len(runs) == 1:
+        places += sorted(RunFolder(runs[0].folder).diagnostics.glob("*.csv"))
+    return [(place.name, link) for place in places if (link := _beside(place, out))]
+
+
+def made_by(runs: Sequence[Run]) -> list[str]:
+    """How the runs were made, for the page's head: version and commit, machines and days, commands."""
+    gatf = {
+        f"gatf {run.summary.versions.get('gatf', '')}"
+        + (f", commit {told}" if (told := run.summary.machine.get("commit")) else "")
+        for run in runs
+    }
+    commands = list(dict.fromkeys(run.summary.machine["command"] for run in runs if "command" in run.summary.machine))
+    more = [f"and {len(commands) - MOST_COMMANDS} more commands"] if len(commands) > MOST_COMMANDS else []
+    return [*machines(runs), "; ".join(sorted(gatf)), *(f"$ {text}" for text in commands[:MOST_COMMANDS]), *more]
+
+
+def bibtex(runs: Sequence[Run]) -> str:
+    """The publications of the methods that were run, and this software, to cite a table with."""
+    entries = []
+    for name in dict.fromkeys(run.summary.method for run in runs):
+        paper = METHODS[name].paper if name in METHODS else ""
+        authors, _, rest = paper.partition(", ")
+        title, _, venue = rest.rpartition(", ")
+        where, _, year = venue.rpartition(" ")
+        if title and year.isdigit():
+            people = authors.replace(" & ", " and ").replace(" et al.", " and others")
+            entries.append(
+                f"@inproceedings{{{name}{year},\n  author = {{{people}}},\n  title = {{{{{title}}}}},\n"
+                f"  booktitle = {{{where}}},\n  year = {{{year}}}\n}}"
+            )
+    versions = ", ".join(sorted({run.summary.versions.get("gatf", "") for run in runs}))
+    return "\n\n".join([*entries, f"@misc{{gatf-cil,\n  title = {{gatf-cil}},\n  note = {{Version {versions}}}\n}}"])
 
 
 def machines(runs: Sequence[Run]) -> list[str]:
@@ -346,6 +416,8 @@ def diagnostics_table(runs: Sequence[Run]) -> Table | None:
             found.setdefault(row, {})[name] = factor * value
     if not found:
         return None
+    nothing = [name for name in CERTIFIED if {values[name] for values in found.values() if name in values} == {0.0}]
+    columns = {name: told for name, told in columns.items() if name not in nothing}
     headings = [("method", ""), *((name, why) for name, (why, *_) in columns.items())]
     rows = []
     for row, values in found.items():
@@ -353,4 +425,5 @@ def diagnostics_table(runs: Sequence[Run]) -> Table | None:
         rows.append(
             [Cell(row, row), *(Cell(MISSING if v is None else f"{v:.3g}", -1e9 if v is None else v) for v in numbers)]
         )
-    return Table("What is stored of old classes against what is true, after the last task", headings, rows)
+    notes = [f"Theorem 2 certifies no prediction by these forms: {', '.join(nothing)}."] if nothing else []
+    return Table("What is stored of old classes against what is true, after the last task", headings, rows, notes)

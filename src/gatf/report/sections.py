@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
+import numpy as np
 from matplotlib.figure import Figure
 
 from gatf.bench.tables import aggregate
@@ -13,16 +14,17 @@ from gatf.report import costs, figures
 from gatf.report.load import Run, by_row, by_setting, last_task
 
 BASELINES = ("joint", "finetune")
-TASKS, CLASSES = "Accuracy on each task", "Accuracy on each class"
+TASKS, CLASSES, PAIRS = "Accuracy on each task", "Accuracy on each class", "What is taken for what"
 WHY, PLANE = "Why it forgets", "Where classes move"
 COSTS, TRAINING = "What it costs", "Training"
 GROUPS = {
     TASKS: "Read down a column: the accuracy on one task, in percent, as later ones are learnt.",
     CLASSES: "Read along a row: a class whose colour fades is being forgotten.",
+    PAIRS: "Each row is a class, each column an answer, in the order learnt: off the diagonal lie the confusions.",
     WHY: "Measured on old images that the method itself never sees again.",
     PLANE: "The last task in two dimensions: an arrow from where an old class was to where the network now puts it; "
     "a cross where the method believes it is. The shorter the dotted line, the better the transport.",
-    COSTS: "Up and to the left is better. Seconds depend on the machine and its threads, which stand at the end.",
+    COSTS: "Up and to the left is better. Seconds depend on machine and threads, which the page's head names.",
     TRAINING: "From the log of the first run. A loss that still falls when a task ends wants more epochs.",
 }
 """Figures that stand side by side, and how to read them."""
@@ -71,6 +73,7 @@ def figures_of(runs: Sequence[Run], prefix: str = "") -> list[FigureSpec]:
         specs.append(_confusion(runs, prefix))
     specs += [_matrix(row, group, prefix) for row, group in rows.items()]
     specs += [_classes(row, group, prefix) for row, group in rows.items()]
+    specs += [_pairs(row, group, prefix) for row, group in rows.items() if all(run.confusion for run in group)]
     specs = [_alone(spec) for spec in specs] if len(rows) == 1 else specs
     return specs + diagnostic_figures(runs, prefix) + _costs(runs, prefix) + _training(runs, prefix)
 
@@ -178,6 +181,22 @@ def _classes(row: str, runs: Sequence[Run], prefix: str) -> FigureSpec:
         f"{prefix}classes-{slug(row)}", row, end,
         f"Heat map of {row}: accuracy in percent on each class (rows) after each task (columns). {end}",
         lambda: figures.accuracy_by_class(runs), group=CLASSES,
+    )  # fmt: skip
+
+
+def _pairs(row: str, runs: Sequence[Run], prefix: str) -> FigureSpec:
+    names, shares = figures.confusion_shares(runs)
+    wrong = shares - np.diag(np.diag(shares))
+    true, answer = np.unravel_index(int(wrong.argmax()), wrong.shape)
+    if wrong.max() > 0:
+        sentence = f"Most often “{names[true]}” is taken for “{names[answer]}”: {wrong.max():.0f} % of its images."
+    else:
+        sentence = "No image is taken for another class."
+    return FigureSpec(
+        f"{prefix}pairs-{slug(row)}", row, sentence,
+        f"Heat map of {row}: of each class's test images (rows) the percentage answered as each class (columns), after "
+        f"the last task. {sentence}",
+        lambda: figures.confusion_matrix(runs), group=PAIRS,
     )  # fmt: skip
 
 

@@ -13,8 +13,10 @@ from functools import wraps
 from html import escape
 from pathlib import Path
 from typing import Any, ParamSpec
+from weakref import WeakKeyDictionary
 
 import matplotlib
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -195,13 +197,62 @@ def _top(block: tuple[float, list[int]], gap: float) -> float:
     return block[0] + gap * (len(block[1]) - 1) / 2
 
 
+_TIPS: WeakKeyDictionary[Figure, dict[str, Sequence[str]]] = WeakKeyDictionary()
+"""Of each figure: texts by the id of the drawn things they belong to."""
+
+
+MOST_TIPS = 60
+"""Points of a line that have a text."""
+
+
+def thinned(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Every so many of the points of a line, the last one among them."""
+    step = -(-len(points) // MOST_TIPS)
+    return list(points[::-1][::step][::-1])
+
+
+def tips(axes: Axes, places: Sequence[tuple[float, float]], texts: Sequence[str], *, size: float = 11.0) -> None:
+    """Texts that a page shows where the pointer rests, at places in data coordinates; limits must be final.
+
+    They hang on squares that are there and not seen, `size` points wide.
+    """
+    inside = [(x, y, text) for (x, y), text in zip(places, texts, strict=True) if np.isfinite(x) and np.isfinite(y)]
+    if not inside:
+        return
+    limits = axes.get_xlim(), axes.get_ylim()
+    xs, ys, kept = zip(*inside, strict=True)
+    squares = axes.scatter(xs, ys, s=size**2, marker="s", color=INK, alpha=0, linewidths=0, zorder=9, clip_on=False)
+    squares.set_in_layout(False)
+    axes.set(xlim=limits[0], ylim=limits[1])
+    figure = axes.get_figure()
+    assert isinstance(figure, Figure)
+    known = _TIPS.setdefault(figure, {})
+    name = f"tips{len(known)}"
+    squares.set_gid(name)
+    known[name] = kept
+
+
+def _with_tips(svg: str, known: Mapping[str, Sequence[str]]) -> str:
+    """A title in each of the squares, which browsers show on hover."""
+    for name, texts in known.items():
+        begin = svg.index(f'id="{name}"')
+        parts = svg[begin:].split("<use ", len(texts))
+        for number, text in enumerate(texts, start=1):
+            attributes, slash, rest = parts[number].partition("/>")
+            if not slash:
+                break
+            parts[number] = f"{attributes}><title>{escape(text)}</title></use>{rest}"
+        svg = svg[:begin] + "<use ".join(parts)
+    return svg
+
+
 def inline_svg(figure: Figure, *, name: str, alt: str) -> str:
     """The figure as one `<svg>` element: no fixed size, ids that no other figure has, colours as CSS variables."""
     text = io.StringIO()
     with matplotlib.rc_context({**RC, "svg.hashsalt": name}):
         figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
     svg = text.getvalue()
-    svg = svg[svg.index("<svg") :]
+    svg = _with_tips(svg[svg.index("<svg") :], _TIPS.get(figure, {}))
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     svg = re.sub(r"<!--.*?-->", "", svg, flags=re.DOTALL)
     svg = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", svg, count=1)
