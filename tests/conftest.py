@@ -18,7 +18,7 @@ torch.set_num_threads(1)
 def pytest_addoption(parser: pytest.Parser) -> None:
     what = "file operations of each command in which a process dies, per fault; 0: all of them, which takes long"
     parser.addoption("--crash-points", type=int, default=3, help=what)
-    parser.addoption("--fuzz", type=int, default=40, help="changed files that each reader is given")
+    parser.addoption("--fuzz", type=int, default=25, help="changed files that each reader is given")
     parser.addoption("--tasks", type=int, default=6, help="tasks of the streams that last long")
     parser.addoption("--updates", type=int, default=6, help="updates of a model that lives long")
     parser.addoption("--kills", type=int, default=3, help="processes that are killed at any moment")

@@ -223,3 +223,11 @@ def test_tensors_that_lie_over_each_other_are_refused(tmp_path: Path) -> None:
     (tmp_path / "over.gatf").write_bytes(content.replace(b"0" * 32, digest, 1))
     with pytest.raises(UserError, match="tensor 'b' does not begin where the one before it ends"):
         container.inspect(tmp_path / "over.gatf")
+
+
+def test_a_header_longer_than_the_file_calls_for_is_not_parsed(tmp_path: Path) -> None:
+    """One long string has few entries, and would be parsed."""
+    header = json.dumps({"x": "a" * 2**21}).encode()
+    (tmp_path / "long.gatf").write_bytes(len(header).to_bytes(8, "little") + header)
+    with pytest.raises(UserError, match="too long for a file of"):
+        container.inspect(tmp_path / "long.gatf")

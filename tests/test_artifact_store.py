@@ -139,3 +139,12 @@ def test_no_file_of_a_model_holds_an_image(tmp_path: Path, digit_images: tuple[n
     learn_folder(model, tmp_path / "more", parameters=parameters, keep=1, listener=look)
     look()
     assert {"shop.gatf", "shop.gatf.v0", "plan.json", "state.safetensors"} <= looked_at
+
+
+def test_only_the_update_that_was_done_counts_as_done(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = {"images": "a", "model": "before", "parameters": {}}
+    store.workspace.mkdir()
+    store._write(store.workspace / "done.json", {"digest": "after", "plan": plan})
+    monkeypatch.setattr(store, "_digest", lambda: "after")
+    assert store.committed({**plan, "model": "after"})
+    assert not store.committed({**plan, "images": "b"})

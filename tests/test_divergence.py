@@ -17,6 +17,7 @@ from gatf.incremental.learn import learn_folder
 from gatf.io.run_folder import RunFolder
 from gatf.methods import METHODS
 from gatf.model import file as model_file
+from gatf.training.divergence import all_finite
 
 Tiny = Callable[..., RunConfig]
 RATE = 1e12
@@ -139,3 +140,10 @@ def test_a_model_that_does_not_predict_is_not_written(tmp_path: Path, tiny_class
             model_file.save(classifier.model_, path)
         assert path.read_bytes() == before
     assert [file.name for file in tmp_path.iterdir()] == ["shop.gatf"]
+
+
+def test_infinite_numbers_are_no_more_finite_than_nan() -> None:
+    good = torch.tensor([1.0, -1e30])
+    assert all_finite([good, torch.tensor([3])])
+    for bad in (torch.inf, -torch.inf, torch.nan):
+        assert not all_finite([good, torch.tensor([0.0, bad])])

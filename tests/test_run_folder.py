@@ -13,6 +13,7 @@ from gatf.errors import UserError
 from gatf.experiment import resume, start
 from gatf.io import events
 from gatf.io.events import KINDS, Event, JsonLines, parse_event, read_events
+from gatf.io.files import new_file
 from gatf.io.run_folder import DERIVED, RunFolder, Summary
 
 TOLD: list[tuple[Event, str]] = [
@@ -148,3 +149,23 @@ def test_forgetting_events_keeps_whole_lines_only(tmp_path: Path) -> None:
     log(events.Trained(task=1))
     log.close()
     assert read_events(path)[0] == [events.Trained(task=0), events.Trained(task=1)]
+
+
+def test_the_newest_two_checkpoints_are_kept(tmp_path: Path) -> None:
+    place = RunFolder(tmp_path)
+    place.checkpoints.mkdir()
+    for task in range(4):
+        place.checkpoint(task, 0, 0, 0).touch()
+    place.prune_checkpoints({place.checkpoint(0, 0, 0, 0)})
+    assert place.saved_checkpoints() == [place.checkpoint(task, 0, 0, 0) for task in (0, 2, 3)]
+
+
+def test_a_file_that_could_not_be_written_leaves_nothing(tmp_path: Path) -> None:
+    def write() -> None:
+        with new_file(tmp_path / "x") as partial:
+            partial.write_text("half")
+            raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        write()
+    assert list(tmp_path.iterdir()) == []
