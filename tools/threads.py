@@ -2,6 +2,7 @@
 
 python tools/threads.py            run what benchmarks/results/threads.json lacks, then write docs/protocol.md's tables
 python tools/threads.py --again    run all anew
+python tools/threads.py --tables   no runs: the operations, and the tables of what is on record
 
 A run is a process of its own, with so many threads, by the recipe of `gatf run --dataset digits`.
 """
@@ -96,7 +97,9 @@ def tables(record: dict[str, Any]) -> str:
         "|---|" + "---:|" * (len(THREADS) + 1),
     ]
     for method in METHODS:
-        own = [known[method, threads] for threads in THREADS]
+        own = [known[method, threads] for threads in THREADS if (method, threads) in known]
+        if len(own) < len(THREADS):
+            continue
         last = [run["a_last"] for run in own]
         cells = [f"{run['a_last']:.1f}, {run['a_inc']:.1f}" for run in own]
         lines.append(f"| `{method}` | {' | '.join(cells)} | {max(last) - min(last):.1f} |")
@@ -108,11 +111,13 @@ def tables(record: dict[str, Any]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--again", action="store_true")
-    again = parser.parse_args().again
-    record = json.loads(RECORD.read_text(encoding="utf-8")) if RECORD.is_file() and not again else {"runs": []}
+    parser.add_argument("--tables", action="store_true")
+    asked = parser.parse_args()
+    record = json.loads(RECORD.read_text(encoding="utf-8")) if RECORD.is_file() and not asked.again else {"runs": []}
     record["operations"] = differing()
+    write_text(RECORD, json.dumps(record, indent=1) + "\n")
     done = {(run["method"], run["threads"]) for run in record["runs"]}
-    for method in METHODS:
+    for method in () if asked.tables else METHODS:
         for threads in THREADS:
             if (method, threads) not in done:
                 record["runs"].append(results(method, threads))
