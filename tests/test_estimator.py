@@ -28,6 +28,7 @@ from gatf.model.judge import (
     rejection_threshold,
     softmax_with_temperature,
     strangest,
+    temperature_at_even_odds,
     temperature_of,
 )
 
@@ -222,6 +223,22 @@ def test_temperature_of_perfect_scores_stays_finite() -> None:
     assert 0.7 < float(chances.max()) < 0.95, "four right answers do not make certain"
 
 
+def test_temperature_without_held_out_images_makes_nobody_certain() -> None:
+    scores = torch.eye(4, dtype=torch.float64) * 1000
+    chances = softmax_with_temperature(scores, temperature_at_even_odds(scores, torch.arange(4)))
+    assert chances.diagonal().tolist() == pytest.approx([0.5] * 4, abs=0.02)
+
+
+def test_two_images_per_class_leave_probabilities_open(tiny_classifier: Tiny, digit_images: Digits) -> None:
+    learner = tiny_classifier(epochs=3).fit(*some_digits(digit_images, "d0", "d1", "d2", most=2))
+    images, _ = some_digits(digit_images, "d0", "d1", "d2", most=2)
+    assert learner.report_.held_out == 0
+    assert learner.predict_proba(images).max() < 0.8, "nothing was kept back that could make certain"
+    assert any("guesses" in warning for warning in learner.report_.warnings)
+    learner.partial_fit(*some_digits(digit_images, "d3", most=2))
+    assert learner.report_.expected_old is None
+
+
 def test_certificate_by_hand() -> None:
     """Two classes at ±2 on a line, in a metric of variance 2 (1, shrunk by 1): at z, d = (z ∓ 2)²/2."""
     stored = Gaussians(torch.tensor([[-2.0], [2.0]]), torch.ones(2, 1, 1))
@@ -310,14 +327,17 @@ def test_the_forecast_finds_the_spread_of_images() -> None:
     def drawn(spread: float) -> Forecast:
         return Forecast(80 / spread, 0.5)
 
-    about, low, high = forecast_old(drawn, seen, 1.0)
+    found = forecast_old(drawn, seen, 1.0)
+    assert found is not None
+    about, low, high = found
     assert about == pytest.approx(40.0, rel=0.05)
     assert low < about < high
     assert high - low < 10, "a thousand images say it well"
     assert forecast_old(drawn, seen, 0.5) == pytest.approx((about * 3 / 4, low / 2, high))
     few = forecast_old(drawn, [(4, 100.0, told)], 1.0)
+    assert few is not None
     assert few[2] - few[1] > 25, "four images say little"
-    assert forecast_old(drawn, [], 1.0) == (80.0, 0.0, 80.0), "nothing kept back: nothing known"
+    assert forecast_old(drawn, [], 1.0) is None, "nothing kept back: nothing known"
 
 
 def test_rejection_threshold_by_hand() -> None:

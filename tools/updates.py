@@ -88,10 +88,11 @@ TRIALS = {
     "cifar": Trial("CIFAR-100 photos of 32 pixels, a network from scratch", "cifar100-t10", 20, 2, CIFAR, most=(200,)),
     "cifar-imbalance": Trial(
         "CIFAR-100 enlarged to 96 pixels, classes of 500 and of 10 images in turn, adapt=auto", "cifar100-t10", 10, 2,
-        BIRDS | {"minutes": 3}, most=(500, 10),
+        BIRDS | {"backbone": "efficientnet_lite0"}, most=(500, 10),
     ),
     "cifar-imbalance-frozen": Trial(
-        "the same, adapt=never", "cifar100-t10", 10, 2, BIRDS | {"adapt": "never"}, most=(500, 10)
+        "the same, adapt=never", "cifar100-t10", 10, 2,
+        BIRDS | {"backbone": "efficientnet_lite0", "adapt": "never"}, most=(500, 10),
     ),
 }  # fmt: skip
 

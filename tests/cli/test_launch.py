@@ -43,7 +43,8 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, tiny_config: Tiny) -> 
 def test_one_process_prints_and_writes(undisturbed: Path) -> None:
     assert (undisturbed / "printed").read_text().count("A_last") == 1
     assert {path.name for path in (undisturbed / "run").iterdir()} == {
-        "config.yaml", "summary.json", "metrics.jsonl", "model.safetensors", "checkpoints", "report.html", "confusion.csv",
+        "config.yaml", "summary.json", "metrics.jsonl", "model.safetensors", "checkpoints", "report.html",
+        "confusion.csv",
     }  # fmt: skip
     events = [json.loads(line)["event"] for line in (undisturbed / "run" / "metrics.jsonl").read_text().splitlines()]
     assert events.count("run_start") == events.count("run") == 1

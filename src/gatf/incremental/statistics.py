@@ -93,8 +93,9 @@ Seen = tuple[int, float | None, tuple[float, ...] | None]
 
 def forecast_old(
     drawn: Callable[[float], Forecast], updates: Iterable[Seen], kept: float
-) -> tuple[float, float, float]:
-    """Percent of images of older classes that should be answered rightly, and a range: (about, low, high).
+) -> tuple[float, float, float] | None:
+    """Percent of images of older classes that should be answered rightly, and a range: (about, low, high); None where
+    no update kept images back that could say it.
 
     Features are not Gaussian: in many dimensions all points drawn from Gaussians are told right, and images are not.
     But where each update's points are drawn so many times as far from the means that they are told as badly as the
@@ -106,7 +107,7 @@ def forecast_old(
     """
     measured = [(count, right / 100, told) for count, right, told in updates if right is not None and told and count]
     if not measured:
-        return drawn(1.0).percent * (1 + kept) / 2, 0.0, drawn(1.0).percent
+        return None
     logs = torch.linspace(0, len(SPREADS) - 1, 121, dtype=torch.float64)
     likelihood = torch.zeros_like(logs)
     for number, (count, right, told) in enumerate(measured, 1):

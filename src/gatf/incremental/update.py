@@ -34,6 +34,7 @@ from gatf.model.judge import (
     Metric,
     calibration,
     class_transport_errors,
+    temperature_at_even_odds,
     temperature_of,
     transport_error,
 )
@@ -228,12 +229,12 @@ class _Update:
         if len(split.held_out) == 0:
             self.warnings.append("no class has the five images it takes to keep one back, so probabilities are guesses")
             self._withdraw()
-            return updated
-        looks = updated.look(self.images.take(split.held_out))
-        if not all_finite([looks.scores]):
-            raise self.session.diverged(self.data.info.index, "evaluation", "scores not finite")
+            if model.calibration[0] > 0:  # what earlier images said is the best there is
+                return updated
+            looks, numbers = self._look(updated, split.trained)
+            return replace(updated, temperature=temperature_at_even_odds(looks.scores, numbers))
+        looks, numbers = self._look(updated, split.held_out)
         self.predicted = looks.scores.argmax(1)
-        numbers = split.final_numbers[split.held_out]
         calibrated = calibration(looks.scores, numbers)
         if self.method.revisits:  # nothing moved: what earlier images said still holds
             calibrated = calibrated + model.calibration
@@ -254,6 +255,13 @@ class _Update:
             )
             strangeness = strangeness[:: -(-len(strangeness) // (KEPT_PER_CLASS * len(updated.labels)))]
         return replace(updated, strangeness=strangeness)
+
+    def _look(self, updated: Model, places: Tensor) -> tuple[Looks, Tensor]:
+        """What the updated model makes of images of the update, and the numbers of their classes in it."""
+        looks = updated.look(self.images.take(places))
+        if not all_finite([looks.scores]):
+            raise self.session.diverged(self.data.info.index, "evaluation", "scores not finite")
+        return looks, self.split.final_numbers[places]
 
     def _withdraw(self) -> None:
         """No more rejections: of some classes it is not known how far their images lie from them now."""
@@ -313,8 +321,8 @@ class _Update:
             if self.old:
                 seen = [(each.held_out, each.accuracy_new, each.foretold_new) for each in self.model.history]
                 seen.append((len(split.held_out), accuracy, foretold))
-                older = drawn(range(self.old))
-                expected, low, high = forecast_old(older.accuracy, seen, self.kept_by_carrying)
+                if forecast := forecast_old(drawn(range(self.old)).accuracy, seen, self.kept_by_carrying):
+                    expected, low, high = forecast
         self._warn(accuracy, expected, taken)
         record = UpdateRecord(
             number=self.model.updates,

@@ -61,8 +61,6 @@ def temperature_of(calibrated: Tensor) -> float:
     temperatures the loss is taken for a parabola in log T.
     """
     count = float(calibrated[0])
-    if count == 0:
-        return 1.0
     share = (count + 1) / (count + 2)
     losses = share * calibrated[1 : 1 + len(TEMPERATURES)] + (1 - share) * calibrated[1 + len(TEMPERATURES) :]
     best = int(losses.argmin())
@@ -72,6 +70,13 @@ def temperature_of(calibrated: Tensor) -> float:
         bend = left - 2 * middle + right
         place += 0.5 * (left - right) / bend if bend > 0 else 0.0
     return float(TEMPERATURES[0]) * 2 ** (place * STEP)
+
+
+def temperature_at_even_odds(scores: Tensor, labels: Tensor) -> float:
+    """The temperature where no image was held out, from images [N, C], [N] that were learnt. Right answers to them
+    prove nothing, so that `temperature_of` counts none, and its smoothing gives such answers a probability of 1/2."""
+    learnt = calibration(scores, labels)
+    return temperature_of(torch.cat([torch.zeros(1, dtype=learnt.dtype), learnt[1:]]))
 
 
 def energy(scores: Tensor, temperature: float) -> Tensor:

@@ -60,7 +60,7 @@ function numbers(model, last) {
   const cards = [
     [model.classes, "classes", `${model.shape[1]}×${model.shape[2]} ${model.shape[0] === 1 ? "grey" : "colour"}, ${model.network}`],
     [last.accuracy_new === null ? "–" : `${last.accuracy_new.toFixed(0)} %`, "answered rightly", last.accuracy_new === null ? "no pictures were kept back" : `of ${last.held_out} pictures kept back at the last update`],
-    [last.expected_old === null ? "–" : `${last.expected_old.toFixed(0)} %`, "expected of older classes", last.expected_old === null ? "there are none" : "from what is stored of them"],
+    [last.expected_old === null ? "–" : `${last.expected_old.toFixed(0)} %`, "expected of older classes", last.expected_old === null ? (last.number === 0 ? "there are none" : "nothing could show it") : "from what is stored of them"],
     [size(last.bytes_per_class), "kept per class", `${size(model.bytes)} in all, and no picture`],
   ];
   $("numbers").replaceChildren(...cards.map(([value, name, why]) => make("div", {},
