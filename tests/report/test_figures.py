@@ -16,7 +16,7 @@ from gatf.report import costs, figures
 from gatf.report.figures import curve, in_tasks
 from gatf.report.load import Run, load_runs
 from gatf.report.page import diagnostics_table, write_report
-from gatf.report.sections import at_the_end, diagnostic_figures
+from gatf.report.sections import at_the_end, diagnostic_figures, figures_of
 from gatf.report.style import line_styles
 
 
@@ -56,7 +56,9 @@ def test_every_diagnostic_has_its_figure(runs: list[Run], tmp_path: Path) -> Non
     text = (tmp_path / "r.html").read_text(encoding="utf-8")
     assert "Why it forgets" in text
     assert "What is stored of old classes against what is true" in text
-    assert text.count("<figure") == text.count('<svg role="img"') == 2 + 3 * 3 + 8 + 2
+    assert (
+        text.count("<figure") == text.count('<svg role="img"') == 2 + 3 * 3 + 8 + 2 + 3 * 2
+    )  # losses and rates of each
 
 
 def test_old_classes_are_named_in_the_plane(runs: list[Run]) -> None:
@@ -86,7 +88,7 @@ def test_one_run_alone(runs: list[Run], tmp_path: Path) -> None:
     gatf = next(run for run in runs if run.row == "gatf")
     write_report([gatf.folder], tmp_path / "r.html")
     text = (tmp_path / "r.html").read_text(encoding="utf-8")
-    for name in ("drift", "losses", "rates"):
+    for name in ("drift", "losses-gatf", "rates-gatf"):
         assert f'id="{name}"' in text
 
 
@@ -172,5 +174,7 @@ def test_many_classes_stand_in_the_order_of_their_accuracy(fake_bench: Path) -> 
     named = [label.get_text() for label in axes.get_yticklabels()]
     last = dict(zip(runs[0].summary.class_names, runs[0].summary.accuracy_by_class[-1], strict=True))
     accuracies = [last[name] for name in named]
+    (spec,) = [spec for spec in figures_of(runs) if spec.name == "classes-gatf"]
+    assert spec.sentence.endswith("Ordered by the accuracy at the end; point at a row for its name.")
     assert len(named) == 25
     assert accuracies == sorted(accuracies, reverse=True)
