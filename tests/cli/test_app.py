@@ -47,6 +47,8 @@ def test_methods_and_data_are_listed(call) -> None:
     )
     _, text, _ = call("methods", "--verbose")
     assert "ridge" in text
+    (joint,) = [line for line in text.splitlines() if line.endswith(" for 100 classes, beside the images")]
+    assert "and all images: 2,052 bytes per class" in joint
     lines = [line.strip() for line in text.splitlines()]
     assert "preset paper: the defaults" in lines
     pycil = lines.index("preset pycil")  # the first is ewc's

@@ -26,12 +26,8 @@ HEADINGS = {
     "intransigence": "intransigence", "total_seconds": "seconds",
 }  # fmt: skip
 """Of these columns, those that tables show; the intransigence only where `joint` is among the rows."""
-IN_REPORTS = {
-    "a_last": "A_last %", "a_inc": "A_inc %", "area_under_curve": "area %", "accuracy_new": "when new %",
-    "forgetting": "forgetting", "intransigence": "intransigence", "backward_transfer": "backward transfer",
-    "total_seconds": "seconds",
-}  # fmt: skip
-"""Those of reports, which have room for more."""
+ALSO = {"area_under_curve": "area %", "backward_transfer": "backward transfer"}
+"""Those that reports, which have room for more, show at the end."""
 MISSING = "–"
 CEILING = "joint"
 """The row that shows what could have been learnt."""

@@ -66,8 +66,9 @@ def describe(name: str, *, pooled: int, bottleneck: int, classes: int) -> Iterat
     """Lines for `gatf methods --verbose`."""
     method = method_class(name)
     kept = bytes_kept(name, pooled=pooled, bottleneck=bottleneck)
+    images = "" if method.exemplar_free else ", beside the images"
     yield f"paper    {method.paper}"
-    yield f"keeps    {method.keeps}: {kept:,} bytes per class, {kept * classes:,} for {classes} classes"
+    yield f"keeps    {method.keeps}: {kept:,} bytes per class, {kept * classes:,} for {classes} classes{images}"
     yield f"trains   {method.trains}"
     yield f"recipes  {', '.join(recipes_of(name)) or 'none of its own: every recipe runs it with its defaults'}"
     if method.defaults:

@@ -13,7 +13,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from gatf import __version__
 from gatf.bench.published import OUTSIDE, difference, is_outside, load_published, own_column, published, weighting
-from gatf.bench.tables import AVERAGED, IN_REPORTS, MISSING, aggregate, shown_columns, spread
+from gatf.bench.tables import ALSO, AVERAGED, MISSING, aggregate, shown_columns, spread
 from gatf.evaluation.losses import Explained
 from gatf.io.files import write_text
 from gatf.io.run_folder import CONFIG, CONFUSION, EVENTS, SUMMARY, RunFolder
@@ -189,14 +189,15 @@ def cards(runs: Sequence[Run]) -> list[tuple[str, str, str]]:
 def results_table(runs: Sequence[Run]) -> Table:
     """One row per method, mean ± standard deviation over seeds."""
     table = aggregate(run.result for run in runs)
-    columns = shown_columns(table, IN_REPORTS)
+    columns, also = shown_columns(table), shown_columns(table, ALSO)
     headings = [("method", ""), *_explained_headings(columns, runs)]
-    headings += [("bytes per class", "kept between tasks"), ("seeds", "")]
+    headings += [("bytes per class", "kept between tasks"), ("seeds", ""), *_explained_headings(also, runs)]
     rows = []
     for row in table:
         cells = [Cell(row["row"], row["row"])]
         cells += [number_cell(row[column], row[f"{column}_std"]) for column in columns]
         cells += [Cell(f"{row['bytes_per_class']:,}", row["bytes_per_class"]), Cell(str(row["seeds"]), row["seeds"])]
+        cells += [number_cell(row[column], row[f"{column}_std"]) for column in also]
         rows.append(cells)
     several = any(row["seeds"] > 1 for row in table)
     return Table("Results, mean ± standard deviation over seeds" if several else "Results", headings, rows)
@@ -239,7 +240,7 @@ def tasks_table(run: Run) -> Table:
 def runs_table(runs: Sequence[Run], out: Path) -> Table:
     """One row per run, with a link to its folder where that lies beside the report."""
     table = [aggregate([run.result])[0] for run in runs]
-    columns = shown_columns(table, IN_REPORTS)
+    columns = shown_columns(table) | shown_columns(table, ALSO)
     headings = [("method", ""), ("seed", "its folder"), *_explained_headings(columns, runs)]
     rows = []
     for run, row in zip(runs, table, strict=True):
