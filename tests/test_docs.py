@@ -55,6 +55,15 @@ def test_the_table_of_methods_to_choose_from_has_the_numbers_of_the_results() ->
             assert shown == ("–" if mean is None else f"{mean:.1f}"), name
 
 
+def test_the_readme_leaves_no_method_out() -> None:
+    """Its tables on digits are those of docs/methods.md, and have every method."""
+    pages = [path.read_text(encoding="utf-8") for path in (ROOT / "README.md", ROOT / "docs" / "methods.md")]
+    block = r"<!-- results:digits(?:-closed-form)? -->\n(.*?)<!--"
+    ours, theirs = (re.findall(block, page, flags=re.DOTALL) for page in pages)
+    assert ours == theirs
+    assert set(re.findall(r"^\| (\w+) \| \d", "".join(ours), flags=re.MULTILINE)) == set(METHODS)
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)", page.read_text(encoding="utf-8")):
