@@ -139,6 +139,21 @@ def test_time_is_counted_in_tasks() -> None:
     assert [row["time"] for row in in_tasks(rows)] == [1.5, 2.0, 3.0]
 
 
+def test_a_task_ends_with_what_is_told_of_it() -> None:
+    """The drift after a task's transport, mean over classes: the line's last point, the sentence and the table."""
+    drift = [{"task": 1, "epoch": number, "past_task": 0, "drift": 5.0} for number in (10, 20)]
+    errors = [
+        {"after_task": 1, "past_task": 0, "drift": 1.0},
+        {"after_task": 1, "past_task": 0, "drift": 2.0},
+        {"after_task": 1, "past_task": 1, "drift": 9.0},
+    ]
+    found = in_tasks(drift, errors)
+    assert [(row["time"], row["drift"]) for row in found] == [(1 + 1 / 3, 5.0), (1 + 2 / 3, 5.0), (2.0, 1.5)]
+    run = Run(Path("a"), "digits", "gatf", {"method": "gatf", "seed": 0}, {}, {"drift": drift, "errors": errors})
+    (axes,) = figures.drift_over_tasks([run]).axes
+    assert [line.get_ydata()[-1] for line in axes.get_lines()] == [at_the_end([run], "errors", "drift")["gatf"]]
+
+
 def epoch(task: int, number: int, lr: float, **losses: float) -> Epoch:
     return Epoch(task=task, phase="train", epoch=number, losses=losses, lr=lr, seconds=1.0)
 

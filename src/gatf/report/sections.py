@@ -308,19 +308,19 @@ def _drift(runs: Sequence[Run], prefix: str, among: Sequence[str]) -> FigureSpec
     best, worst = best_and_worst(ends)
     if len(ends) == 1:
         sentence = (
-            "A line that stays low follows the moving network. After the last transport means are off by "
-            f"{100 * ends[best]:.0f} % of their class's spread."
+            "A line that stays low follows the moving network. At its last point, after the last transport, means are "
+            f"off by {100 * ends[best]:.0f} % of their class's spread, averaged over classes."
         )
     else:
         sentence = (
-            "Low is good: what is stored follows the moving network. After the last transport the means of "
-            f"{best} are off by {100 * ends[best]:.0f} % of their class's spread, those of {worst} by "
+            "Low is good: what is stored follows the moving network. At the last points, after the last transport, "
+            f"the means of {best} are off by {100 * ends[best]:.0f} % of their class's spread, those of {worst} by "
             f"{100 * ends[worst]:.0f} %."
         )
     return FigureSpec(
         f"{prefix}drift", "Prototype drift", sentence,
-        "Line chart of the distance between stored and true class means over epochs, in spreads of the class. After "
-        f"the last transport: {told(ends)}.",
+        "Line chart of the distance between stored and true class means over epochs and after transport, in spreads "
+        f"of the class. After the last transport: {told(ends)}.",
         lambda: figures.drift_over_tasks(runs, among), group=WHY,
     )  # fmt: skip
 
