@@ -1,5 +1,5 @@
 """The process that learns: `python -m gatf.serve.worker JOB`. It tells what it does as JSON lines and may be ended at
-any moment; the same job goes on where it was.
+any moment; the same job goes on where it was. The job is removed as soon as the new model is in place.
 
 It ends itself, after the step in hand, when the server that started it is gone: then its standard input ends.
 """
@@ -73,6 +73,8 @@ def main(job: Path) -> int:
     threading.Thread(target=_end_with_the_server, daemon=True).start()
     os.nice(5)  # whoever asks does not wait for whoever learns
     teller = Teller(out)
+    if not job.exists():  # the process of a server that was killed has just done it
+        return ExitCode.DONE
     told = json.loads(job.read_text(encoding="utf-8"))
     Image.MAX_IMAGE_PIXELS = told["pixels"]
     folder = job.parent / "pictures"
@@ -84,7 +86,7 @@ def main(job: Path) -> int:
         return learn_given(
             Path(told["model"]), Given(Files(files)), np.array(told["labels"]), folder,
             parameters=told["parameters"], keep=told["keep"], skip_bad=True, listener=teller,
-            announce=lambda text: teller.say("chosen", text=text),
+            announce=lambda text: teller.say("chosen", text=text), request=job,
         )  # fmt: skip
 
     try:
