@@ -16,6 +16,12 @@ def png(pixels: np.ndarray) -> bytes:
     return buffer.getvalue()
 
 
+@pytest.fixture(autouse=True)
+def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the processes that servers start, as in the tests' own."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
 @pytest.fixture(scope="session")
 def digits(digit_images: tuple[np.ndarray, np.ndarray]) -> Callable[[str, int], list[bytes]]:
     """`digits("d3", 20)`: so many pictures of a class, as PNG files."""

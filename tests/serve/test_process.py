@@ -40,7 +40,7 @@ def process(*arguments: Any) -> Iterator[tuple[Client, "subprocess.Popen[str]"]]
     """The server, from the line that says where it is."""
     started = subprocess.Popen(
         [sys.executable, "-m", "gatf", "serve", *map(str, arguments), "--port", "0"],
-        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
     )  # fmt: skip
     try:
         assert started.stdout is not None
