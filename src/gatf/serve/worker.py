@@ -4,6 +4,7 @@ any moment; the same job goes on where it was. The job is removed as soon as the
 It ends itself, after the step in hand, when the server that started it is gone: then its standard input ends.
 """
 
+import contextlib
 import json
 import os
 import signal
@@ -53,8 +54,9 @@ class Teller:
                 self.say("progress", phase="statistics", epoch=None, epochs=None, loss=self._loss, share=1.0, left=None)
 
     def say(self, kind: str, **values: Any) -> None:
-        self.out.write(json.dumps({"kind": kind, **values}) + "\n")
-        self.out.flush()
+        with contextlib.suppress(BrokenPipeError):  # nobody listens when the server is gone, which is noticed elsewhere
+            self.out.write(json.dumps({"kind": kind, **values}) + "\n")
+            self.out.flush()
 
     def _where(self, event: events.Step) -> dict[str, Any]:
         share = min(self._done / max(self._steps, 1), 1.0)
