@@ -22,7 +22,7 @@ from rich.console import Console
 from gatf.bench.plan import Plan, PlannedRun
 from gatf.bench.suite import run_plan
 from gatf.config import RunConfig
-from gatf.errors import UserError
+from gatf.errors import Busy, UserError
 from gatf.experiment import resume, start
 from gatf.incremental.learn import learn_folder
 from gatf.incremental.store import DONE, ROLLBACK, Store
@@ -133,8 +133,52 @@ class Rollback(Learn):
         return rolled and not (self.store.workspace / ROLLBACK).exists()
 
 
+class Serve(Learn):
+    """A server that is sent pictures; one that is started again goes on by itself, or is sent them again if it knows
+    nothing of them. What is killed is the server; the process that learns for it notices, and ends."""
+
+    name = "serve"
+
+    def prepare(self) -> None:
+        self.root.mkdir()
+        shutil.copyfile(self.model, self.store.path)
+
+    def act(self) -> None:
+        from gatf.serve.studio import Options
+
+        from .serve.server import serving
+
+        parameters = {"device": "cpu", "epochs": 12, "batch_size": 8}
+        with serving(Options(self.store.path, parameters=parameters)) as (client, _):
+            begun = client.get("/v1/updates").json["updates"]
+            if not begun and len(client.get("/v1/classes").json["classes"]) == 2:
+                sent: list[tuple[str, bytes]] = []
+                for file in sorted(self.images.glob("*/*")):
+                    sent += [("label", file.parent.name.encode()), ("image", file.read_bytes())]
+                begun = [client.send("/v1/updates", sent).json]
+            for update in begun:
+                ended = client.ended(update["id"])
+                assert ended["state"] == "done", ended
+        self._settle()
+
+    def done(self) -> bool:
+        self._settle()
+        left = self.store.workspace.exists() or self.root.joinpath("shop.gatf.updates").exists()
+        return self.store.path.read_bytes() != self.model.read_bytes() and not left
+
+    def _settle(self) -> None:
+        """Wait for the process of a server that was killed."""
+        for _ in range(600):
+            try:
+                with self.store.writing():
+                    return
+            except Busy:
+                time.sleep(0.1)
+        raise AssertionError("a process goes on although its server was killed")
+
+
 COMMANDS: list[type[Command]] = [Run, Bench, Learn, FirstLearn, Rollback]
-KILLED: list[type[Command]] = [Run, Bench, Learn]
+KILLED: list[type[Command]] = [Run, Bench, Learn, Serve]
 
 
 def snapshot(root: Path) -> dict[str, Any]:

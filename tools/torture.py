@@ -1,8 +1,9 @@
 """The long versions of the tests of reliability: run them, keep their figures, write docs/reliability.md.
 
 python tools/torture.py                       everything, which takes hours
-python tools/torture.py kills=30 tasks=200    only these, this often
-python tools/torture.py --minutes 30          stops when the time is up, and says what was not reached
+python tools/torture.py kills=30 tasks=200    only these, this often; what is known of the others stays
+python tools/torture.py --missing             what has not passed yet, as often as is wanted: goes on after an end
+python tools/torture.py --minutes 30          begins nothing when the time is up, and ends what is running
 """
 
 import argparse
@@ -13,51 +14,68 @@ import sys
 import time
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "benchmarks" / "results" / "torture.json"
-PARTS = {
+READERS = (
+    "model", "old model", "checkpoint", "run", "report", "update", "config", "bench", "class order", "pictures", "npz",
+    "cifar", "cub", "tiny", "parquet", "weights",
+)  # fmt: skip
+PARTS: dict[str, tuple[str | int, ...]] = {
     "kills": ("tests/test_crashes.py", "-k", "any_moment", "--kills", 100),
     "tasks": ("tests/test_long_life.py", "-k", "many_tasks_holds", "--tasks", 200),
-    "fuzz": ("tests/fuzz", "--fuzz", 10_000),
+    "fuzz": ("tests/fuzz/test_readers.py", "--fuzz", 10_000),
     "updates": ("tests/test_long_life.py", "-k", "updated_often", "--updates", 1000),
-    "crashes": ("tests/test_crashes.py", "-k", "repeated_command", "--crash-points", 20),
+    "crashes": ("tests/test_crashes.py", "-k", "repeated_command", "--crash-points", 1000),
 }
-"""What is run, and how often of it."""
+"""What is run, and how often of it; no command has 1 000 file operations, so all of them."""
 
 
-def main(minutes: float | None, chosen: dict[str, int]) -> int:
+def jobs(part: str, number: int) -> dict[str, list[str]]:
+    """Names and pytest's arguments: one for each part, but for fuzzing one for each reader."""
+    *arguments, _ = map(str, PARTS[part])
+    if part != "fuzz":
+        return {part: [*arguments, str(number)]}
+    file, *options = arguments
+    test = f"{file}::test_changed_files_are_refused_or_read_right"
+    return {f"fuzz {reader}": [f"{test}[{reader}]", *options, str(number)] for reader in READERS}
+
+
+def main(minutes: float | None, chosen: dict[str, int], *, missing: bool) -> int:
     end = None if minutes is None else time.monotonic() + 60 * minutes
-    figures, failed, late = [], [], []
-    for name, number in chosen.items() or {name: part[-1] for name, part in PARTS.items()}.items():
-        arguments = PARTS[name][:-1]
-        left = None if end is None else end - time.monotonic()
-        if left is not None and left < 30:
-            late.append(name)
-            continue
-        command = [sys.executable, "-m", "pytest", "-s", "-q", *map(str, arguments), str(number)]
-        print(f"{name}: {' '.join(command[2:])}", flush=True)
-        process = subprocess.Popen(
-            command, cwd=ROOT, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"}
-        )
-        try:
-            told, _ = process.communicate(timeout=left)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            told, _ = process.communicate()
-            late.append(name)
-        else:
+    known: dict[str, dict[str, Any]] = json.loads(OUT.read_text(encoding="utf-8")) if OUT.exists() else {}
+    failed = 0
+    for part, number in (chosen or {name: int(part[-1]) for name, part in PARTS.items()}).items():
+        for name, arguments in jobs(part, number).items():
+            before = known.get(name, {})
+            if missing and before.get("passed") and before["number"] >= number:
+                continue
+            left = None if end is None else end - time.monotonic()
+            if left is not None and left < 30:
+                print(f"{name}: no time left", flush=True)
+                continue
+            command = [sys.executable, "-m", "pytest", "-s", "-q", *arguments]
+            print(f"{name}: {' '.join(command[2:])}", flush=True)
+            process = subprocess.Popen(
+                command, cwd=ROOT, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"}
+            )
+            try:
+                told, _ = process.communicate(timeout=left)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.communicate()
+                print(f"{name}: not finished in time", flush=True)
+                continue
             if process.returncode:
-                failed.append(name)
+                failed += 1
                 print(told, flush=True)
-        figures += [json.loads(line.removeprefix("figure: ")) for line in told.splitlines() if line[:8] == "figure: "]
-        shown = " ".join(["python tools/torture.py", *(f"{part}={count}" for part, count in chosen.items())])
-        shown += f" --minutes {minutes:g}" if minutes is not None else ""
-        outcome = "all passed" if not failed else f"failed: {', '.join(failed)}"
-        outcome += f"; not finished in time: {', '.join(late)}" if late else ""
-        date = datetime.now(UTC).date().isoformat()
-        whole = {"command": shown, "date": date, "outcome": outcome, "figures": figures}
-        OUT.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
+            lines = [line.removeprefix("figure: ") for line in told.splitlines() if line.startswith("figure: ")]
+            known[name] = {
+                "number": number, "date": datetime.now(UTC).date().isoformat(), "passed": process.returncode == 0,
+                "figures": [json.loads(line) for line in lines],
+            }  # fmt: skip
+            OUT.write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
     from update_docs import main as update
 
     update([])
@@ -67,7 +85,9 @@ def main(minutes: float | None, chosen: dict[str, int]) -> int:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float)
+    parser.add_argument("--missing", action="store_true", help="leave out what has passed this often")
     parser.add_argument("parts", nargs="*", metavar="PART=NUMBER", help=f"of {', '.join(PARTS)}")
     given = parser.parse_args()
     pairs = [part.partition("=") for part in given.parts]
-    sys.exit(main(given.minutes, {name: int(number or PARTS[name][-1]) for name, _, number in pairs}))
+    numbers = {name: int(number or PARTS[name][-1]) for name, _, number in pairs}
+    sys.exit(main(given.minutes, numbers, missing=given.missing))

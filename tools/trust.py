@@ -20,13 +20,14 @@ def table(header: Sequence[str], rows: Iterable[Sequence[object]], align: str) -
 
 
 def torture_part() -> str:
-    """What `make torture` found, or as much of it as was run."""
+    """What `make torture` was asked to do, and found."""
     told = read("torture")
     figures: dict[str, list[dict[str, Any]]] = {}
-    for entry in told["figures"]:
-        for kind, values in entry.items():
-            figures.setdefault(kind, []).append(values)
-    parts = [f"Measured on {told['date']} by `{told['command']}`, {told['outcome']}.\n"]
+    for job in told.values():
+        for entry in job["figures"]:
+            for kind, values in entry.items():
+                figures.setdefault(kind, []).append(values)
+    parts = [_what_was_run(told)]
     if "crashes" in figures:
         rows = [
             (f"`gatf {each['command']}`", each["operations"], each["tried"], each["died"], each["tried"])
@@ -66,6 +67,24 @@ def torture_part() -> str:
             f"{kept} when its history is full, {last} at the end.\n"
         )
     return "\n".join(parts)
+
+
+def _what_was_run(told: dict[str, Any]) -> str:
+    """A row for each part of `make torture`: how often it wants it, and how often it was."""
+    from torture import PARTS, jobs
+
+    rows = []
+    for name, part in PARTS.items():
+        done = [told[job] for job in jobs(name, 1) if job in told]
+        numbers, dates = sorted({each["number"] for each in done}), sorted({each["date"] for each in done})
+        failed = sum(not each["passed"] for each in done)
+        rows.append(
+            (
+                f"`{name}`", part[-1], " and ".join(map(str, numbers)) or "not yet", " and ".join(dates),
+                "–" if not done else "passed" if not failed else f"{failed} failed",
+            )
+        )  # fmt: skip
+    return table(("part", "wanted", "run", "on", "outcome"), rows, "lrrll")
 
 
 def mutants_part() -> str:

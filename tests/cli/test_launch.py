@@ -13,8 +13,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from gatf.cli import sharing
 from gatf.cli.launch import launch
 from gatf.config import RunConfig
+from gatf.errors import UserError
 from gatf.experiment import resume
 
 Tiny = Callable[..., RunConfig]
@@ -33,6 +35,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, tiny_config: Tiny) -> 
     settings = {"scenario.stop_after": 2, "optimisation.next.epochs": 6}
     recipe.write_text(tiny_config("gatf", **settings).to_yaml())
     command = ("-m", "gatf", "run", "--recipe", str(recipe), "--devices", "2", "--out", str(folder / "run"))
+    command += ("--force-devices",)
     done = together(sys.executable, *command)
     assert done.returncode == 0, done.stderr
     (folder / "printed").write_text(done.stdout)
@@ -54,7 +57,10 @@ def test_a_killed_process_ends_the_job_with_one_message_and_the_run_resumes(undi
     folder = tmp_path / "killed"
     command = [sys.executable, "-m", "gatf", "run", "--quiet", "--recipe", str(undisturbed / "recipe.yaml")]
     job = subprocess.Popen(
-        [*command, "--out", str(folder), "--devices", "2"], env=ALONE, stderr=subprocess.PIPE, text=True
+        [*command, "--out", str(folder), "--devices", "2", "--force-devices"],
+        env=ALONE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     wait_for_task(1, job, folder)
     os.kill(second_process(job.pid), signal.SIGKILL)
@@ -93,7 +99,10 @@ def test_a_terminated_job_stops_together_and_resumes_in_one_process(undisturbed:
     folder = tmp_path / "stopped"
     command = [sys.executable, "-m", "gatf", "run", "--quiet", "--recipe", str(undisturbed / "recipe.yaml")]
     job = subprocess.Popen(
-        [*command, "--out", str(folder), "--devices", "2"], env=ALONE, stdout=subprocess.PIPE, text=True
+        [*command, "--out", str(folder), "--devices", "2", "--force-devices"],
+        env=ALONE,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     wait_for_task(0, job, folder)
     job.terminate()
@@ -104,9 +113,42 @@ def test_a_terminated_job_stops_together_and_resumes_in_one_process(undisturbed:
 
 
 def test_a_mistake_is_told_once(undisturbed: Path) -> None:
-    done = together(sys.executable, "-m", "gatf", "run", "--out", str(undisturbed / "run"), "--devices", "2")
+    done = together(
+        sys.executable, "-m", "gatf", "run", "--out", str(undisturbed / "run"), "--devices", "2", "--force-devices"
+    )
     assert done.returncode == 2
     assert done.stderr.count("already holds a run") == len(done.stderr.splitlines()) == 1
+
+
+def test_more_processes_are_refused_where_a_trial_shows_a_loss(
+    tiny_config: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tried once, and no longer asked where a GPU does the work."""
+    monkeypatch.setenv("GATF_CACHE", str(tmp_path))
+    asked = []
+    seconds = {1: 2.0, 2: 5.0, 3: 1.5}
+    monkeypatch.setattr(
+        sharing, "seconds_of_steps", lambda config, devices: (asked.append(devices), seconds[devices])[1]
+    )
+    config = tiny_config("finetune")
+    for _ in range(2):
+        with pytest.raises(
+            UserError, match=r"with --devices 2 a step of this run takes 2\.5 times as long .*--force-devices$"
+        ):
+            sharing.refuse_if_slower(config, 2)
+    assert asked == [1, 2]
+    sharing.refuse_if_slower(config, 3)
+    seconds[4] = None
+    sharing.refuse_if_slower(config, 4)
+    assert asked == [1, 2, 1, 3, 1, 4]
+    sharing.refuse_if_slower(tiny_config("finetune", device="cuda"), 5)
+    assert asked == [1, 2, 1, 3, 1, 4]
+
+
+def test_the_trial_runs_the_command_itself(tiny_config: Tiny) -> None:
+    small = {"scenario.stop_after": 1, "optimisation.first.epochs": 2, "data.max_per_class": 8}
+    assert sharing.seconds_of_steps(tiny_config("finetune", **small).to_yaml(), 1) > 0
+    assert sharing.seconds_of_steps("nonsense: 1", 1) is None
 
 
 def test_several_nodes_need_to_know_of_each_other(monkeypatch: pytest.MonkeyPatch) -> None:

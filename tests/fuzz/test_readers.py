@@ -77,22 +77,22 @@ def scratch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @contextmanager
 def limits() -> Iterator[None]:
-    """Inside, memory beyond `BYTES` cannot be had, and what takes longer than `SECONDS` is ended."""
+    """Inside, memory beyond `BYTES` cannot be had, and what takes longer than `SECONDS` of the processor is ended."""
 
     def late(number: int, frame: Any) -> None:
         raise TimeoutError(f"still reading after {SECONDS} seconds")
 
     pages = int(Path("/proc/self/statm").read_text().split()[0]) if Path("/proc/self/statm").exists() else None
     before = resource.getrlimit(resource.RLIMIT_AS)
-    handler = signal.signal(signal.SIGALRM, late)
+    handler = signal.signal(signal.SIGPROF, late)
     if pages is not None:
         resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + BYTES, before[1]))
-    signal.alarm(SECONDS)
+    signal.setitimer(signal.ITIMER_PROF, SECONDS)
     try:
         yield
     finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, handler)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, handler)
         resource.setrlimit(resource.RLIMIT_AS, before)
 
 

@@ -222,3 +222,38 @@ def test_shared_batch_norm_has_the_names_and_alone_the_values_of_the_plain_one()
     assert sum(isinstance(module, SharedBatchNorm2d) for module in shared.modules()) == 20
     shared.load_state_dict(state)
     torch.testing.assert_close(shared(IMAGES), plain(IMAGES), rtol=0, atol=0)
+
+
+def test_a_network_is_traced_once_and_folded_with_the_weights_of_the_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tracing takes far longer than the rest, and what it compiles is never freed by torch."""
+    traced = []
+    trace = torch.fx.symbolic_trace
+    monkeypatch.setattr("gatf.nets.folding.fx.symbolic_trace", lambda net: (traced.append(net), trace(net))[1])
+    net = settled(ResNet18(width=4))
+    first = folded(net)
+    before = first(IMAGES)
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.mul_(1.1)
+    again = folded(net)
+    assert len(traced) == 1
+    torch.testing.assert_close(again(IMAGES), net(IMAGES), rtol=1e-4, atol=1e-4)
+    assert first(IMAGES).equal(before)  # the first copy has weights of its own
+    assert not before.equal(again(IMAGES))
+    net.bn1 = nn.Identity()  # type: ignore[assignment]
+    torch.testing.assert_close(folded(net)(IMAGES), net(IMAGES), rtol=1e-4, atol=1e-4)
+    assert len(traced) == 2
+
+
+def test_a_constant_that_only_tracing_knows_is_no_obstacle() -> None:
+    class Shifted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(1, 2, 3)
+
+        def forward(self, images: Tensor) -> Tensor:
+            return self.conv(images) + torch.arange(2.0)[:, None, None]
+
+    net, images = Shifted().eval(), torch.randn(2, 1, 5, 5)
+    for _ in range(2):
+        torch.testing.assert_close(folded(net)(images), net(images))

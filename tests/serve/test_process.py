@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from gatf.model import file as model_file
 from gatf.serve.limits import Limits
 from gatf.serve.studio import Options
 from gatf.serve.updates import Update, Updates
+from gatf.serve.worker import Teller
 
 from .server import Client, form, serving, until
 
@@ -199,6 +201,56 @@ def test_a_process_that_is_killed_is_started_again_and_at_last_given_up(
         assert (update.state, update.pictures_deleted, ends) == (state, True, [])
     assert update.message == "shop.gatf is not to be had"
     assert updates.counts == {"done": 1, "failed": 3, "cancelled": 0, "interrupted": 0}
+
+
+def test_an_update_that_was_just_done_is_not_done_again_by_the_next_server(
+    taught: Path, tmp_path: Path, digits: Digits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed with the new model in place, before anything was tidied up; or while the next server already waited."""
+    shop = tmp_path / "shop.gatf"
+    shop.write_bytes(taught.read_bytes())
+    place = tmp_path / "shop.gatf.updates" / "one"
+    (place / "pictures").mkdir(parents=True)
+    for number, data in enumerate(digits("d4", 6)):
+        (place / "pictures" / f"{number:06d}").write_bytes(data)
+    job = {"model": str(shop), "labels": ["d4"] * 6, "parameters": {"epochs": 1, "device": "cpu"}, "keep": 1}
+    (place / "job.json").write_text(json.dumps(job))
+    given = Given(Files(tuple(str(file) for file in sorted((place / "pictures").iterdir()))))
+
+    def learn() -> None:
+        learn_given(
+            shop, given, np.array(job["labels"]), place / "pictures", parameters=job["parameters"],
+            request=place / "job.json",
+        )  # fmt: skip
+
+    with monkeypatch.context() as dying:
+        dying.setattr(Store, "forget_plan", lambda store: (_ for _ in ()).throw(SystemExit))
+        with pytest.raises(SystemExit):
+            learn()
+    learnt = shop.read_bytes()
+    assert learnt != taught.read_bytes()
+    learn()  # as the process of a server that had read the job before it was removed
+    updates = Updates(shop, parameters={}, keep=1, limits=Limits(), refresh=lambda: None)
+    updates.open()
+    assert updates.active is None
+    updates.close()
+    with monkeypatch.context() as long:  # a history that is not all kept
+        records = [SimpleNamespace(number=number) for number in (0, 500)]
+        long.setattr("gatf.serve.updates.model_file.describe", lambda path: (None, None, records))
+        assert updates._history() == 501
+    assert shop.read_bytes() == learnt
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["shop.gatf", "shop.gatf.v0"]
+
+
+def test_a_process_whose_server_is_gone_does_not_stumble_over_what_it_would_say() -> None:
+    read, write = os.pipe()
+    teller = Teller(os.fdopen(write, "w"))
+    teller.say("progress", epoch=1)
+    assert os.read(read, 100) == b'{"kind": "progress", "epoch": 1}\n'
+    os.close(read)
+    teller.say("progress", epoch=2)
+    with contextlib.suppress(BrokenPipeError):
+        teller.out.close()
 
 
 def test_without_the_extra_one_sentence_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

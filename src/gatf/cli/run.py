@@ -1,5 +1,6 @@
 """`gatf run`: one method, one data set, one seed."""
 
+import os
 import shlex
 import sys
 from datetime import datetime
@@ -11,6 +12,7 @@ import typer
 
 from gatf.cli.launch import launch, tells
 from gatf.cli.report import report_of_run
+from gatf.cli.sharing import refuse_if_slower
 from gatf.errors import ExitCode, UserError
 
 if TYPE_CHECKING:
@@ -52,6 +54,9 @@ def run(
     no_report: Annotated[bool, typer.Option("--no-report", help="Write no report.html into the run folder.")] = False,
     devices: Annotated[int, typer.Option(min=1, help="Processes on this machine that share each batch.")] = 1,
     nodes: Annotated[int, typer.Option(min=1, help="Machines; run the same command on each.")] = 1,
+    force_devices: Annotated[
+        bool, typer.Option("--force-devices", help="Several processes also where a trial shows that one is faster.")
+    ] = False,
 ) -> None:
     """Learn the classes of a data set task by task, and measure what is remembered."""
     from rich.console import Console
@@ -87,6 +92,8 @@ def run(
         }
         chosen = choose_config(dataset, method, recipe, options, settings or [])
         folder = out or _new_folder(chosen)
+    if devices > 1 and nodes == 1 and chosen is not None and not force_devices and "WORLD_SIZE" not in os.environ:
+        refuse_if_slower(chosen, devices)
     if devices * nodes > 1:
         raise typer.Exit(_launch(folder, devices, nodes, given_out=out is not None or resume is not None))
     go_on = partial(experiment.resume, force_config=force_config, overrides=parse_overrides(settings or []))

@@ -16,6 +16,7 @@ from gatf.incremental.store import Store
 from gatf.incremental.update import Conditions, silent
 from gatf.io.container import inspect
 from gatf.io.events import Listener
+from gatf.io.files import remove
 from gatf.model import file as model_file
 
 
@@ -44,18 +45,21 @@ def learn_folder(
 def learn_given(
     path: Path, given: Given, answers: np.ndarray, folder: Path, *, parameters: Mapping[str, Any], keep: int = 1,
     restart: bool = False, skip_bad: bool = False, announce: Callable[[str], None] = lambda text: None,
-    listener: Listener = silent,
+    listener: Listener = silent, request: Path | None = None,
 ) -> Outcome:  # fmt: skip
     """Create or extend the model at `path` from picture files in `folder`; `Interrupted` if a signal asked for a stop.
 
     `parameters` are IncrementalClassifier's; `announce` is told what was chosen, before training. Until the last
     moment the old file is untouched; state saved on the way lets the same call go on after an interruption or a kill,
-    to the same result.
+    to the same result. `request` is a file that asks for this update: it is removed when the new model is in place, and
+    where it is gone before we have our turn, another process has done the work.
     """
     path = model_file.model_path(path)
     left_out: tuple[str, ...] = ()
     store = Store(path)
     with store.writing():
+        if request is not None and not request.exists():
+            return Outcome(_reopen(path, parameters), True, left_out)
         plan = {
             "images": str(folder.resolve()),
             "stamp": given.stamp(),
@@ -66,9 +70,9 @@ def learn_given(
         }
         if not restart and store.committed(plan):
             store.prune(keep)
+            _fulfil(request)
             store.forget_plan()
-            done = IncrementalClassifier.from_model(model_file.load(path), device=parameters.get("device", "auto"))
-            return Outcome(done, True, left_out)
+            return Outcome(_reopen(path, parameters), True, left_out)
         classifier = _open(path, parameters)
         if skip_bad:
             names = given.names()
@@ -91,6 +95,7 @@ def learn_given(
                     store.forget_plan()
                 raise
         store.commit(classifier.model_, keep)
+        _fulfil(request)
         store.forget_plan()
     return Outcome(classifier, resumed, left_out)
 
@@ -98,12 +103,19 @@ def learn_given(
 def _open(path: Path, parameters: Mapping[str, Any]) -> IncrementalClassifier:
     if not path.exists():
         return IncrementalClassifier(**parameters)
-    model = model_file.load(path)
     fixed = [name for name in parameters if name in ("method", "random_state", "image_size", "backbone", "width")]
     if fixed:
         raise UserError(
             f"{path} exists, and {', '.join(fixed)} {'was' if len(fixed) == 1 else 'were'} fixed when it was made; "
             "leave that out, or choose another file for a new model"
         )
-    classifier = IncrementalClassifier.from_model(model, device=parameters.get("device", "auto"))
-    return classifier.set_params(**parameters)
+    return _reopen(path, parameters).set_params(**parameters)
+
+
+def _reopen(path: Path, parameters: Mapping[str, Any]) -> IncrementalClassifier:
+    return IncrementalClassifier.from_model(model_file.load(path), device=parameters.get("device", "auto"))
+
+
+def _fulfil(request: Path | None) -> None:
+    if request is not None:
+        remove(request)

@@ -67,8 +67,10 @@ class Store:
         return False
 
     def learns(self, folder: Path) -> bool:
-        """Whether the update that was begun learns the images in this folder."""
-        return (self._read(self.workspace / PLAN) or {}).get("images") == str(folder.resolve())
+        """Whether the update that was begun, or is done but for its notes, learns the images in this folder."""
+        done = self._read(self.workspace / DONE) or {}
+        plan = self._read(self.workspace / PLAN) or done.get("plan") or {}
+        return bool(plan.get("images") == str(folder.resolve()))
 
     def committed(self, plan: dict[str, Any]) -> bool:
         """Whether just this was learnt by a process that was killed after the model was in place."""

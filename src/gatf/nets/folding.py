@@ -4,12 +4,14 @@ shortcut and the ReLU that follow a convolution are computed in the same pass ov
 import operator
 from collections import Counter
 from copy import deepcopy
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, cast
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, fx, nn
 from torch.nn.functional import relu
-from torch.nn.utils.fusion import fuse_conv_bn_eval
+from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_conv_bn_weights
 from torch.nn.utils.parametrize import is_parametrized
 
 SUMS = (operator.add, operator.iadd, torch.add)
@@ -56,6 +58,39 @@ class FusedConv2d(nn.Conv2d):
         return (input.shape[0], self.out_channels, *places)
 
 
+@dataclass(frozen=True)
+class _Plan:
+    """How a network folds: found once for its structure, filled with its weights as often as it is asked for."""
+
+    structure: tuple[Any, ...]
+    traced: fx.GraphModule
+    """Without values."""
+    norms: dict[str, str]
+    """The batch-norm layer that joins each convolution, by name."""
+
+    @torch.no_grad()
+    def filled(self, net: nn.Module) -> nn.Module:
+        new = _without_values(self.traced, {})
+        for name, layer in new.named_modules():
+            source = net.get_submodule(name)
+            if name in self.norms:
+                conv, norm = cast(nn.Conv2d, source), cast(nn.BatchNorm2d, net.get_submodule(self.norms[name]))
+                assert norm.running_mean is not None
+                assert norm.running_var is not None
+                moments = (norm.running_mean, norm.running_var, norm.eps, norm.weight, norm.bias)
+                layer.weight, layer.bias = fuse_conv_bn_weights(conv.weight, conv.bias, *moments)
+                continue
+            for values in (layer._parameters, layer._buffers):
+                for key in [key for key, value in values.items() if value is not None]:
+                    value = getattr(source, key)
+                    copied = value.detach().clone()
+                    values[key] = nn.Parameter(copied, value.requires_grad) if key in source._parameters else copied
+        return new.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+
+_plans: "WeakKeyDictionary[nn.Module, _Plan]" = WeakKeyDictionary()
+
+
 def folded(net: nn.Module) -> nn.Module:
     """A copy in eval mode that gives the same results, up to rounding, with fewer operations.
 
@@ -64,22 +99,55 @@ def folded(net: nn.Module) -> nn.Module:
     unchanged: those that cannot be traced because their path depends on values, those with hooks, those whose weights
     are computed, and those that failed `check_folding`.
     """
-    copy = deepcopy(net).eval()
-    layers = list(copy.modules())
+    layers = list(net.modules())
     if not any(isinstance(layer, nn.Conv2d) for layer in layers) or any(map(_has_more_to_do, layers)):
-        return copy
+        return deepcopy(net).eval()
     if not getattr(net, "foldable", True):
-        return copy
-    try:
-        traced = fx.symbolic_trace(copy)
-    except Exception:  # tracing runs the network's own code on stand-ins, so anything can be raised
-        return copy
+        return deepcopy(net).eval()
+    structure = _structure(net)
+    plan = _plans.get(net)
+    if plan is None or plan.structure != structure:
+        try:
+            plan = _plan(net, structure)
+        except Exception:  # tracing runs the network's own code on stand-ins, so anything can be raised
+            return deepcopy(net).eval()
+        _plans[net] = plan
+    return plan.filled(net)
+
+
+def _plan(net: nn.Module, structure: tuple[Any, ...]) -> _Plan:
+    traced = fx.symbolic_trace(deepcopy(net).eval())
     if hasattr(net, "feature_dim"):
         traced.feature_dim = net.feature_dim
-    _fold_batch_norm(traced)
+    norms = _fold_batch_norm(traced)
     _fuse_what_follows(traced)
     traced.recompile()
-    return traced.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    for name, layer in traced.named_modules():
+        for key in (*layer._parameters, *layer._buffers):
+            getattr(net.get_submodule(name), key)  # what tracing alone made, as constants, could not be filled in
+    return _Plan(structure, traced.to("meta"), norms)
+
+
+def _structure(net: nn.Module) -> tuple[Any, ...]:
+    """What the way through a network may depend on, apart from its weights: its layers and their plain attributes."""
+    plain = (bool, int, float, str, tuple, type(None))
+    found: list[Any] = []
+    for name, layer in net.named_modules():
+        kept = [(key, value) for key, value in vars(layer).items() if isinstance(value, plain) and key != "training"]
+        absent = [key for key, value in layer._parameters.items() if value is None]
+        found.append((name, type(layer), tuple(kept), tuple(absent)))
+    return tuple(found)
+
+
+def _without_values(layer: nn.Module, known: dict[nn.Module, nn.Module]) -> nn.Module:
+    """Another tree of the same layers, whose weights can be set without changing the first one's."""
+    if layer not in known:
+        new = known[layer] = object.__new__(type(layer))
+        new.__dict__ = {**vars(layer), "_parameters": dict(layer._parameters), "_buffers": dict(layer._buffers)}
+        new._modules = {
+            name: None if each is None else _without_values(each, known) for name, each in layer._modules.items()
+        }
+    return known[layer]
 
 
 @torch.no_grad()
@@ -101,17 +169,20 @@ def _has_more_to_do(layer: nn.Module) -> bool:
     return bool(layer._forward_hooks or layer._forward_pre_hooks) or is_parametrized(layer)
 
 
-def _fold_batch_norm(net: fx.GraphModule) -> None:
-    calls = _calls_of_each(net)
+def _fold_batch_norm(net: fx.GraphModule) -> dict[str, str]:
+    """Let convolutions take in the batch-norm after them; returns which took in which."""
+    calls, norms = _calls_of_each(net), {}
     for conv in _convolutions(net):
         norm = _only_user(conv)
         if norm is not None and _is_layer(net, norm, nn.BatchNorm2d) and calls[norm.target] == 1:
             _replace(net, conv, fuse_conv_bn_eval(_layer(net, conv), _layer(net, norm)))
             _replace(net, norm, nn.Identity())
+            norms[str(conv.target)] = str(norm.target)
     for node in net.graph.nodes:
         if _is_layer(net, node, nn.Identity) and node.args:
             node.replace_all_uses_with(node.args[0])
             net.graph.erase_node(node)
+    return norms
 
 
 def _fuse_what_follows(net: fx.GraphModule) -> None:

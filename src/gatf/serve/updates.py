@@ -170,7 +170,7 @@ class Updates:
             return
         for place in sorted(self.folder.iterdir()):
             if place.is_dir() and (self._active is not None or not self._resume(place)):
-                shutil.rmtree(place, ignore_errors=True)
+                self._forget(Update(place.name))
 
     def close(self) -> None:
         """Interrupt what is learnt after the step in hand; the next start goes on with it."""
@@ -372,7 +372,7 @@ class Updates:
 
     def _history(self) -> int:
         """Updates that the model on disk has seen; 0 where there is none."""
-        return len(model_file.describe(self.path)[2]) if self.path.exists() else 0
+        return model_file.describe(self.path)[2][-1].number + 1 if self.path.exists() else 0
 
     def _record(self, told: dict[str, Any]) -> str:
         text = str(model_file.describe(self.path)[2][-1])

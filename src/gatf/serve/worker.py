@@ -1,9 +1,10 @@
 """The process that learns: `python -m gatf.serve.worker JOB`. It tells what it does as JSON lines and may be ended at
-any moment; the same job goes on where it was.
+any moment; the same job goes on where it was. The job is removed as soon as the new model is in place.
 
 It ends itself, after the step in hand, when the server that started it is gone: then its standard input ends.
 """
 
+import contextlib
 import json
 import os
 import signal
@@ -53,8 +54,9 @@ class Teller:
                 self.say("progress", phase="statistics", epoch=None, epochs=None, loss=self._loss, share=1.0, left=None)
 
     def say(self, kind: str, **values: Any) -> None:
-        self.out.write(json.dumps({"kind": kind, **values}) + "\n")
-        self.out.flush()
+        with contextlib.suppress(BrokenPipeError):  # nobody listens when the server is gone, which is noticed elsewhere
+            self.out.write(json.dumps({"kind": kind, **values}) + "\n")
+            self.out.flush()
 
     def _where(self, event: events.Step) -> dict[str, Any]:
         share = min(self._done / max(self._steps, 1), 1.0)
@@ -73,6 +75,8 @@ def main(job: Path) -> int:
     threading.Thread(target=_end_with_the_server, daemon=True).start()
     os.nice(5)  # whoever asks does not wait for whoever learns
     teller = Teller(out)
+    if not job.exists():  # the process of a server that was killed has just done it
+        return ExitCode.DONE
     told = json.loads(job.read_text(encoding="utf-8"))
     Image.MAX_IMAGE_PIXELS = told["pixels"]
     folder = job.parent / "pictures"
@@ -84,7 +88,7 @@ def main(job: Path) -> int:
         return learn_given(
             Path(told["model"]), Given(Files(files)), np.array(told["labels"]), folder,
             parameters=told["parameters"], keep=told["keep"], skip_bad=True, listener=teller,
-            announce=lambda text: teller.say("chosen", text=text),
+            announce=lambda text: teller.say("chosen", text=text), request=job,
         )  # fmt: skip
 
     try:

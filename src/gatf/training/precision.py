@@ -74,7 +74,7 @@ def tried(backbone: BackboneConfig, shape: tuple[int, int, int], batch: int) -> 
     weights = None if backbone.pretrained is None else INSIDE  # the weights' values do not matter
     wanted = backbone.model_copy(update={"pretrained": weights}).model_dump(mode="json")
     question = json.dumps({"backbone": wanted, "shape": shape, "batch": batch, "threads": torch.get_num_threads()})
-    path = cached_file(f"precision-{digest(_processor(), torch.__version__, question)}.json")
+    path = cached_file(f"precision-{digest(processor(), torch.__version__, question)}.json")
     with suppress(OSError, ValueError, TypeError):
         return Trial(**json.loads(path.read_text(encoding="utf-8")))
     trial = _try_in_another_process(question)
@@ -84,7 +84,8 @@ def tried(backbone: BackboneConfig, shape: tuple[int, int, int], batch: int) -> 
     return trial
 
 
-def _processor() -> str:
+def processor() -> str:
+    """The name of the processor and what it can do, where Linux tells."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
     names = [line for line in lines if line.startswith(("model name", "flags"))][:2]
