@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from gatf.report.figures import curve, in_tasks
 from gatf.report.load import Run, load_runs
 from gatf.report.page import diagnostics_table, write_report
 from gatf.report.sections import at_the_end, diagnostic_figures, figures_of
-from gatf.report.style import line_styles
+from gatf.report.style import inline_svg, line_styles
 
 
 def test_mean_and_band_over_seeds() -> None:
@@ -67,6 +68,17 @@ def test_old_classes_are_named_in_the_plane(runs: list[Run]) -> None:
     old = len(run.summary.accuracy_by_class[-2])
     named = {text.get_text() for text in axes.texts} - {""}
     assert named == set(run.summary.class_names[:old])
+
+
+def test_points_of_the_plane_and_densities_tell_what_they_are(runs: list[Run]) -> None:
+    run = next(run for run in runs if run.row == "gatf")
+    old = run.summary.class_names[: len(run.summary.accuracy_by_class[-2])]
+    plane = inline_svg(figures.transport_plane(run), name="plane", alt="")
+    told = set(re.findall("<title>(.*?)</title>", plane))
+    ends = ("where it was", "where it is", "where the method believes it is")
+    assert told == {f"{name}: {end}" for name in old for end in ends}
+    margins = inline_svg(figures.margin_densities([run]), name="margins", alt="")
+    assert re.search(r"<title>gatf, margin -?[\d.]+: density [\de.-]+</title>", margins)
 
 
 def test_lines_have_room_below_the_top(runs: list[Run]) -> None:

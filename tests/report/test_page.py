@@ -225,10 +225,14 @@ def test_a_certificate_that_never_holds_is_a_note_and_not_a_column(fake_run: Fak
 
 
 def test_the_publications_of_a_table(fake_run: FakeRun, tmp_path: Path) -> None:
-    for method in ("gatf", "finetune"):
-        fake_run(tmp_path / method, method)
+    for method in ("gatf", "finetune", "lwf"):
+        told = fake_run(tmp_path / method, method)
+        told["method"] = method.replace("lwf", "ewc")
+        (tmp_path / method / "summary.json").write_text(json.dumps(told), encoding="utf-8")
     text = bibtex(load_runs([tmp_path]))
-    assert text.count("@") == 2  # finetune has no paper
+    assert text.count("@") == 3  # finetune has no paper
+    assert "@article{ewc2017,\n  author = {Kirkpatrick and others}," in text
+    assert "  journal = {PNAS},\n  year = {2017}" in text
     assert "@inproceedings{gatf2026,\n  author = {Xu and Krawczyk},\n  title = {{Geometry-Anchored" in text
     assert "booktitle = {ECCV},\n  year = {2026}" in text
     assert text.endswith("@misc{gatf-cil,\n  title = {gatf-cil},\n  note = {Version 0.1.0}\n}")

@@ -359,6 +359,7 @@ def margin_densities(runs: Sequence[Run], among: Sequence[str] = ()) -> Figure:
     """Density of old-class margins after the last task, in units of each method's median margin."""
     figure, axes = new_figure(3.0)
     styles = line_styles(among or by_row(runs))
+    drawn: dict[str, list[tuple[float, float]]] = {}
     axes.axvline(0, color=INK, linewidth=0.9)
     for row, group in by_row(runs).items():
         last = last_task(group[0].diagnostics["margins"])
@@ -372,6 +373,7 @@ def margin_densities(runs: Sequence[Run], among: Sequence[str] = ()) -> Figure:
         total = np.convolve(total, KERNEL, mode="same")
         look = styles[row]
         axes.plot(grid, total, color=look.color, linestyle=look.dash, linewidth=look.width, label=row)
+        drawn[row] = thinned(list(zip(grid.tolist(), total.tolist(), strict=True)))
     axes.set_ylim(bottom=0)
     axes.set_yticks([])
     axes.set_xlim(-4, 4)
@@ -379,6 +381,8 @@ def margin_densities(runs: Sequence[Run], among: Sequence[str] = ()) -> Figure:
     axes.set_title("density of the margin of old images", loc="left", color=MUTED)
     if len(by_row(runs)) > 1:
         axes.legend(frameon=False, loc="upper left", fontsize=8.5, labelcolor=MUTED, handlelength=1.6)
+    for row, points in drawn.items():
+        tips(axes, points, [f"{row}, margin {x:.2g}: density {y:.2g}" for x, y in points])
     return figure
 
 
@@ -447,4 +451,7 @@ def transport_plane(run: Run) -> Figure:
     axes.set_aspect("equal", adjustable="datalim")
     axes.tick_params(labelbottom=False, labelleft=False)
     axes.legend(frameon=False, fontsize=8.5, labelcolor=MUTED, loc="best", handletextpad=0.2)
+    figure.draw_without_rendering()  # settles the limits
+    words = {"old": "where it was", "new": "where it is", "carried": "where the method believes it is"}
+    tips(axes, list(place.values()), [f"{run.summary.class_names[number]}: {words[kind]}" for number, kind in place])
     return figure

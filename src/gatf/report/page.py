@@ -36,6 +36,8 @@ EXPLAINED = {
 }
 
 
+JOURNALS = ("PAMI", "PNAS")
+"""Where papers of methods were published that is no conference."""
 MOST_COMMANDS = 3
 """Commands in the page's head."""
 CERTIFIED = ("certified %", "whitened %", "by range %", "by range, shrunk %")
@@ -309,9 +311,10 @@ def bibtex(runs: Sequence[Run]) -> str:
         where, _, year = venue.rpartition(" ")
         if title and year.isdigit():
             people = authors.replace(" & ", " and ").replace(" et al.", " and others")
+            kind, place = ("article", "journal") if where in JOURNALS else ("inproceedings", "booktitle")
             entries.append(
-                f"@inproceedings{{{name}{year},\n  author = {{{people}}},\n  title = {{{{{title}}}}},\n"
-                f"  booktitle = {{{where}}},\n  year = {{{year}}}\n}}"
+                f"@{kind}{{{name}{year},\n  author = {{{people}}},\n  title = {{{{{title}}}}},\n"
+                f"  {place} = {{{where}}},\n  year = {{{year}}}\n}}"
             )
     versions = ", ".join(sorted({run.summary.versions.get("gatf", "") for run in runs}))
     return "\n\n".join([*entries, f"@misc{{gatf-cil,\n  title = {{gatf-cil}},\n  note = {{Version {versions}}}\n}}"])
