@@ -71,6 +71,7 @@ def results(load: Load, tmp_path: Path) -> Path:
         "seconds": {"transport": {"64": {"10": 0.1, "100": 1.0, "1000": 12.0}}, "saving": {"64": {}}},
         "exponents": {"transport": {"64": 1.08}, "saving": {"64": None}},
     }
+    wholes["serving"] = {"results": [comparison]}
     for name, whole in wholes.items():
         text = json.dumps({**whole, "quick": name == "memory", "environment": environment})
         (tmp_path / f"{name}.json").write_text(text, encoding="utf-8")
@@ -97,6 +98,7 @@ def test_every_table_has_its_rows(load: Load, results: Path) -> None:
         "walls": "| kept Gaussians take 1 GB, S = 64 | 120 000 | 390 000 | 2 000 000 | 3 900 000 |",
         "whole-run": "does not check",
         "model": "| 4 GB: 8 s | -50 |",
+        "serving": "| some (`serving`) | 2 s | 6 s | 3 | ratio ≥ 2 | yes |",
     }
     found = {name: text for parts in pages.values() for name, text in parts.items()}
     assert found.keys() == expected.keys()

@@ -1,4 +1,4 @@
-"""Write the tables of docs/performance.md and docs/scaling.md from benchmarks/results/*.json.
+"""Write the tables of docs/performance.md, docs/scaling.md and docs/studio.md from benchmarks/results/*.json.
 
 python tools/performance.py            after `make bench`
 """
@@ -19,7 +19,8 @@ COMPARED = (
     "startup", "augment", "decode", "training", "refresh", "anchor", "pushforward", "scoring", "compiling", "memory",
     "whole_run",
 )  # fmt: skip
-"""Benchmarks whose results are lines of the table; `covariance`, `scaling` and `growth` have tables of their own."""
+"""Benchmarks whose results are lines of the table; `covariance`, `scaling`, `growth` and `serving` have tables of
+their own."""
 KINDS = ("full", "lowrank", "diag", "shared")
 PICTURED = 0.3
 """Size of the residual whose error curve is drawn."""
@@ -103,7 +104,7 @@ NOT_PACKAGES = ("system", "processor", "processors", "threads")
 def comparisons(wholes: dict[str, Whole]) -> str:
     """Every result of every benchmark, a line each."""
     rows = []
-    for name in COMPARED:
+    for name in wholes:
         for result in wholes[name]["results"]:
             unit = f" {result['unit']}" if result["unit"] else ""
             ours, reference = (
@@ -363,12 +364,12 @@ def assumptions(scaling: Whole) -> str:
 
 def sections(results: Path) -> dict[str, dict[str, str]]:
     """Page → marker → what stands between."""
-    wholes = {name: read(name, results) for name in (*COMPARED, "covariance", "scaling", "growth")}
+    wholes = {name: read(name, results) for name in (*COMPARED, "covariance", "scaling", "growth", "serving")}
     scaling = wholes["scaling"]
     return {
         "performance.md": {
             "machine": machine(wholes),
-            "comparisons": comparisons(wholes),
+            "comparisons": comparisons({name: wholes[name] for name in COMPARED}),
             "profile": profile(wholes["training"]),
             "errors": errors(wholes["pushforward"]),
             "memory": memory(wholes["memory"]),
@@ -387,6 +388,7 @@ def sections(results: Path) -> dict[str, dict[str, str]]:
             "many-classes": many_classes(scaling),
             "walls": walls(scaling),
         },
+        "studio.md": {"serving": comparisons({"serving": wholes["serving"]})},
     }
 
 

@@ -59,14 +59,57 @@ def definitions(tree: ast.Module) -> list[tuple[str, ast.FunctionDef | ast.Class
 
 def method_table() -> str:
     """A row for every method: its paper, what it trains, what it keeps."""
-    from gatf.cli.catalogue import bytes_kept
     from gatf.methods import METHODS
 
     lines = ["| method | paper | trains | keeps for each class | bytes per class |", "|---|---|---|---|---:|"]
     for name, method in METHODS.items():
-        kept = bytes_kept(name, pooled=512, bottleneck=64)
-        lines.append(f"| `{name}` | {method.paper} | {method.trains} | {method.keeps} | {kept:,} |")
+        kept = memory(name)
+        lines.append(f"| `{name}` | {method.paper} | {method.trains} | {method.keeps} | {kept} |")
     return "\n".join(lines) + "\n"
+
+
+def memory(name: str) -> str:
+    """Bytes that a method keeps for each class, for the features of ResNet-18."""
+    from gatf.cli.catalogue import bytes_kept
+    from gatf.methods import METHODS
+
+    kept = f"{bytes_kept(name, pooled=512, bottleneck=64):,}"
+    return kept if METHODS[name].exemplar_free else f"{kept} and the images"
+
+
+def which_table() -> str:
+    """A row for every method: when to choose it, and what it reached and took in the tables of this repository."""
+    from gatf.bench.tables import aggregate
+    from gatf.cli.catalogue import WHEN
+    from gatf.methods import METHODS
+
+    page = (ROOT / "docs" / "methods.md").read_text(encoding="utf-8")
+    digits, glyphs = ({**rows_of(page, name), **rows_of(page, f"{name}-closed-form")} for name in ("digits", "glyphs"))
+    collected = {
+        bench: {
+            row["row"]: f"{row['a_last']:.1f}"
+            for row in aggregate(each.run.result for each in results().read(bench))
+            if row["setting"] == bench
+        }
+        for bench in (results().MAIN, results().PHOTOS)
+    }
+    headings = ["method", "choose it", "digits", "characters", "CIFAR-100", "birds", "minutes", "bytes per class"]
+    rows = []
+    for name in METHODS:
+        shown = [each[name]["A_last %"].split()[0] if name in each else "–" for each in (digits, glyphs)]
+        shown += [each.get(name, "–") for each in collected.values()]
+        seconds = glyphs.get(name, {}).get("seconds", "").split()
+        shown.append(f"{float(seconds[0]) / 60:.1f}" if seconds else "–")
+        rows.append([f"`{name}`", WHEN[name], *shown, memory(name)])
+    return str(results().table(headings, rows, left=2))
+
+
+def rows_of(page: str, name: str) -> dict[str, dict[str, str]]:
+    """The results between the markers of that name, by method and column."""
+    _, _, rest = page.partition(f"<!-- results:{name} -->")
+    lines = [line for line in rest.partition(f"<!-- /results:{name} -->")[0].splitlines() if line.startswith("|")]
+    headings, _, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    return {cells[0]: dict(zip(headings, cells, strict=True)) for cells in rows}
 
 
 def first_sentence(text: str) -> str:
@@ -311,6 +354,7 @@ PAGES = {
 """Pages that are generated whole."""
 PARTS: dict[tuple[str, str], Callable[[], str]] = {
     ("methods.md", "methods"): method_table,
+    ("methods.md", "which"): which_table,
     ("formats.md", "events"): event_sections,
     ("formats.md", "summary"): summary_table,
     ("../README.md", "results:cifar100-16px"): readme_results,
@@ -328,15 +372,15 @@ PARTS: dict[tuple[str, str], Callable[[], str]] = {
 def main(arguments: list[str]) -> None:
     for name, whole in PAGES.items():
         (ROOT / "docs" / name).write_text(whole(), encoding="utf-8")
-    for (name, marker), part in PARTS.items():
-        page = ROOT / "docs" / name
-        page.write_text(replace_between(page.read_text(encoding="utf-8"), marker, part()), encoding="utf-8")
     for name, folder in zip(arguments[::2], arguments[1::2], strict=True):
         table = (Path(folder) / "results.md").read_text(encoding="utf-8")
         for page in (ROOT / "README.md", ROOT / "docs" / "methods.md"):
             text = page.read_text(encoding="utf-8")
             if f"<!-- results:{name} -->" in text:
                 page.write_text(replace_between(text, f"results:{name}", table), encoding="utf-8")
+    for (name, marker), part in PARTS.items():  # of which some read the results above
+        page = ROOT / "docs" / name
+        page.write_text(replace_between(page.read_text(encoding="utf-8"), marker, part()), encoding="utf-8")
 
 
 if __name__ == "__main__":

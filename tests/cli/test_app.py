@@ -1,5 +1,6 @@
 """The commands together: help, mistakes, lists."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -41,9 +42,13 @@ def test_debug_shows_the_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_methods_and_data_are_listed(call) -> None:
     _, text, _ = call("methods")
     assert [line.split()[0] for line in text.splitlines()[::2]] == list(METHODS)
-    assert all(line.strip().startswith("choose it ") for line in text.splitlines()[1::2])
+    assert all(
+        re.match(r" +choose it (when (the|there|all|tasks) |as |first, )", line) for line in text.splitlines()[1::2]
+    )
     _, text, _ = call("methods", "--verbose")
     assert "ridge" in text
+    (joint,) = [line for line in text.splitlines() if line.endswith(" for 100 classes, beside the images")]
+    assert "and all images: 2,052 bytes per class" in joint
     lines = [line.strip() for line in text.splitlines()]
     assert "preset paper: the defaults" in lines
     pycil = lines.index("preset pycil")  # the first is ewc's

@@ -16,7 +16,7 @@ from gatf.report import costs, figures
 from gatf.report.figures import curve, in_tasks
 from gatf.report.load import Run, load_runs
 from gatf.report.page import diagnostics_table, write_report
-from gatf.report.sections import at_the_end, diagnostic_figures
+from gatf.report.sections import at_the_end, diagnostic_figures, figures_of
 from gatf.report.style import line_styles
 
 
@@ -56,7 +56,9 @@ def test_every_diagnostic_has_its_figure(runs: list[Run], tmp_path: Path) -> Non
     text = (tmp_path / "r.html").read_text(encoding="utf-8")
     assert "Why it forgets" in text
     assert "What is stored of old classes against what is true" in text
-    assert text.count("<figure") == text.count('<svg role="img"') == 2 + 3 * 3 + 8 + 2
+    assert (
+        text.count("<figure") == text.count('<svg role="img"') == 2 + 3 * 3 + 8 + 2 + 3 * 2
+    )  # losses and rates of each
 
 
 def test_old_classes_are_named_in_the_plane(runs: list[Run]) -> None:
@@ -86,7 +88,7 @@ def test_one_run_alone(runs: list[Run], tmp_path: Path) -> None:
     gatf = next(run for run in runs if run.row == "gatf")
     write_report([gatf.folder], tmp_path / "r.html")
     text = (tmp_path / "r.html").read_text(encoding="utf-8")
-    for name in ("drift", "losses", "rates"):
+    for name in ("drift", "losses-gatf", "rates-gatf"):
         assert f'id="{name}"' in text
 
 
@@ -137,6 +139,21 @@ def test_time_is_counted_in_tasks() -> None:
     assert [row["time"] for row in in_tasks(rows)] == [1.5, 2.0, 3.0]
 
 
+def test_a_task_ends_with_what_is_told_of_it() -> None:
+    """The drift after a task's transport, mean over classes: the line's last point, the sentence and the table."""
+    drift = [{"task": 1, "epoch": number, "past_task": 0, "drift": 5.0} for number in (10, 20)]
+    errors = [
+        {"after_task": 1, "past_task": 0, "drift": 1.0},
+        {"after_task": 1, "past_task": 0, "drift": 2.0},
+        {"after_task": 1, "past_task": 1, "drift": 9.0},
+    ]
+    found = in_tasks(drift, errors)
+    assert [(row["time"], row["drift"]) for row in found] == [(1 + 1 / 3, 5.0), (1 + 2 / 3, 5.0), (2.0, 1.5)]
+    run = Run(Path("a"), "digits", "gatf", {"method": "gatf", "seed": 0}, {}, {"drift": drift, "errors": errors})
+    (axes,) = figures.drift_over_tasks([run]).axes
+    assert [line.get_ydata()[-1] for line in axes.get_lines()] == [at_the_end([run], "errors", "drift")["gatf"]]
+
+
 def epoch(task: int, number: int, lr: float, **losses: float) -> Epoch:
     return Epoch(task=task, phase="train", epoch=number, losses=losses, lr=lr, seconds=1.0)
 
@@ -172,5 +189,7 @@ def test_many_classes_stand_in_the_order_of_their_accuracy(fake_bench: Path) -> 
     named = [label.get_text() for label in axes.get_yticklabels()]
     last = dict(zip(runs[0].summary.class_names, runs[0].summary.accuracy_by_class[-1], strict=True))
     accuracies = [last[name] for name in named]
+    (spec,) = [spec for spec in figures_of(runs) if spec.name == "classes-gatf"]
+    assert spec.sentence.endswith("Ordered by the accuracy at the end; point at a row for its name.")
     assert len(named) == 25
     assert accuracies == sorted(accuracies, reverse=True)

@@ -13,7 +13,15 @@ from typer.testing import CliRunner
 from gatf import cli
 from gatf.errors import UserError
 from gatf.report.load import load_runs
-from gatf.report.page import bibtex, classes_table, diagnostics_table, machines, results_table, write_report
+from gatf.report.page import (
+    bibtex,
+    classes_table,
+    diagnostics_table,
+    machines,
+    results_table,
+    tasks_table,
+    write_report,
+)
 
 FakeRun = Callable[..., dict[str, Any]]
 LIGHT_ENOUGH = 3_000_000
@@ -73,6 +81,22 @@ def test_the_page_says_what_the_runs_say(page: str, fake_bench: Path) -> None:
     assert "torch 2.6.0" in page
     assert "Traceback" not in page
     assert str(fake_bench.parent) not in page  # nobody's folders are told
+
+
+def test_backward_transfer_and_the_area_stand_in_the_tables(fake_run: FakeRun, tmp_path: Path) -> None:
+    for method in ("gatf", "lwf"):
+        fake_run(tmp_path / method, method)
+    runs = load_runs([tmp_path])
+    told = dict(zip([name for name, _ in results_table(runs).headings], results_table(runs).rows[0], strict=True))
+    summary = runs[0].summary
+    seen, matrix = summary.accuracy_seen, summary.accuracy_matrix
+    assert told["method"].text == "gatf"
+    assert told["area %"].key == pytest.approx((seen[0] / 2 + sum(seen[1:-1]) + seen[-1] / 2) / 4)
+    changed = [matrix[-1][task] - matrix[task][task] for task in range(4)]
+    assert told["backward transfer"].key == pytest.approx(sum(changed) / 4)
+    notes = " ".join(tasks_table(runs[0]).notes)
+    assert f"since they were new: {sum(changed) / 4:+.1f}." in notes
+    assert f"accuracy curve: {told['area %'].text} %" in notes
 
 
 def test_settings_are_not_compared_with_each_other(fake_run: FakeRun, tmp_path: Path) -> None:
@@ -169,9 +193,12 @@ def test_the_head_says_how_it_was_made_and_what_lies_beside(fake_run: FakeRun, t
     write_report([tmp_path], elsewhere)  # where links would tell of somebody's folders
     assert Page(elsewhere.read_text(encoding="utf-8")).outside == []
     alone = tmp_path / "gatf seed0"
+    (alone / "diagnostics").mkdir()
+    (alone / "diagnostics" / "confusion.csv").write_text("after_task,past_task,to_new\n1,0,2\n", encoding="utf-8")
     write_report([alone], alone / "report.html")
-    links = Page((alone / "report.html").read_text(encoding="utf-8")).outside
-    assert links == ["summary.json", "confusion.csv", "config.yaml"]
+    text = (alone / "report.html").read_text(encoding="utf-8")
+    assert Page(text).outside == ["summary.json", "confusion.csv", "config.yaml", "diagnostics/confusion.csv"]
+    assert ">diagnostics/confusion.csv</a>" in text  # two files of one name are told apart
 
 
 def test_what_is_taken_for_what_is_drawn_and_told(fake_run: FakeRun, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gatf.methods import METHODS
 from gatf.report import figures, style
 from gatf.report.load import by_row, load_runs
 from gatf.report.sections import build_sections
@@ -108,3 +109,12 @@ def test_figures_for_papers(fake_bench: Path, tmp_path: Path) -> None:
     assert [path.name for path in paths] == ["accuracy.pdf", "accuracy.png"]
     assert paths[0].read_bytes().startswith(b"%PDF")
     assert paths[1].read_bytes().startswith(b"\x89PNG")
+
+
+def test_names_of_lines_that_end_together_do_not_touch() -> None:
+    """Their drawn boxes, ascenders and descenders included, of a few lines and of as many as there are methods."""
+    for names in (["joint", "gatf"], ["lgp", "pgl", "ldj"], list(METHODS)):
+        drawn = figures.lines_over_tasks({name: [[90.0, 50.0]] for name in names}, first=1, label="%")
+        drawn.canvas.draw()
+        boxes = sorted((text.get_window_extent() for text in drawn.axes[0].texts), key=lambda box: box.y0)
+        assert all(lower.y1 < upper.y0 for lower, upper in pairwise(boxes)), names

@@ -48,6 +48,22 @@ def test_in_a_log_file_there_is_a_line_every_ten_seconds_with_the_time_left(
     ]
 
 
+def test_a_line_of_a_log_file_is_one_line_however_many_losses_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(display_module, "monotonic", lambda: now)
+    file = io.StringIO()
+    display = LiveDisplay(Console(file=file, width=80))
+    display(RunStart(tasks=2, method="gatf", resumed_at=None))
+    display(TaskStart(task=0, classes=1, images=1, steps=12))
+    many = {f"[term {number}]": 0.5 for number in range(9)}
+    display(Epoch(task=0, phase="train", epoch=0, losses=many, lr=0.1, seconds=8.0))
+    now += 20
+    display(Step(task=0, phase="train", epoch=1, epochs=3))
+    (line,) = file.getvalue().splitlines()
+    assert line.startswith("task 1/2  train epoch 2/3  [term 0] 0.500  ")
+    assert line.rstrip().endswith("[term 8] 0.500")
+
+
 def test_a_length_of_time_in_words() -> None:
     assert [lasting(seconds) for seconds in (0, 119, 121, 5_400, 9_000)] == [
         "0 s", "119 s", "2 min", "90 min", "2.5 h",

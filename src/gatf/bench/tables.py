@@ -4,7 +4,7 @@ and on the terminal."""
 import csv
 import io
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +26,8 @@ HEADINGS = {
     "intransigence": "intransigence", "total_seconds": "seconds",
 }  # fmt: skip
 """Of these columns, those that tables show; the intransigence only where `joint` is among the rows."""
+ALSO = {"area_under_curve": "area %", "backward_transfer": "backward transfer"}
+"""Those that reports, which have room for more, show at the end."""
 MISSING = "–"
 CEILING = "joint"
 """The row that shows what could have been learnt."""
@@ -92,9 +94,9 @@ def to_csv(table: Sequence[dict[str, Any]]) -> str:
     return text.getvalue()
 
 
-def shown_columns(table: Sequence[dict[str, Any]]) -> dict[str, str]:
-    """Columns and their headings: those of `HEADINGS` that any row has."""
-    return {column: name for column, name in HEADINGS.items() if any(row[column] is not None for row in table)}
+def shown_columns(table: Sequence[dict[str, Any]], known: Mapping[str, str] = HEADINGS) -> dict[str, str]:
+    """Columns and their headings: those of `known` that any row has."""
+    return {column: name for column, name in known.items() if any(row[column] is not None for row in table)}
 
 
 def headings(table: Sequence[dict[str, Any]]) -> list[str]:

@@ -11,24 +11,24 @@ from gatf.methods import method_class
 from gatf.settings import OptimisationConfig, StageConfig, choices, deep_merge, descriptions, flat
 
 WHEN = {
-    "gatf": "the network must go on learning, and answers are to be certified or refused",
-    "adagauss": "the same, with time for its adapter's training",
+    "gatf": "when the network must go on learning, and answers are to be certified or refused",
+    "adagauss": "when the network must go on learning, and there is time to train its adapter",
     "finetune": "as the floor of a comparison",
-    "joint": "all images may be kept: the ceiling",
+    "joint": "when all images may be kept: it is the ceiling",
     "ewc": "as a classic in a comparison",
     "lwf": "as a classic in a comparison",
-    "sdc": "half a kilobyte for each class, as a classic in a comparison",
-    "adc": "very little room for each class",
-    "ldc": "very little room for each class",
-    "pass": "there is time for four views of every image",
-    "fetril": "the first task looks like later ones, or time is short",
-    "fecam": "nothing may be trained after the first task",
-    "efc": "room for a covariance of each class, and few classes at first",
-    "dpcr": "several classes in each task, room for a Gram matrix of each",
-    "ncm": "the network is pretrained, and there are a few images per class",
-    "slda": "the network is pretrained: the first thing to try on photos",
-    "ranpac": "the network is pretrained, and there are many images",
-    "klda": "the network is pretrained, and straight borders between classes do not do",
+    "sdc": "as a classic in a comparison, and when there is room for no more than a mean of each class",
+    "adc": "when the network must go on learning, with room for no more than a mean of each class",
+    "ldc": "when the network must go on learning, with room for no more than a mean of each class",
+    "pass": "when the network must go on learning, and there is time for four views of every image",
+    "fetril": "when the first task looks like later ones, with room for no more than a mean of each class",
+    "fecam": "as a comparison: a network that rests, and a covariance of each class",
+    "efc": "when the network must go on learning, with room for a covariance of each class",
+    "dpcr": "when tasks have ten or so new classes, with room for a Gram matrix of each",
+    "ncm": "when there are fewer than three images of each class",
+    "slda": "first, when the network is pretrained",
+    "ranpac": "when the network rests, features are few and images many",
+    "klda": "when the network rests, features are few and images many",
 }
 """In a few words when to choose a method; docs/methods.md has the numbers behind it."""
 
@@ -59,15 +59,16 @@ def recipes_of(name: str) -> list[str]:
 
 def choice(name: str) -> str:
     """A few words on when to choose a method."""
-    return f"choose it {'' if WHEN[name].startswith('as ') else 'when '}{WHEN[name]}"
+    return f"choose it {WHEN[name]}"
 
 
 def describe(name: str, *, pooled: int, bottleneck: int, classes: int) -> Iterator[str]:
     """Lines for `gatf methods --verbose`."""
     method = method_class(name)
     kept = bytes_kept(name, pooled=pooled, bottleneck=bottleneck)
+    images = "" if method.exemplar_free else ", beside the images"
     yield f"paper    {method.paper}"
-    yield f"keeps    {method.keeps}: {kept:,} bytes per class, {kept * classes:,} for {classes} classes"
+    yield f"keeps    {method.keeps}: {kept:,} bytes per class, {kept * classes:,} for {classes} classes{images}"
     yield f"trains   {method.trains}"
     yield f"recipes  {', '.join(recipes_of(name)) or 'none of its own: every recipe runs it with its defaults'}"
     if method.defaults:

@@ -53,7 +53,8 @@ def _devices(say: Callable[[str], object]) -> list[str]:
         import torch
     except ImportError as error:
         return [f"torch does not import ({error}); reinstall it for this machine"]
-    say(f"cpu               {os.cpu_count()} cores, torch uses {torch.get_num_threads()} threads")
+    cores, threads = os.cpu_count() or 1, torch.get_num_threads()
+    say(f"cpu               {cores} core{'s' * (cores > 1)}, torch uses {threads} thread{'s' * (threads > 1)}")
     if torch.cuda.is_available():
         for index in range(torch.cuda.device_count()):
             say(f"cuda:{index}            {torch.cuda.get_device_name(index)}")

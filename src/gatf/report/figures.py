@@ -283,10 +283,17 @@ def drift_over_tasks(runs: Sequence[Run], among: Sequence[str] = ()) -> Figure:
         found = {
             row: one
             for row, group in rows.items()
-            if (one := curve([in_tasks(run.diagnostics["drift"]) for run in group], "time", "drift", lambda row: True))
+            if (
+                one := curve(
+                    [in_tasks(run.diagnostics["drift"], run.diagnostics.get("errors", [])) for run in group],
+                    "time",
+                    "drift",
+                    lambda row: True,
+                )
+            )
         }
     else:
-        tables = [in_tasks(run.diagnostics["drift"]) for run in runs]
+        tables = [in_tasks(run.diagnostics["drift"], run.diagnostics.get("errors", [])) for run in runs]
         found, styles = {}, {}
         for task in sorted({row["past_task"] for row in tables[0]})[: len(SERIES)]:
             one = curve(tables, "time", "drift", partial(_is_of, task))
@@ -303,15 +310,26 @@ def drift_over_tasks(runs: Sequence[Run], among: Sequence[str] = ()) -> Figure:
     return figure
 
 
-def in_tasks(rows: Rows) -> Rows:
-    """The drift table with a column `time`: task plus the part of its measurements that is done."""
+def in_tasks(rows: Rows, errors: Sequence[dict[str, Any]] = ()) -> Rows:
+    """The drift table with a column `time`: task plus the part of its measurements that is done. The last of a task is
+    that after its transport, from the table of errors, where there is one: what sentences and tables tell."""
+    after: dict[tuple[int, int], list[float]] = {}
+    for row in errors:
+        if row["past_task"] < row["after_task"] and "drift" in row:
+            after.setdefault((row["after_task"], row["past_task"]), []).append(row["drift"])
+    ends = {task for task, _ in after}
     epochs: dict[int, list[int]] = {}
     for row in rows:
         epochs.setdefault(row["task"], []).append(row["epoch"])
     order = {task: sorted(set(values)) for task, values in epochs.items()}
-    return [
-        {**row, "time": row["task"] + (order[row["task"]].index(row["epoch"]) + 1) / len(order[row["task"]])}
-        for row in rows
+    steps = {task: len(order[task]) + (task in ends) for task in order}
+    within = [
+        {**row, "time": row["task"] + (order[row["task"]].index(row["epoch"]) + 1) / steps[row["task"]]} for row in rows
+    ]
+    return within + [
+        {"task": task, "past_task": past, "drift": fmean(values), "time": task + 1.0}
+        for (task, past), values in after.items()
+        if task in order
     ]
 
 

@@ -13,7 +13,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from gatf import __version__
 from gatf.bench.published import OUTSIDE, difference, is_outside, load_published, own_column, published, weighting
-from gatf.bench.tables import AVERAGED, MISSING, aggregate, shown_columns, spread
+from gatf.bench.tables import ALSO, AVERAGED, MISSING, aggregate, shown_columns, spread
 from gatf.evaluation.losses import Explained
 from gatf.io.files import write_text
 from gatf.io.run_folder import CONFIG, CONFUSION, EVENTS, SUMMARY, RunFolder
@@ -27,9 +27,11 @@ from gatf.report.style import NAMES, css_variables, inline_svg, line_styles, sav
 EXPLAINED = {
     "A_last %": "accuracy over all classes after the last task",
     "A_inc %": "mean of the accuracy over all classes so far, over tasks",
+    "area %": "area under the accuracy curve: the mean height of the line through these accuracies",
     "when new %": "accuracy on a task just after it was learnt, mean over tasks",
     "intransigence": "how far that lies below joint's, which is what could have been learnt; lower is better",
     "forgetting": "how far the accuracy on a task has fallen from its best, mean over old tasks; lower is better",
+    "backward transfer": "accuracy on a task at the end less that when it was new, mean over old tasks; lower is worse",
     "seconds": "training and evaluation, all tasks",
 }
 
@@ -187,14 +189,15 @@ def cards(runs: Sequence[Run]) -> list[tuple[str, str, str]]:
 def results_table(runs: Sequence[Run]) -> Table:
     """One row per method, mean ± standard deviation over seeds."""
     table = aggregate(run.result for run in runs)
-    columns = shown_columns(table)
+    columns, also = shown_columns(table), shown_columns(table, ALSO)
     headings = [("method", ""), *_explained_headings(columns, runs)]
-    headings += [("bytes per class", "kept between tasks"), ("seeds", "")]
+    headings += [("bytes per class", "kept between tasks"), ("seeds", ""), *_explained_headings(also, runs)]
     rows = []
     for row in table:
         cells = [Cell(row["row"], row["row"])]
         cells += [number_cell(row[column], row[f"{column}_std"]) for column in columns]
         cells += [Cell(f"{row['bytes_per_class']:,}", row["bytes_per_class"]), Cell(str(row["seeds"]), row["seeds"])]
+        cells += [number_cell(row[column], row[f"{column}_std"]) for column in also]
         rows.append(cells)
     several = any(row["seeds"] > 1 for row in table)
     return Table("Results, mean ± standard deviation over seeds" if several else "Results", headings, rows)
@@ -226,13 +229,18 @@ def tasks_table(run: Run) -> Table:
             summary.seconds[task], summary.peak_memory_mb[task],
         )  # fmt: skip
         rows.append([Cell(str(task + 1), task), *(number_cell(value) for value in values)])
-    return Table("Task by task", headings, rows)
+    notes = [f"Area under the accuracy curve: {summary.area_under_curve:.1f} %."]
+    if summary.backward_transfer is not None:
+        notes.append(
+            f"Backward transfer, by how much old tasks changed since they were new: {summary.backward_transfer:+.1f}."
+        )
+    return Table("Task by task", headings, rows, notes)
 
 
 def runs_table(runs: Sequence[Run], out: Path) -> Table:
     """One row per run, with a link to its folder where that lies beside the report."""
     table = [aggregate([run.result])[0] for run in runs]
-    columns = shown_columns(table)
+    columns = shown_columns(table) | shown_columns(table, ALSO)
     headings = [("method", ""), ("seed", "its folder"), *_explained_headings(columns, runs)]
     rows = []
     for run, row in zip(runs, table, strict=True):
@@ -272,10 +280,11 @@ def _beside(path: Path, out: Path) -> str:
 def files_beside(paths: Sequence[Path], runs: Sequence[Run], out: Path) -> list[tuple[str, str]]:
     """Names and links of the tables and logs that lie beside the report."""
     names = ("results.csv", "results.md", "results.tex", SUMMARY, CONFUSION, EVENTS, CONFIG, f"{EXPLAINED_FILE}.csv")
-    places = [path / name for path in paths for name in names]
+    places = [(name, path / name) for path in paths for name in names]
     if len(runs) == 1:
-        places += sorted(RunFolder(runs[0].folder).diagnostics.glob("*.csv"))
-    return [(place.name, link) for place in places if (link := _beside(place, out))]
+        tables = RunFolder(runs[0].folder).diagnostics
+        places += [(f"{tables.name}/{table.name}", table) for table in sorted(tables.glob("*.csv"))]
+    return [(name, link) for name, place in places if (link := _beside(place, out))]
 
 
 def made_by(runs: Sequence[Run]) -> list[str]:

@@ -25,7 +25,8 @@ GROUPS = {
     PLANE: "The last task in two dimensions: an arrow from where an old class was to where the network now puts it; "
     "a cross where the method believes it is. The shorter the dotted line, the better the transport.",
     COSTS: "Up and to the left is better. Seconds depend on machine and threads, which the page's head names.",
-    TRAINING: "From the log of the first run. A loss that still falls when a task ends wants more epochs.",
+    TRAINING: "From the log of each method's first run. A loss that still falls when a task ends wants more epochs; "
+    "losses of different methods are not comparable.",
 }
 """Figures that stand side by side, and how to read them."""
 
@@ -75,7 +76,8 @@ def figures_of(runs: Sequence[Run], prefix: str = "") -> list[FigureSpec]:
     specs += [_classes(row, group, prefix) for row, group in rows.items()]
     specs += [_pairs(row, group, prefix) for row, group in rows.items() if all(run.confusion for run in group)]
     specs = [_alone(spec) for spec in specs] if len(rows) == 1 else specs
-    return specs + diagnostic_figures(runs, prefix) + _costs(runs, prefix) + _training(runs, prefix)
+    training = [spec for row, group in rows.items() for spec in _training(row, group[0], prefix)]
+    return specs + diagnostic_figures(runs, prefix) + _costs(runs, prefix) + training
 
 
 def _alone(spec: FigureSpec) -> FigureSpec:
@@ -177,6 +179,8 @@ def _classes(row: str, runs: Sequence[Run], prefix: str) -> FigureSpec:
     best = max(range(len(last)), key=lambda number: last[number])
     end = f"At the end “{names[worst]}” is lowest with {last[worst]:.0f} %, “{names[best]}” highest with "
     end += f"{last[best]:.0f} %."
+    if len(names) > figures.MOST_NAMED:
+        end += " Ordered by the accuracy at the end; point at a row for its name."
     return FigureSpec(
         f"{prefix}classes-{slug(row)}", row, end,
         f"Heat map of {row}: accuracy in percent on each class (rows) after each task (columns). {end}",
@@ -226,22 +230,22 @@ def _costs(runs: Sequence[Run], prefix: str) -> list[FigureSpec]:
     ]  # fmt: skip
 
 
-def _training(runs: Sequence[Run], prefix: str) -> list[FigureSpec]:
-    """Losses and learning rates of a run, where it has a log; those of several methods are not comparable."""
-    losses = costs.losses(runs[0]) if len(by_row(runs)) == 1 else {}
+def _training(row: str, run: Run, prefix: str) -> list[FigureSpec]:
+    """Losses and learning rates of a row's first run, where it has a log."""
+    losses = costs.losses(run)
     if not losses:
         return []
     ends = {name: heights[-1] for name, (_, heights) in losses.items()}
     return [
         FigureSpec(
-            f"{prefix}losses", "Loss", f"In the last epoch: {told(ends)}.",
-            f"Line chart of the terms of the loss over epochs. In the last one: {told(ends)}.",
+            f"{prefix}losses-{slug(row)}", f"Loss of {row}", f"In the last epoch: {told(ends)}.",
+            f"Line chart of the terms of the loss of {row} over epochs. In the last one: {told(ends)}.",
             lambda: costs.training_lines(losses, "terms of the loss, mean over an epoch"), group=TRAINING,
         ),
         FigureSpec(
-            f"{prefix}rates", "Learning rate", "Of the last parameter group, in each epoch.",
-            "Line chart of the learning rate over epochs.",
-            lambda: costs.training_lines(costs.rates(runs[0]), "learning rate", log=True), group=TRAINING,
+            f"{prefix}rates-{slug(row)}", f"Learning rate of {row}", "Of the last parameter group, in each epoch.",
+            f"Line chart of the learning rate of {row} over epochs.",
+            lambda: costs.training_lines(costs.rates(run), "learning rate", log=True), group=TRAINING,
         ),
     ]  # fmt: skip
 
@@ -304,19 +308,19 @@ def _drift(runs: Sequence[Run], prefix: str, among: Sequence[str]) -> FigureSpec
     best, worst = best_and_worst(ends)
     if len(ends) == 1:
         sentence = (
-            "A line that stays low follows the moving network. After the last transport means are off by "
-            f"{100 * ends[best]:.0f} % of their class's spread."
+            "A line that stays low follows the moving network. At its last point, after the last transport, means are "
+            f"off by {100 * ends[best]:.0f} % of their class's spread, averaged over classes."
         )
     else:
         sentence = (
-            "Low is good: what is stored follows the moving network. After the last transport the means of "
-            f"{best} are off by {100 * ends[best]:.0f} % of their class's spread, those of {worst} by "
+            "Low is good: what is stored follows the moving network. At the last points, after the last transport, "
+            f"the means of {best} are off by {100 * ends[best]:.0f} % of their class's spread, those of {worst} by "
             f"{100 * ends[worst]:.0f} %."
         )
     return FigureSpec(
         f"{prefix}drift", "Prototype drift", sentence,
-        "Line chart of the distance between stored and true class means over epochs, in spreads of the class. After "
-        f"the last transport: {told(ends)}.",
+        "Line chart of the distance between stored and true class means over epochs and after transport, in spreads "
+        f"of the class. After the last transport: {told(ends)}.",
         lambda: figures.drift_over_tasks(runs, among), group=WHY,
     )  # fmt: skip
 

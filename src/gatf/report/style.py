@@ -153,6 +153,10 @@ def short(name: str) -> str:
     return name if len(name) <= 14 else name[:13] + "…"
 
 
+NAME_HEIGHT = 0.07
+"""Of the height of the axes: what a name takes, with some air."""
+
+
 def label_ends(axes: Axes, ends: Mapping[str, float], styles: Mapping[str, LineStyle]) -> None:
     """Names beside the ends of lines, pushed apart where they would touch, instead of a legend to look up.
 
@@ -161,10 +165,13 @@ def label_ends(axes: Axes, ends: Mapping[str, float], styles: Mapping[str, LineS
     right = axes.get_xlim()[1]
     to_share = axes.transData + axes.transAxes.inverted()  # of the height of the axes
     shares = [float(to_share.transform((right, height))[1]) for height in ends.values()]
-    for row, height in zip(ends, spread_apart(shares, 0.06, 0.03, 1.0), strict=True):
+    low, high = 0.03, 1.0
+    size = RC["font.size"] * min(1.0, (high - low) / (NAME_HEIGHT * max(len(ends) - 1, 1)))  # very many are smaller
+    for row, height in zip(ends, spread_apart(shares, NAME_HEIGHT, low, high), strict=True):
         axes.annotate(
             row, (1.0, height), xycoords="axes fraction", xytext=(6, 0), textcoords="offset points", va="center",
             color=styles[row].color, weight="bold" if styles[row].width > 2 else "normal", annotation_clip=False,
+            size=size,
         )  # fmt: skip
 
 

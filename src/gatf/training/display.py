@@ -47,7 +47,8 @@ class LiveDisplay:
                 self._phase, self._epoch, self._epochs = event.phase, event.epoch, event.epochs
                 if self._live is None and monotonic() - self._told >= SECONDS_BETWEEN_LINES:
                     self._told = monotonic()
-                    self.console.print("  ".join(part for part in self._parts() if part), highlight=False)
+                    line = "  ".join(part for part in self._parts() if part)
+                    self.console.print(line, markup=False, highlight=False, soft_wrap=True)
             case events.Epoch():
                 self._losses = "  ".join(f"{name} {value:.3f}" for name, value in event.losses.items())
             case events.Task():
