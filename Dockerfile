@@ -1,5 +1,5 @@
 # A server for one model: docker build -t gatf . && docker run (docs/studio.md has the whole command)
-FROM python:3.12-slim
+FROM python:3.11-slim
 
 # torch's own index has the small build without CUDA
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu

@@ -3,9 +3,9 @@ alone, each in a fresh process.
 
     python benchmarks/startup.py [--quick] [--out benchmarks/results/startup.json]
 
-Starting Python itself is part of every number. Files are in the system's cache after the first turn, which is not
-counted. A prediction needs torch, and half a second more is what it may take; from an ONNX file beside the model, made
-by `gatf export`, it does not.
+Starting Python itself is part of every number, with one thread: others, while they wait, would count as well. Files
+are in the system's cache after the first turn, which is not counted. A prediction needs torch, and half a second more
+is what it may take; from an ONNX file beside the model, made by `gatf export`, it does not.
 """
 
 import subprocess
@@ -37,7 +37,7 @@ def make_model(folder: Path) -> tuple[str, ...]:
 
 
 def main() -> None:
-    arguments = options("startup", __doc__)
+    arguments = options("startup", __doc__, threads=1)
     empty = min(seconds(process("-c", "pass"), processor_time) for _ in range(5))
     report = Report(arguments, {"reference": "import torch", "clock": "processor", "empty_process": empty})
 

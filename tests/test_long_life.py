@@ -25,6 +25,7 @@ from gatf.io.events import Event, Task
 from gatf.io.run_folder import RunFolder
 from gatf.model import file as model_file
 from gatf.model import record
+from gatf.training.task import train_task
 
 
 def stream(path: Path, tasks: int) -> Path:
@@ -65,9 +66,17 @@ def resident_mb() -> float | None:
 
 @pytest.mark.parametrize("method", ["gatf", "adagauss", "slda"])
 def test_a_run_of_many_tasks_holds_no_more_than_its_gaussians(
-    method: str, tmp_path: Path, pytestconfig: pytest.Config
+    method: str, tmp_path: Path, pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tasks = pytestconfig.getoption("--tasks")
+    training: list[float] = []
+
+    def timed(*args: Any, **options: Any) -> None:
+        begun = time.process_time()
+        train_task(*args, **options)
+        training.append(time.process_time() - begun)
+
+    monkeypatch.setattr("gatf.session.train_task", timed)
     experiment = Experiment(long_config(method, stream(tmp_path / "stream.npz", tasks), tasks))
     (tmp_path / "run" / "checkpoints").mkdir(parents=True)
     states, beside, each, resident, clock = [], [], [], [], time.process_time()
@@ -89,10 +98,11 @@ def test_a_run_of_many_tasks_holds_no_more_than_its_gaussians(
     assert len(grown) == 1  # every class takes the same
     # beside it there is the readout, which is made of what is stored; a task's images would take 4 096 bytes more
     assert beside[-1] - beside[0] < 1000 * (tasks - 3)
-    each, quarter = each[1:], max(1, tasks // 4)
+    each, training, quarter = each[1:], training[1:], max(1, tasks // 4)
     figures = {
         "method": method, "tasks": tasks, "accuracy": summary.a_last,
         "first": fmean(each[:quarter]), "last": fmean(each[-quarter:]), "resident": [resident[quarter], resident[-1]],
+        "training": [fmean(training[:quarter] or [0]), fmean(training[-quarter:] or [0])],
         "class_bytes": grown.pop(),
     }  # fmt: skip
     print(f"\nfigure: {json.dumps({'tasks': figures})}")  # noqa: T201

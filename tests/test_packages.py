@@ -38,3 +38,12 @@ def test_the_lock_has_every_package_that_is_asked_for_in_a_version_that_will_do(
 def test_every_package_of_the_lock_has_a_hash() -> None:
     entries = re.split(r"\n(?=\w)", (ROOT / "requirements.lock").read_text(encoding="utf-8"))[1:]
     assert [entry.split()[0] for entry in entries if "--hash=sha256:" not in entry] == []
+
+
+def test_the_image_has_the_python_that_is_tested() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    claimed = [name.rpartition(" ")[2] for name in project["classifiers"] if "Python :: 3." in name]
+    image = re.search(r"^FROM python:([\d.]+)-slim$", (ROOT / "Dockerfile").read_text(encoding="utf-8"), re.MULTILINE)
+    assert image is not None
+    assert [image[1]] == claimed
+    assert f"python:{image[1]}-slim" in (ROOT / ".ci" / "run").read_text(encoding="utf-8")

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+WORDS = {"crashes": "every file operation"}
 RESULTS = Path(__file__).resolve().parent.parent / "benchmarks" / "results"
 
 
@@ -48,6 +49,7 @@ def torture_part() -> str:
         rows = [
             (
                 f"`{each['method']}`", each["tasks"], f"{1000 * each['first']:.0f} ms", f"{1000 * each['last']:.0f} ms",
+                *(f"{1000 * seconds:.0f} ms" for seconds in each["training"]),
                 f"{each['resident'][0]:.0f} MB", f"{each['resident'][1]:.0f} MB", f"{each['class_bytes']} bytes",
                 f"{each['accuracy']:.1f} %",
             )
@@ -55,9 +57,10 @@ def torture_part() -> str:
         ]  # fmt: skip
         head = (
             "method", "tasks of one class", "processor time of a task, first quarter", "last quarter",
+            "of it training, first quarter", "last quarter",
             "memory of the process after a quarter", "at the end", "state per class", "A_last",
         )  # fmt: skip
-        parts.append(table(head, rows, "lrrrrrrr"))
+        parts.append(table(head, rows, "lrrrrrrrrr"))
     for each in figures.get("updates", ()):
         first, kept, last = each["bytes"]
         early, late = (f"{1000 * each[name]:.0f} ms" for name in ("first", "last"))
@@ -70,7 +73,7 @@ def torture_part() -> str:
 
 
 def _what_was_run(told: dict[str, Any]) -> str:
-    """A row for each part of `make torture`: how often it wants it, and how often it was."""
+    """A row for each part of `make torture`: how often it wants it, and how often it was run."""
     from torture import PARTS, jobs
 
     rows = []
@@ -80,7 +83,8 @@ def _what_was_run(told: dict[str, Any]) -> str:
         failed = sum(not each["passed"] for each in done)
         rows.append(
             (
-                f"`{name}`", part[-1], " and ".join(map(str, numbers)) or "not yet", " and ".join(dates),
+                f"`{name}`", WORDS.get(name, part[-1]), " and ".join(map(str, numbers)) or "not yet",
+                " and ".join(dates),
                 "–" if not done else "passed" if not failed else f"{failed} failed",
             )
         )  # fmt: skip

@@ -179,18 +179,19 @@ def sections(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, Ba
 
 def settings_table(model: type[BaseModel], prefix: str = "", values: dict[str, Any] | None = None) -> str:
     """A row for every field that is no section, with its own default; or for those in `values`, with that default."""
+    from gatf.settings import descriptions
+
+    told = descriptions(model)
     lines = ["| setting | type | default | what |", "|---|---|---|---|"]
     for name, field in model.model_fields.items():
         path = prefix + name
         if is_section(field.annotation) or path in UNTOLD or (values is not None and name not in values):
             continue
-        if not field.description:
+        if name not in told:
             raise SystemExit(f"{path} of {model.__name__} has no description: write one under the field")
         value = default(field) if values is None else values[name]
         shown = "required" if value is PydanticUndefined else f"`{as_text(value)}`"
-        lines.append(
-            f"| `{path}` | {kind(field.annotation, field.metadata)} | {shown} | {in_cell(field.description)} |"
-        )
+        lines.append(f"| `{path}` | {kind(field.annotation, field.metadata)} | {shown} | {in_cell(told[name])} |")
     return "\n".join(lines) if len(lines) > 2 else ""
 
 

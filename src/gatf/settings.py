@@ -3,11 +3,15 @@
 `config.RunConfig` puts them together; the modules below it import only the section they need.
 """
 
+import ast
+import inspect
 import math
+import textwrap
 import types
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, Self, Union, get_args, get_origin
+from itertools import pairwise
+from typing import Annotated, Any, Literal, Self, Union, cast, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, ValidationError, model_validator
 from pydantic.fields import FieldInfo
@@ -51,7 +55,20 @@ def flat(values: Mapping[str, Any]) -> dict[str, Any]:
 class Strict(BaseModel):
     """Frozen, and unknown keys are errors."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, validate_default=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, defer_build=True)
+
+
+def descriptions(model: type[BaseModel]) -> dict[str, str]:
+    """The text under each field, from the source: for those who show it, since a prediction need not wait for it."""
+    found = {}
+    for base in reversed(model.__mro__):
+        if not issubclass(base, BaseModel) or base is BaseModel:
+            continue
+        body = cast(ast.ClassDef, ast.parse(textwrap.dedent(inspect.getsource(base))).body[0]).body
+        for field, text in pairwise(body):
+            if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
+                found[ast.unparse(field.target)] = inspect.cleandoc(str(text.value.value))
+    return found
 
 
 class GlyphsConfig(Strict):

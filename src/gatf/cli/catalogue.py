@@ -8,7 +8,7 @@ from torch import nn
 
 from gatf.config import PER_METHOD, read_recipe, recipe_names
 from gatf.methods import method_class
-from gatf.settings import OptimisationConfig, StageConfig, choices, deep_merge, flat
+from gatf.settings import OptimisationConfig, StageConfig, choices, deep_merge, descriptions, flat
 
 WHEN = {
     "gatf": "when the network must go on learning, and answers are to be certified or refused",
@@ -84,12 +84,13 @@ def describe(name: str, *, pooled: int, bottleneck: int, classes: int) -> Iterat
 
 def _settings(model: type[BaseModel], prefix: str = "  ") -> Iterator[str]:
     """A line for each setting; under one whose name chooses a section, the settings of each section."""
+    told = descriptions(model)
     for field, info in model.model_fields.items():
         if field == "name":
             continue
         value, sections = info.get_default(call_default_factory=True), choices(info)
         shown = value.name if sections else repr(value)
-        yield f"{prefix}{field} = {shown}: {' '.join((info.description or '').split())}"
+        yield f"{prefix}{field} = {shown}: {' '.join(told.get(field, '').split())}"
         for name, section in sections.items():
             yield f"{prefix}  {field}.name = {name}"
             yield from _settings(section, f"{prefix}    {field}.")

@@ -16,6 +16,8 @@ from torch.nn.utils.parametrize import is_parametrized
 
 SUMS = (operator.add, operator.iadd, torch.add)
 RELUS = (torch.relu, torch.relu_, relu)
+NOTHING = nn.Parameter(torch.empty(0), requires_grad=False)
+"""In place of a weight that is still to be filled in."""
 
 
 class FusedConv2d(nn.Conv2d):
@@ -116,7 +118,7 @@ def folded(net: nn.Module) -> nn.Module:
 
 
 def _plan(net: nn.Module, structure: tuple[Any, ...]) -> _Plan:
-    traced = fx.symbolic_trace(deepcopy(net).eval())
+    traced = fx.symbolic_trace(_without_values(net, {}).eval())
     if hasattr(net, "feature_dim"):
         traced.feature_dim = net.feature_dim
     norms = _fold_batch_norm(traced)
@@ -125,7 +127,9 @@ def _plan(net: nn.Module, structure: tuple[Any, ...]) -> _Plan:
     for name, layer in traced.named_modules():
         for key in (*layer._parameters, *layer._buffers):
             getattr(net.get_submodule(name), key)  # what tracing alone made, as constants, could not be filled in
-    return _Plan(structure, traced.to("meta"), norms)
+        for values in (layer._parameters, layer._buffers):
+            values.update({key: NOTHING for key, value in values.items() if value is not None})
+    return _Plan(structure, traced, norms)
 
 
 def _structure(net: nn.Module) -> tuple[Any, ...]:
