@@ -49,7 +49,7 @@ def torture_part() -> str:
         rows = [
             (
                 f"`{each['method']}`", each["tasks"], f"{1000 * each['first']:.0f} ms", f"{1000 * each['last']:.0f} ms",
-                *(f"{1000 * seconds:.0f} ms" for seconds in each["training"]),
+                *(f"{1000 * seconds:.0f} ms" if seconds else "–" for seconds in each.get("training", (0, 0))),
                 f"{each['resident'][0]:.0f} MB", f"{each['resident'][1]:.0f} MB", f"{each['class_bytes']} bytes",
                 f"{each['accuracy']:.1f} %",
             )
