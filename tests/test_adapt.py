@@ -166,6 +166,9 @@ def record(new: int, accuracy: float, expected: float | None, held_out: int = 10
 def test_promises_by_hand() -> None:
     assert adapt._promise(record(5, 80.0, None), 0) == 80
     assert adapt._promise(record(5, 80.0, 60.0), 15) == 65
+    lopsided = record(5, 80.0, None).model_copy(update={"accuracy_by_class": 50.0, "held_out_evenly": 4.0})
+    assert adapt._promise(lopsided, 0) == 50
+    assert adapt._chance(lopsided) == pytest.approx(100 * (2 * 0.5 * 0.5 / 4) ** 0.5)
     assert adapt._chance(record(5, 80.0, None)) == pytest.approx(100 * (2 * 0.8 * 0.2 / 100) ** 0.5)
     assert adapt._chance(record(5, 100.0, 60.0, held_out=25)) == pytest.approx(100 * (2 * 0.9 * 0.1 / 25) ** 0.5)
 

@@ -20,7 +20,7 @@ from gatf.geometry.gaussians import Gaussians
 from gatf.geometry.moments import Moments
 from gatf.geometry.readout import mahalanobis_readout
 from gatf.incremental.defaults import first_config, next_config
-from gatf.incremental.statistics import SPREADS, Forecast, forecast_old, merge
+from gatf.incremental.statistics import SPREADS, Forecast, accuracy_by_class, forecast_old, merge
 from gatf.model.judge import (
     CLASS_SHRINK,
     Judge,
@@ -338,6 +338,16 @@ def test_the_forecast_finds_the_spread_of_images() -> None:
     assert few is not None
     assert few[2] - few[1] > 25, "four images say little"
     assert forecast_old(drawn, [], 1.0) is None, "nothing kept back: nothing known"
+
+
+def test_accuracy_by_class_by_hand() -> None:
+    """Of fifty images of one class 49 are right, of one image of another none."""
+    labels = torch.tensor([3] * 50 + [7])
+    predicted = torch.tensor([3] * 49 + [0, 0])
+    accuracy, images = accuracy_by_class(predicted, labels)
+    assert accuracy == pytest.approx((98 + 0) / 2)
+    assert images == pytest.approx(4 / (1 / 50 + 1 / 1)), "one image leaves the doubt of one image"
+    assert accuracy_by_class(labels[:10], labels[:10]) == pytest.approx((100, 10))
 
 
 def test_rejection_threshold_by_hand() -> None:

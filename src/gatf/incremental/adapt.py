@@ -106,15 +106,16 @@ def _told(model: Model, chosen: str, other: UpdateRecord | None = None, why: str
 def _promise(record: UpdateRecord, old: int) -> float:
     """Percent of images of all classes that should be answered rightly, each class weighing the same."""
     new = len(record.added)
-    measured = record.accuracy_new or 0.0
+    measured = record.measured[1] or 0.0
     return (old * (record.expected_old or 0.0) + new * measured) / max(old + new, 1)
 
 
 def _chance(record: UpdateRecord) -> float:
     """One standard error of the difference of two promises, from the number of images kept back: the forecast of older
     classes is scaled by what they show, so that their error is that of all classes."""
-    right = min(max((record.accuracy_new or 0.0) / 100, 0.1), 0.9)
-    return 100 * math.sqrt(2 * right * (1 - right) / max(record.held_out, 1))
+    images, accuracy = record.measured
+    right = min(max((accuracy or 0.0) / 100, 0.1), 0.9)
+    return 100 * math.sqrt(2 * right * (1 - right) / max(images, 1))
 
 
 def _trainable(frozen: Model, config: RunConfig) -> Model:

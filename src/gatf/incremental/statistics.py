@@ -86,9 +86,17 @@ class Draws:
         return Forecast(100 * float(mean), 100 * float(error))
 
 
-Seen = tuple[int, float | None, tuple[float, ...] | None]
-"""Of an update: images kept back, percent of them answered rightly, and what `Draws` of their classes say at each of
-`SPREADS`; None where it was not measured."""
+def accuracy_by_class(predicted: Tensor, labels: Tensor) -> tuple[float, float]:
+    """Percent of the images [N] of each class that are answered rightly, on average over classes; and how many images,
+    as many of each class, would say that as well: of few images of one class many of another say little."""
+    _, places, counts = labels.unique(return_inverse=True, return_counts=True)
+    right = torch.zeros(len(counts), dtype=torch.float64).index_add_(0, places, (predicted == labels).double())
+    return 100 * float((right / counts).mean()), len(counts) ** 2 / float((1 / counts.double()).sum())
+
+
+Seen = tuple[float, float | None, tuple[float, ...] | None]
+"""Of an update: images kept back, percent of them answered rightly (all classes weighing the same), and what `Draws` of
+their classes say at each of `SPREADS`; None where it was not measured."""
 
 
 def forecast_old(

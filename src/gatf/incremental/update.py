@@ -22,7 +22,7 @@ from gatf.errors import UserError
 from gatf.geometry.gaussians import Gaussians
 from gatf.geometry.moments import class_moments
 from gatf.incremental.split import Split, split_update
-from gatf.incremental.statistics import SPREADS, Draws, forecast_old, merge, normalisation
+from gatf.incremental.statistics import SPREADS, Draws, Seen, accuracy_by_class, forecast_old, merge, normalisation
 from gatf.io.events import Event, Listener, RunStart, TaskEvent, TaskStart
 from gatf.methods.parts.components import extract
 from gatf.methods.parts.gaussian import GaussianMethod, carries_gaussians, keeps_gaussians_only
@@ -305,11 +305,12 @@ class _Update:
     def finish(self, updated: Model, seconds: float) -> Model:
         """The updated model with a record of what happened."""
         split = self.split
-        accuracy = taken = expected = low = high = None
+        accuracy = by_class = evenly = taken = expected = low = high = None
         predicted = self.predicted
         if predicted is not None:
             truth = split.final_numbers[split.held_out]
             accuracy = 100 * float((predicted == truth).double().mean())
+            by_class, evenly = accuracy_by_class(predicted, truth)
             if self.old:
                 taken = 100 * float(((predicted < self.old) & (truth >= self.old)).double().mean())
         foretold = None
@@ -319,8 +320,8 @@ class _Update:
                 added = drawn(range(self.old, self.old + len(split.added)))
                 foretold = tuple(added.accuracy(spread).percent for spread in SPREADS)
             if self.old:
-                seen = [(each.held_out, each.accuracy_new, each.foretold_new) for each in self.model.history]
-                seen.append((len(split.held_out), accuracy, foretold))
+                seen: list[Seen] = [(*each.measured, each.foretold_new) for each in self.model.history]
+                seen.append((evenly or 0.0, by_class, foretold))
                 if forecast := forecast_old(drawn(range(self.old)).accuracy, seen, self.kept_by_carrying):
                     expected, low, high = forecast
         self._warn(accuracy, expected, taken)
@@ -334,6 +335,8 @@ class _Update:
             epochs=self.config.optimisation.stage(self.data.info.index).epochs,
             seconds=round(seconds, 2),
             accuracy_new=accuracy,
+            accuracy_by_class=by_class,
+            held_out_evenly=evenly,
             expected_old=expected,
             expected_old_low=low,
             expected_old_high=high,

@@ -29,6 +29,10 @@ class UpdateRecord(Strict):
     seconds: NonNegativeFloat
     accuracy_new: float | None
     """Percent of the held-out images that are answered rightly, among all classes known."""
+    accuracy_by_class: float | None = None
+    """The same of each class, on average over the classes of which images were held out."""
+    held_out_evenly: NonNegativeFloat | None = None
+    """So many images, as many of each class, would tell `accuracy_by_class` as well."""
     expected_old: float | None = None
     """Percent of images of older classes that should be answered rightly; see `statistics.forecast_old`."""
     expected_old_low: float | None = None
@@ -36,7 +40,7 @@ class UpdateRecord(Strict):
     """The range of that forecast."""
     foretold_new: tuple[float, ...] | None = None
     """What points drawn from the Gaussians of the added classes say of them at each of `statistics.SPREADS`, to compare
-    with `accuracy_new`."""
+    with `accuracy_by_class`."""
     taken_for_old: float | None = None
     """Percent of the held-out images that are taken for an older class."""
     drift: float | None = None
@@ -62,6 +66,14 @@ class UpdateRecord(Strict):
     temperature: float
     bytes_per_class: NonNegativeInt
     warnings: tuple[str, ...] = ()
+
+    @property
+    def measured(self) -> tuple[float, float | None]:
+        """Images that say it, and percent of them answered rightly, where all classes weigh the same (in records of
+        older versions all images do)."""
+        if self.accuracy_by_class is None or self.held_out_evenly is None:
+            return float(self.held_out), self.accuracy_new
+        return self.held_out_evenly, self.accuracy_by_class
 
     @property
     def class_errors(self) -> tuple[float, float] | None:
