@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -334,7 +334,9 @@ class _Run:
         memory = peak_memory_mb(self.session.device)
         self.progress.add(result, self._seconds_of_task(), memory, self._repaired_of_task())
         if ranks.is_first():
-            self.folder.write_confusion(_confused(result.confusion, self.experiment.scenario.class_names))
+            names = self.experiment.scenario.class_names
+            pairs = result.answered.tolist()
+            self.folder.write_confusion((names[true], names[answer], count) for true, answer, count in pairs)
         seconds = self.progress.seconds[-1]
         self.tell(events.Task(task=task, seen=result.seen, accuracies=result.by_task, seconds=seconds))
         self._save(task + 1, 0, Position(), None)
@@ -474,12 +476,6 @@ class _Run:
             config_changes=progress.config_changes,
             machine=machine(self.method.device),
         )
-
-
-def _confused(counts: Tensor, names: Sequence[str]) -> Iterator[tuple[str, str, int]]:
-    """The pairs of class and answer that came up, and how often."""
-    for true, answered in counts.nonzero().tolist():
-        yield names[true], names[answered], int(counts[true, answered])
 
 
 @contextmanager

@@ -20,8 +20,8 @@ class Evaluation:
     by_class: list[float]
     old_to_new: float | None
     """Share of old-class images taken for a class of the newest task; None at task 0."""
-    confusion: Tensor
-    """int64 [classes seen, classes seen]: how many images of each class (rows) were answered as each (columns)."""
+    answered: Tensor
+    """int64 [pairs, 3]: class, answer and how many images, for the pairs that came up."""
 
 
 def choose(scores: Tensor, labels: Tensor, task_of_class: Tensor) -> Tensor:
@@ -45,13 +45,15 @@ def evaluate(chosen: Tensor, labels: Tensor, task_of_class: Tensor) -> Evaluatio
         task_aware=_group_means((aware == labels).double(), tasks, newest + 1),
         by_class=_group_means(right, labels, len(task_of_class)),
         old_to_new=100 * float(confused.mean()) if newest > 0 else None,
-        confusion=_pairs(labels, predicted, len(task_of_class)),
+        answered=_pairs(labels, predicted),
     )
 
 
-def _pairs(labels: Tensor, predicted: Tensor, classes: int) -> Tensor:
-    """How often each class (rows) was answered as each class (columns)."""
-    return torch.bincount(labels * classes + predicted, minlength=classes**2).reshape(classes, classes)
+def _pairs(labels: Tensor, predicted: Tensor) -> Tensor:
+    """How often each class was answered as each: no more pairs than images, while a table would grow with the square of
+    the classes."""
+    pairs, counts = torch.stack([labels, predicted], dim=1).unique(dim=0, return_counts=True)
+    return torch.cat([pairs, counts[:, None]], dim=1)
 
 
 def _group_means(values: Tensor, groups: Tensor, count: int) -> list[float]:
