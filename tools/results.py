@@ -473,8 +473,8 @@ all classes at once, so that its A_inc is its A_last. The others take the networ
 depend on the order of classes; only their A_inc does.
 
 A network that knows ImageNet, left as it is, is the one to use here. Five epochs are fewer than fifty steps per task,
-which move the features; that AdaGauss's adapter, at its published rate, cannot follow them in so few is our guess at why
-it ends so low.
+which move the features; that AdaGauss's adapter, at its published rate, cannot follow them in so few is our guess at
+why it ends so low.
 
 {photos}
 ## What Theorem 2 certifies
