@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from threadpoolctl import threadpool_limits
 
+from gatf.experiment import processor_name
 from gatf.io.files import write_text
 
 RESULTS = Path(__file__).resolve().parent / "results"
@@ -150,18 +151,10 @@ def environment(*packages: str) -> dict[str, Any]:
         "python": platform.python_version(),
         **{name: version(name) for name in names},
         "system": f"{platform.system()} {platform.machine()}",
-        "processor": _processor(),
+        "processor": f"{processor_name()}, {torch.backends.cpu.get_cpu_capability()}",
         "processors": os.cpu_count(),
         "threads": torch.get_num_threads(),
     }
-
-
-def _processor() -> str:
-    """The processor's name where Linux tells, with the widest instructions torch uses."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return f"{names[0] if names else platform.processor()}, {torch.backends.cpu.get_cpu_capability()}"
 
 
 @dataclass

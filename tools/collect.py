@@ -17,7 +17,6 @@ import csv
 import io
 import json
 import os
-import platform
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from typing import Any
 import results
 from gatf.bench.plan import load_plan
 from gatf.errors import UserError
+from gatf.experiment import processor_name
 from gatf.io.events import Epoch
 from gatf.io.files import write_text
 from gatf.io.run_folder import RunFolder, Summary
@@ -91,19 +91,11 @@ def curves(place: RunFolder) -> str:
     return text.getvalue()
 
 
-def this_processor() -> str:
-    """Its name where Linux tells, and how many there are."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text(encoding="utf-8").splitlines() if info.is_file() else []
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return f"{os.cpu_count()} × {names[0] if names else platform.processor()}"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--threads", type=int, default=1, help="that each run had")
-    parser.add_argument("--processor", default=this_processor(), help="that they ran on")
+    parser.add_argument("--processor", default=f"{os.cpu_count()} × {processor_name()}", help="that they ran on")
     given = parser.parse_args()
     done = collect(given.folder, results.RESULTS, threads=given.threads, processor=given.processor)
     bench = given.folder.resolve().name.removeprefix("bench-")

@@ -289,21 +289,28 @@ def draw(bench: str, root: Path = RESULTS, images: Path = IMAGES) -> list[Path]:
 
 def tails(rows: list[dict[str, Any]]) -> Any:
     """T(k), the cumulated error of carried features in units of variance, of every map."""
+    shown = {row["map"]: row["tail"] for row in rows if row["map"] in DRAWN}
+    title = "error of carried features, in units of variance, summed"
+    return lines(shown, title, "directions, widest first", log=True)
+
+
+def lines(shown: dict[str, list[float]], title: str, along: str, *, log: bool = False) -> Any:
+    """A line per name, which stands at its end."""
     from gatf.report.style import MUTED, label_ends, line_styles, new_figure, styled
 
     @styled
     def figure() -> Any:
-        shown = {row["map"]: row["tail"] for row in rows if row["map"] in DRAWN}
         drawing, axes = new_figure(3.2)
         styles = line_styles(shown)
-        for name, tail in shown.items():
+        for name, values in shown.items():
             style = styles[name]
-            axes.plot(range(1, len(tail) + 1), tail, color=style.color, linestyle=style.dash, linewidth=style.width)
-        axes.set_yscale("log")
+            axes.plot(range(1, len(values) + 1), values, color=style.color, linestyle=style.dash, linewidth=style.width)
+        if log:
+            axes.set_yscale("log")
         axes.set_xlim(1, max(map(len, shown.values())))
-        axes.set_xlabel("directions, widest first")
-        axes.set_title("error of carried features, in units of variance, summed", loc="left", color=MUTED)
-        label_ends(axes, {name: tail[-1] for name, tail in shown.items()}, styles)
+        axes.set_xlabel(along)
+        axes.set_title(title, loc="left", color=MUTED)
+        label_ends(axes, {name: values[-1] for name, values in shown.items()}, styles)
         return drawing
 
     return figure()
@@ -317,27 +324,12 @@ def convergence() -> dict[str, list[dict[str, Any]]]:
 
 def epochs(record: dict[str, list[dict[str, Any]]]) -> Any:
     """Training accuracy after every epoch of the first two tasks, for each number of epochs that was tried."""
-    from gatf.report.style import MUTED, label_ends, line_styles, new_figure, styled
-
-    @styled
-    def figure() -> Any:
-        shown = {
-            f"{number} epochs, task {task + 1}": [row["train"] for row in rows if row["task"] == task]
-            for number, rows in record.items()
-            for task in (0, 1)
-        }
-        drawing, axes = new_figure(3.2)
-        styles = line_styles(shown)
-        for name, values in shown.items():
-            style = styles[name]
-            axes.plot(range(1, len(values) + 1), values, color=style.color, linestyle=style.dash, linewidth=style.width)
-        axes.set_xlim(1, max(map(len, shown.values())))
-        axes.set_xlabel("epoch")
-        axes.set_title("training images of the task told right, %", loc="left", color=MUTED)
-        label_ends(axes, {name: values[-1] for name, values in shown.items()}, styles)
-        return drawing
-
-    return figure()
+    shown = {
+        f"{number} epochs, task {task + 1}": [row["train"] for row in rows if row["task"] == task]
+        for number, rows in record.items()
+        for task in (0, 1)
+    }
+    return lines(shown, "training images of the task told right, %", "epoch")
 
 
 # pages

@@ -511,14 +511,19 @@ def peak_memory_mb(device: torch.device) -> float:
     return kilobytes / (2**20 if sys.platform == "darwin" else 2**10)
 
 
-def machine(device: torch.device) -> dict[str, str]:
-    """What seconds, and the last bits of a result, depend on; the date, the command and the commit."""
+def processor_name() -> str:
+    """As Linux tells it, or else what Python knows."""
     known = Path("/proc/cpuinfo")
     lines = known.read_text(encoding="utf-8", errors="replace").splitlines() if known.is_file() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def machine(device: torch.device) -> dict[str, str]:
+    """What seconds, and the last bits of a result, depend on; the date, the command and the commit."""
     found = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "processor": names[0] if names else platform.processor() or platform.machine(),
+        "processor": processor_name(),
         "threads": str(torch.get_num_threads()),
     }
     found |= {"device": torch.cuda.get_device_name(device)} if device.type == "cuda" else {}

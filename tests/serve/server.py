@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 import uvicorn
 
 from gatf.serve.app import build
@@ -104,3 +105,18 @@ def serving(options: Options) -> Iterator[tuple[Client, Studio]]:
         server.should_exit = True
         thread.join()
         listening.close()
+
+
+def look_that_waits(studio: Studio, monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, threading.Event]:
+    """The model's next looks wait: an event that says one has begun, and one that lets them go on."""
+    looking, go_on = threading.Event(), threading.Event()
+    kind = type(studio.live.served().model)
+    look = kind.look
+
+    def slow(self: Any, *args: Any, **more: Any) -> Any:
+        looking.set()
+        assert go_on.wait(60)
+        return look(self, *args, **more)
+
+    monkeypatch.setattr(kind, "look", slow)
+    return looking, go_on

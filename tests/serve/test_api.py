@@ -22,7 +22,7 @@ from gatf.serve.live import Served
 from gatf.serve.studio import Options, Studio
 
 from .conftest import png
-from .server import Client, serving, until
+from .server import Client, look_that_waits, serving, until
 
 Digits = Callable[[str, int], list[bytes]]
 
@@ -75,15 +75,7 @@ def test_what_waits_when_a_batch_ends_forms_the_next(
     running: tuple[Client, Studio], digits: Digits, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client, studio = running
-    looking, go_on = threading.Event(), threading.Event()
-    look = type(studio.live.served().model).look
-
-    def slow(self: Any, *args: Any, **more: Any) -> Any:
-        looking.set()
-        assert go_on.wait(60)
-        return look(self, *args, **more)
-
-    monkeypatch.setattr(type(studio.live.served().model), "look", slow)
+    looking, go_on = look_that_waits(studio, monkeypatch)
     pictures = digits("d0", 4) + digits("d1", 4)
     found: dict[int, Any] = {}
 

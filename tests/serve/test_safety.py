@@ -20,7 +20,7 @@ from gatf.serve.limits import Limits
 from gatf.serve.run import check_address
 from gatf.serve.studio import Options, Studio
 
-from .server import Client, form, serving, until
+from .server import Client, form, look_that_waits, serving, until
 
 Digits = Callable[[str, int], list[bytes]]
 TOKEN = "a-token-that-nobody-guesses"
@@ -172,15 +172,7 @@ def test_who_comes_when_too_many_wait_is_told_to_come_back(
     running: tuple[Client, Studio], digits: Digits, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client, studio = running
-    looking, go_on = threading.Event(), threading.Event()
-    look = type(studio.live.served().model).look
-
-    def slow(self: Any, *args: Any, **more: Any) -> Any:
-        looking.set()
-        assert go_on.wait(60)
-        return look(self, *args, **more)
-
-    monkeypatch.setattr(type(studio.live.served().model), "look", slow)
+    looking, go_on = look_that_waits(studio, monkeypatch)
     statuses: list[int] = []
     picture = ("image", digits("d0", 1)[0])
     threads = [
