@@ -30,6 +30,7 @@ from gatf.settings import PYTHON
 from gatf.training import checkpoint
 from gatf.training.divergence import check_finite, diverged, noticing
 from gatf.training.loop import Position
+from gatf.training.memory import keep_freed_memory
 from gatf.training.precision import chosen
 from gatf.training.processes import open_alone, open_fabric
 from gatf.training.task import Resumed, SaveAt, train_task
@@ -115,6 +116,8 @@ class Session:
         `end` takes the place of the method's `end_task`, which it must call.
         """
         method = self.method
+        if self.device.type == "cpu":
+            keep_freed_memory()
         if data.info.index == 0 and resumed is None:
             start_bottleneck(method.backbone, self.config.backbone, data)
         train_task(

@@ -15,7 +15,7 @@ from gatf.errors import UserError
 from gatf.nets import build_backbone, wrap_backbone
 from gatf.nets.foreign import Wrapped
 from gatf.nets.pretrained import load_pretrained
-from gatf.nets.resnet import BasicBlock, ResNet18
+from gatf.nets.resnet import BasicBlock, ResNet18, convolved
 from gatf.settings import BackboneConfig
 
 NARROW: dict[str, Any] = {"width": 4, "stem": "7x7"}
@@ -278,3 +278,27 @@ def test_a_narrow_shortcut_is_the_strided_convolution(side: int) -> None:
     assert torch.allclose(conv(block.sampled(images)), strided, atol=1e-12)
     assert BasicBlock(16, 32, 2).downsample[0].stride == (2, 2)
     assert block(images).shape == (2, 8, *strided.shape[2:])
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (2, 2), (1, 2), (2, 1)])
+def test_a_convolution_of_a_tiny_map_is_the_convolution(shape: tuple[int, int]) -> None:
+    """In training it is one matrix product: same outputs, same gradients."""
+    torch.manual_seed(0)
+    layer = nn.Conv2d(3, 5, 3, padding=1, bias=False).double().to(memory_format=torch.channels_last)
+    maps = torch.randn(4, 3, *shape, dtype=torch.float64, requires_grad=True)
+    weights = torch.randn(4, 5, *shape, dtype=torch.float64)
+    found = []
+    for out in (convolved(layer, maps), layer(maps)):
+        found.append((out, *torch.autograd.grad((out * weights).sum(), (maps, layer.weight))))
+    assert found[0][0].grad_fn is not None
+    assert "Convolution" not in found[0][0].grad_fn.name()
+    for ours, torchs in zip(*found, strict=True):
+        assert torch.allclose(ours, torchs, atol=1e-12)
+
+
+def test_other_convolutions_are_torchs() -> None:
+    """In eval mode, so that folding sees the layer; with stride; on larger maps."""
+    layer, strided = nn.Conv2d(3, 5, 3, padding=1, bias=False), nn.Conv2d(3, 5, 3, 2, 1, bias=False)
+    tiny, larger = torch.randn(2, 3, 2, 2), torch.randn(2, 3, 3, 3)
+    for each, maps in ((layer.eval(), tiny), (nn.Conv2d(3, 5, 3, padding=1, bias=False), larger), (strided, tiny)):
+        assert "Convolution" in convolved(each, maps).grad_fn.name()
