@@ -73,6 +73,21 @@ def test_tables_name_what_is_missing(bench: Path, load: Load, tmp_path: Path) ->
     assert picture.name == "digits.png"
 
 
+def test_one_run_counts_for_all_settings_that_have_its_config(bench: Path, load: Load, tmp_path: Path) -> None:
+    """On CUB-200, `joint` learns one task in either setting; fine-tuning does not."""
+    results = load("results")
+    summary = json.dumps(json.loads((bench / "gatf-seed0" / "summary.json").read_text(encoding="utf-8")))
+    for row in ("joint", "finetune"):
+        folder = tmp_path / results.PHOTOS / results.PHOTOS / f"{row}-seed0"
+        folder.mkdir(parents=True)
+        about = {"bench": results.PHOTOS, "setting": results.PHOTOS, "row": row, "seed": 0}
+        (folder / results.ABOUT).write_text(json.dumps(about), encoding="utf-8")
+        (folder / results.SUMMARY).write_text(summary, encoding="utf-8")
+    lines = {line.split(" | ")[0]: line for line in results.settings_table(results.PHOTOS, tmp_path).splitlines()}
+    assert results.NOT_YET not in lines["| joint"]
+    assert lines["| finetune"].count(results.NOT_YET) == 2
+
+
 def test_the_order_is_compared_pair_by_pair(load: Load, tmp_path: Path, bench: Path) -> None:
     """In the paper gatf is above adagauss and that above ewc; here adagauss leads."""
     collect, results = load("collect"), load("results")

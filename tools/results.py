@@ -105,9 +105,12 @@ def accuracy_table(bench: str, root: Path = RESULTS) -> str:
 
 def settings_table(bench: str, root: Path = RESULTS) -> str:
     """A line for every row of a bench with several settings, and for each setting A_last and A_inc, ours and the
-    paper's."""
+    paper's. Where a row's config is the same in two settings, as `joint`'s of one task, either run counts for both."""
     known = {(row["setting"], row["row"]): row for row in aggregate(each.run.result for each in read(bench, root))}
     plan = load_plan(bench).runs
+    for run in plan:
+        twins = [(each.setting, each.row) for each in plan if each.config == run.config]
+        known |= {twin: known[run.setting, run.row] for twin in twins if (run.setting, run.row) in known}
     settings = list(dict.fromkeys(run.setting for run in plan))
     headings = ["method", *(f"{setting}: {name} %" for setting in settings for name in ("A_last", "A_inc"))]
     headings += [f"the paper's {setting}" for setting in PAPER_PHOTOS]

@@ -6,6 +6,7 @@ from torch import nn
 
 from gatf.geometry import (
     Gaussians,
+    PooledMoments,
     QuadraticReadout,
     bayes_readout,
     blend,
@@ -275,6 +276,49 @@ class TestLinearDiscriminant:
         near = linear_discriminant(gaussians.means, gaussians.covs[0], 0.2).scores(features)
         far = linear_discriminant(gaussians.means + 1e6, gaussians.covs[0], 0.2).scores(features + 1e6)
         torch.testing.assert_close(far - far[:, :1], near - near[:, :1], rtol=1e-6, atol=1e-6)
+
+    def test_noise_of_few_images_by_hand(self):
+        """Means −2 and 2 with variance 2 from 1 and 4 images: ‖μ − o‖² = 2 for both, of which noise is 1 and ¼. On
+        average 1⅜ are left, so that 11/19 and 11/13 of the means are kept."""
+        counts = torch.tensor([1.0, 4.0])
+        found = linear_discriminant(torch.tensor([[-2.0], [2.0]]), torch.tensor([[2.0]]), 0.0, counts)
+        kept = torch.tensor([11 / 19, 11 / 13], dtype=F64)
+        torch.testing.assert_close(found.weight, (kept * torch.tensor([-1.0, 1.0], dtype=F64))[:, None])
+        torch.testing.assert_close(found.bias, -(kept**2) * torch.tensor([1.0, 1.75], dtype=F64) / 2)
+
+    def test_many_images_have_no_noise(self, gaussians, features):
+        plain = linear_discriminant(gaussians.means, gaussians.covs[0], 0.2)
+        many = torch.full((len(gaussians.means),), 1e12, dtype=F64)
+        found = linear_discriminant(gaussians.means, gaussians.covs[0], 0.2, many)
+        torch.testing.assert_close(found.scores(features), plain.scores(features))
+
+    def test_where_no_class_has_two_images_nothing_is_known_of_noise(self):
+        means, nothing = torch.tensor([[0.0, 1.0], [1.0, 0.0], [4.0, 4.0]]), torch.zeros(2, 2)
+        found = linear_discriminant(means, nothing, 0.5, torch.ones(3))
+        plain = linear_discriminant(means, nothing, 0.5)
+        torch.testing.assert_close(found.weight, plain.weight)
+        torch.testing.assert_close(found.bias, plain.bias)
+
+    def test_a_class_of_few_images_is_found_again(self):
+        """Forty dimensions, six classes a distance of 5 apart, of 200 or of 4 images: with the correction more
+        of the few are answered rightly, and more of all."""
+        draws = seeded(3)
+        centres = 3.5 * torch.eye(6, 40)
+        counts = torch.tensor([200, 4] * 3)
+        labels = torch.repeat_interleave(torch.arange(6), counts)
+        images = centres[labels] + torch.randn(len(labels), 40, generator=draws)
+        known = PooledMoments.of(images, labels, classes=6)
+        asked = torch.arange(6).repeat_interleave(200)
+        points = centres[asked] + torch.randn(1200, 40, generator=draws)
+
+        def right(counts):
+            found = linear_discriminant(known.means, known.covariance(), known.noise_share(), counts)
+            hits = (found.scores(points).argmax(1) == asked).double().view(6, 200).mean(1)
+            return hits[1::2].mean(), hits.mean()
+
+        (few, total), (few_plain, total_plain) = right(known.counts), right(None)
+        assert few > few_plain + 0.1
+        assert total > total_plain + 0.03
 
     def test_graph_gives_the_scores(self, gaussians, features):
         found = linear_discriminant(gaussians.means, gaussians.covs[0], 0.2)

@@ -127,7 +127,7 @@ def test_slda_is_sklearns_discriminant_of_all_images(name: str, share: float) ->
     """Classes of one size, for there sklearn's mean of class covariances is the covariance within classes, n/(n − C)
     times smaller than ours."""
     features, labels = clouds(30, 30, 30, 30)
-    method = learn(build(name, shrinkage=share), [(features, labels)])
+    method = learn(build(name, shrinkage=share, few_images=False), [(features, labels)])
     seen = features if name == "slda" else method._embedded(features)  # type: ignore[operator]
     oracle = LinearDiscriminantAnalysis(solver="lsqr", shrinkage=share).fit(seen.double().numpy(), labels.numpy())
     expected = torch.from_numpy(oracle.decision_function(seen.double().numpy())) * (120 - 4) / 120
@@ -197,7 +197,7 @@ def test_scores_are_finite_whatever_the_images(name: str, case: str) -> None:
 def test_full_shrinkage_is_the_nearest_mean() -> None:
     features, labels = clouds(20, 30, 9)
     nearest = learn(build("ncm"), [(features, labels)]).feature_scores(features)
-    pulled = learn(build("slda", shrinkage=1.0), [(features, labels)]).feature_scores(features)
+    pulled = learn(build("slda", shrinkage=1.0, few_images=False), [(features, labels)]).feature_scores(features)
     assert pulled.argmax(1).tolist() == nearest.argmax(1).tolist()
 
 

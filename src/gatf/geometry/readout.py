@@ -338,17 +338,30 @@ class LinearReadout:
         return LinearGraph(self.weight, self.bias)
 
 
-def linear_discriminant(means: Tensor, cov: Tensor, share: float) -> LinearReadout:
+def linear_discriminant(means: Tensor, cov: Tensor, share: float, counts: Tensor | None = None) -> LinearReadout:
     """Fisher's linear discriminant with equal priors: w_c = M⁻¹(μ_c − o), b_c = −½ w_c·(μ_c + o), M = blend(Σ, share).
 
     Means [C, S], Σ [S, S]. Up to a number that all classes share these are the log-densities of Gaussians N(μ_c, M). o
     is the mean of the means, which spares the digits a common offset would cost.
+
+    With the number of images of each class, [C], the noise in their means is allowed for. Measured by M, it makes
+    ‖μ_c − o‖² too long by v_c = tr(M⁻¹Σ)/n_c, so that a class of few images seems far from every image, its own
+    included. What is left of ‖μ_c − o‖² on average, τ, says how far classes really lie apart. So μ_c − o is multiplied
+    by k_c = τ/(τ + v_c), which brings it nearest to the true mean (James & Stein, 1961), and ‖k_c(μ_c − o)‖² is taken
+    without the k_c²·v_c that is noise.
     """
     means = means.to(torch.float64)
     origin = means.mean(0) if len(means) else means.new_zeros(means.shape[1])
     lower = spd.cholesky(spd.blend(cov, share)).lower
     weight = torch.cholesky_solve((means - origin).mT, lower).mT.contiguous()  # [C, S]
-    return LinearReadout(weight, -(weight * (means + origin)).sum(-1) / 2)
+    if counts is None:
+        return LinearReadout(weight, -(weight * (means + origin)).sum(-1) / 2)
+    lengths = (weight * (means - origin)).sum(-1)  # [C]
+    noise = torch.cholesky_solve(cov.to(lower), lower).diagonal().sum() / counts.clamp_min(1)
+    apart = (lengths - noise).mean().clamp_min(0) if len(means) else noise.new_zeros(())
+    kept = torch.where(noise > 0, apart / (apart + noise), 1.0) if apart > 0 else torch.ones_like(noise)
+    weight = kept[:, None] * weight
+    return LinearReadout(weight, -(kept**2) * (lengths - noise) / 2 - weight @ origin)
 
 
 def ridge_readout(gram: Tensor, sums: Tensor, ridge: float) -> LinearReadout:

@@ -28,6 +28,9 @@ class KLDAConfig(ClosedFormConfig):
     shrinkage: Fraction | None = None
     """How far the covariance is pulled towards the identity times its mean variance, 0 to 1. Default: √D/(√D + √n), for
     n images less one of each class."""
+    few_images: bool = True
+    """Allow for the noise in the mean of a class of few images, which otherwise loses against classes of many (off: as
+    published)."""
 
 
 class FourierFeatures(nn.Module):
@@ -67,7 +70,8 @@ class KLDA(ClosedForm[KLDAConfig]):
     def learn(self, features: Tensor, labels: Tensor, task: TaskInfo) -> None:
         total = self.memory.add(features, labels, classes=task.seen, transform=self._embedded)
         share = total.noise_share() if self.config.shrinkage is None else self.config.shrinkage
-        self.rule.set(linear_discriminant(total.means, total.covariance(), share))
+        counts = total.counts if self.config.few_images else None
+        self.rule.set(linear_discriminant(total.means, total.covariance(), share, counts))
         self.note("discriminant", shrinkage=share)
 
     def _embedded(self, features: Tensor) -> Tensor:
