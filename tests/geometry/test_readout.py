@@ -142,6 +142,17 @@ def test_packed_scores_of_many_classes_are_minus_the_distances(make_spd, dim, mo
         monkeypatch.undo()
 
 
+def test_few_classes_or_many_dimensions_are_not_packed(make_spd, monkeypatch):
+    """A table of 1 280 dimensions takes longer to pack than all test images of a benchmark to score."""
+    monkeypatch.setattr(readout, "PACKED_DIM", 6)
+    for dim, classes, packed in ((6, 40, True), (7, 40, False), (6, 20, False)):
+        rule = bayes_readout(many_classes(make_spd, dim, classes))
+        points = torch.randn(9, dim, generator=seeded(3))
+        scores = rule.scores(points)
+        assert ("_packed" in vars(rule)) is packed
+        assert torch.equal(scores, -rule.distances(points)) is not packed
+
+
 def test_packed_scores_choose_as_float64_does_where_float32_cannot(make_spd):
     one = many_classes(make_spd, 8, 20)
     steps = 1e-9 * torch.randn(20, 8, generator=seeded(4), dtype=F64)

@@ -27,6 +27,9 @@ BAYES_SHRINK, MAHALANOBIS_SHRINK = 3.0, 1e-3
 PACKED_CLASSES = 32
 """Classes from which on scores are taken from packed forms: with fewer, packing the features takes as long as it saves.
 """
+PACKED_DIM = 256
+"""Dimensions up to which they are: with 512, packing the forms takes as long as scoring thousands of images, and with
+1 280 scoring is no faster either, because each block of packed rows reads forms that fit no cache."""
 PACKED_BLOCK = 8
 """Rows of a triangle that are packed together: whole blocks need no gathering and cost a tenth more numbers."""
 PACKED_ELEMENTS = 2**22
@@ -127,7 +130,8 @@ class QuadraticReadout:
     def scores(self, features: Tensor) -> Tensor:
         """As exact as float32, but the best class is float64's: where two are too near for float32, the row is done
         again in float64."""
-        if len(self.centres) < PACKED_CLASSES:
+        classes, dim = self.centres.shape
+        if classes < PACKED_CLASSES or dim > PACKED_DIM:
             return self._exact_scores(features)
         scores, unsure = self._packed.scores(features)
         if bool(unsure.any()):
