@@ -34,7 +34,7 @@ from gatf.seeding import generator
 
 RECORD = ROOT / "benchmarks" / "results" / "tried.json"
 FEATURES, RIDGES = 1024, tuple(10.0**-power for power in range(1, 8))
-"""Random Fourier features of the kernel anchor, and among which its ridge is chosen on a fifth of the images."""
+"""Random Fourier features of the kernel anchor, and among which its ridge is chosen on a fifth of the pairs."""
 LOCAL, LOCAL_RIDGE = 4, 0.1
 """Local anchors, and how far each is drawn to the common one, as a share of the covariance of all features."""
 COMPONENTS = (1, 2, 3, 4)
