@@ -131,6 +131,20 @@ def test_where_nothing_moved_doing_nothing_is_exact(bench: Path, quick: Any) -> 
     assert rows["MLP alone"]["chain_error"] > rows["Sylvester"]["chain_error"]
 
 
+def test_ideas_tried_where_nothing_moved_answer_as_what_is_measured_anew(bench: Path, quick: Any, load: Load) -> None:
+    tried = load("tried")
+    networks = quick.Networks(bench / "gatf-seed0")
+    networks.nets = [networks.nets[-1]] * 3
+    rows = {row["what"]: row for row in tried.study(networks)}
+    anchor, anew = rows["anchor towards identity"], rows[tried.ANEW]
+    assert anchor["step_error"] < 1e-5
+    assert (anchor["bayes"], anchor["components"]) == (anew["bayes"], 1.0)
+    assert rows["2 Gaussians per class"]["components"] == 2.0
+    assert 1 <= rows["1 to 4 Gaussians per class, by BIC"]["components"] <= 4
+    records = [{"data": "digits", "seed": 0, **row} for row in rows.values()]
+    assert tried.table(records).count("\n") == 2 + len(rows)
+
+
 def test_errors_by_hand(quick: Any) -> None:
     """Two classes of variance 4 along one axis, carried 2 too far: one standard deviation."""
     draws = torch.Generator().manual_seed(0)

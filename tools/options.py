@@ -24,7 +24,8 @@ VALIDATION = {"data.val_fraction": 0.2, "data.evaluate_on": "validation"}
 DATA: dict[str, dict[str, Any]] = {
     "digits": VALIDATION,
     "glyphs": VALIDATION | {"data.glyphs.classes": 40, "scenario.tasks": 4},
-    "cifar100-16px": {"data.val_fraction": 0.1, "data.evaluate_on": "validation"},
+    "cifar100-16px": VALIDATION
+    | {"scenario.stop_after": 3, "optimisation.first.epochs": 16, "optimisation.next.epochs": 20},
 }
 
 
@@ -46,6 +47,7 @@ TRAININGS: dict[str, dict[str, Any]] = {
     "average": AVERAGE,
     "residual in eval mode": EVAL,
     "clip by module, later rate 0.05": CLIP | RATE,
+    "topology 1": {"method.topology": 1.0},
 }
 AFTER: dict[str, dict[str, Any]] = {
     "": {},

@@ -151,15 +151,19 @@ class Networks:
         return Pairs(old, new)
 
     @torch.no_grad()
-    def learnt(self, task: int) -> Gaussians:
-        """The task's own classes, measured with its own network as the method measures them."""
+    def own_features(self, task: int) -> tuple[Tensor, Tensor]:
+        """Of the task's images and their mirror images, by its own network; labels from 0 within the task."""
         info, data, found = self.experiment.task_info(task), self.experiment.task_data(task), []
         for batch in data.batches("test"):
             for images in (batch.images, batch.images.flip(-1)):
                 found.append((self.nets[task](images), batch.labels - info.old))
         data.close()
         features, labels = (torch.cat(part) for part in zip(*found, strict=True))
-        measured = class_moments(features, labels, classes=info.new)
+        return features, labels
+
+    def learnt(self, task: int) -> Gaussians:
+        """The task's own classes, measured with its own network as the method measures them."""
+        measured = class_moments(*self.own_features(task), classes=self.experiment.task_info(task).new)
         return Gaussians(measured.mean, measured.covariance())
 
     def measured_anew(self) -> Gaussians:
