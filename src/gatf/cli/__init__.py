@@ -39,6 +39,11 @@ COMMANDS: dict[str, Callable[..., Any]] = {
 EXPLAIN_COMMANDS: dict[str, Callable[..., Any]] = {"run": report.explain_run, "anchor": report.explain_anchor}
 DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG})
 """What a disk says that takes no more: nobody's mistake in the code, wherever it comes up."""
+WAITING = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
+"""Environment variables that say how long a thread of torch's looks for more work before it sleeps."""
+LOOKS = "3000"
+"""Times, a tenth of a millisecond. By default it is 300 000, and a thread that holds a core while it waits for another
+one keeps that one from running where a further process wants a core."""
 DATA_COMMANDS: dict[str, Callable[..., Any]] = {"show": data.show, "get": data.get}
 
 
@@ -87,6 +92,8 @@ app.add_typer(
 
 def main() -> None:
     """Entry point: a user's mistake is one sentence and an exit code of its own; --debug shows the traceback."""
+    if not any(name in os.environ for name in WAITING):
+        os.environ[WAITING[0]] = LOOKS  # before torch is imported, which reads it once
     debug = "--debug" in sys.argv
     if debug:
         sys.argv.remove("--debug")
