@@ -11,8 +11,10 @@ import pytest
 import torch
 from torch import nn
 
+from gatf.config import load_config
 from gatf.experiment import start
 from gatf.nets.resnet import ResNet18
+from gatf.session import Preprocessing, Session
 from gatf.training.threads import LIGHT, multiplications, one_thread_if
 
 
@@ -41,6 +43,13 @@ def test_counting_leaves_a_network_as_it_was() -> None:
     assert net.training
     assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
     assert not any(module._forward_hooks for module in net.modules())
+
+
+@pytest.mark.parametrize(("recipe", "side", "light"), [("digits", 8, True), ("glyphs", 16, False)])
+def test_digits_are_light_and_glyphs_are_not(recipe: str, side: int, light: bool) -> None:
+    config = load_config(recipe, method="gatf")
+    session = Session(config, Preprocessing((1, side, side), (0.5,), (0.5,)))
+    assert session.light is light
 
 
 def test_light_work_gets_one_thread_and_the_others_come_back() -> None:
