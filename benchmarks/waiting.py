@@ -4,8 +4,8 @@
 
 The reference has as many threads as torch takes by itself, and they wait as they do by default. Ours is what `gatf run`
 does: one thread where a step is light (gatf.training.threads), else as many, which sleep soon while they wait. A step
-is one of training the recipe's network on random images (rows say the machine's load beforehand, 0 if it is quiet); each side runs for a moment in a process of its own, and a
-turn is the median of its steps.
+is one of training the recipe's network on random images; each side runs for a moment in a process of its own, and a
+turn is the median of its steps. Rows say the load of the machine beforehand, 0 if it is quiet.
 """
 
 import os
