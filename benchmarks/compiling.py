@@ -13,7 +13,7 @@ import tempfile
 from harness import Report, options, seconds, take_turns
 from training import BATCH, Ours
 
-from gatf.experiment import compile_backbone
+from gatf.session import compile_backbone
 
 
 def main() -> None:

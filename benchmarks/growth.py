@@ -2,11 +2,11 @@
 
     python benchmarks/growth.py [--quick] [--threads 1] [--out benchmarks/results/growth.json]
 
-Processor seconds of one call each, for C = 10 … 10 000 classes and S = 64 … 512: statistics of 20 images per class,
-transport through GATF's map (16 points per dimension, or as few as will do), building the readout, scoring 256
-features, the forecast of an update, saving. A size that would take longer than `LIMIT`, by what the sizes before it
-took, or more than `MEMORY`, is left out. The exponent of C is fitted over the larger sizes, where constant costs no
-longer show.
+Processor seconds of one call each, and the memory it needs at its peak on top of what was there, for C = 10 … 10 000
+classes and S = 64 … 512: statistics of 20 images per class, transport through GATF's map (16 points per dimension, or
+as few as will do), building the readout, scoring 256 features, the forecast of an update, saving. A size that would
+take longer than `LIMIT`, by what the sizes before it took, or more than `MEMORY`, is left out. The exponent of C is
+fitted over the larger sizes, where constant costs no longer show.
 """
 
 import math
@@ -16,12 +16,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from harness import Report, options
+from harness import Report, measured, options
 from torch import Tensor, nn
 
 from gatf.geometry import Affine, Gaussians
 from gatf.geometry.moments import class_moments
-from gatf.incremental.statistics import expected_accuracy
+from gatf.incremental.statistics import Draws
 from gatf.io import container
 from gatf.methods.parts.memory import SAMPLES_PER_DIMENSION, GaussianMemory
 from gatf.nets.mlp import feature_mlp
@@ -81,7 +81,8 @@ def parts(classes: int, dim: int, folder: Path) -> Parts:
         return memory.scores(points[:1])
 
     def forecast() -> object:
-        return expected_accuracy(memory.get(), memory.scores, range(classes), seed=0)
+        drawn = Draws(memory.get(), memory.scores, range(classes), seed=0)
+        return [drawn.accuracy(spread) for spread in (1.0, 1.1, 0.9)]  # a guess and its range
 
     return {
         "statistics": lambda: class_moments(images, labels, classes=classes).covariance(),
@@ -107,6 +108,7 @@ def main() -> None:
     arguments = options("growth", __doc__, threads=1)
     report = Report(arguments, {"images_a_class": IMAGES, "features": FEATURES, "limit_seconds": LIMIT})
     found: dict[str, dict[int, dict[int, float]]] = {}
+    peaks: dict[str, dict[int, dict[int, int]]] = {}
     kept: dict[int, int] = {}
     sizes = CLASSES[:2] if arguments.quick else CLASSES
     with tempfile.TemporaryDirectory() as folder:
@@ -121,12 +123,12 @@ def main() -> None:
                         if name == "readout":
                             break  # what follows would have to build it
                         continue
-                    started = time.process_time()
-                    call()
-                    times[classes] = time.process_time() - started
-                    print(f"{name:12s} S = {dim:3d}, C = {classes:6d}: {times[classes]:9.4f} s", flush=True)
+                    times[classes], peak = measured(call, time.process_time)
+                    peaks.setdefault(name, {}).setdefault(dim, {})[classes] = peak
+                    told = f"{times[classes]:9.4f} s, {peak / 1e6:7.1f} MB"
+                    print(f"{name:12s} S = {dim:3d}, C = {classes:6d}: {told}", flush=True)
             kept[dim] = GaussianMemory(dim, rule="bayes", seed=0).bytes_per_class()
-    report.about["seconds"] = found
+    report.about["seconds"], report.about["peak_bytes"] = found, peaks
     report.about["exponents"] = {
         name: {dim: growth(list(times), list(times.values())) for dim, times in by_dim.items()}
         for name, by_dim in found.items()

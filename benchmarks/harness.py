@@ -107,6 +107,36 @@ def _rested(call: Call, rest: float, clock: Callable[[], float], calls: int) -> 
     return seconds(call, clock, calls)
 
 
+class Apart:
+    """Something to call in a process of its own, so that what one side sets for its process does not help the other."""
+
+    def __init__(self, make: Callable[..., object], *arguments: object) -> None:
+        """`make(*arguments)`, a function or class at the top of a module, makes it there."""
+        threads = torch.get_num_threads()
+        self._pool = ProcessPoolExecutor(
+            1, mp_context=get_context("spawn"), initializer=_make_apart, initargs=(make, arguments, threads)
+        )
+
+    def call(self, name: str, *arguments: object) -> Any:
+        """A method of it."""
+        return self._pool.submit(_call_apart, name, arguments).result()
+
+    def close(self) -> None:
+        self._pool.shutdown()
+
+
+_apart: list[Any] = []
+
+
+def _make_apart(make: Callable[..., object], arguments: tuple[object, ...], threads: int) -> None:
+    set_threads(threads)
+    _apart.append(make(*arguments))
+
+
+def _call_apart(name: str, arguments: tuple[object, ...]) -> Any:
+    return getattr(_apart[0], name)(*arguments)
+
+
 def per_second(turns: dict[str, Any], count: int) -> dict[str, Any]:
     """The same turns with medians in things a second, where a call did `count` of them."""
     return turns | {name: count / turns[name] for name in ("reference", "ours")}
@@ -128,14 +158,21 @@ def _peak_here(setup: Setup, arguments: tuple[object, ...], threads: int) -> int
     set_threads(threads)
     warm_up, call = setup(*arguments)
     warm_up()
+    return measured(call, time.perf_counter)[1]
+
+
+def measured(call: Call, clock: Callable[[], float]) -> tuple[float, int]:
+    """Seconds of one call, and bytes by which it raises this process's resident memory at its highest."""
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)  # memory freed but kept would hide what the call needs
     Path("/proc/self/clear_refs").write_text("5")  # proc(5): resets VmHWM
     before = status("VmRSS")
+    started = clock()
     kept = call()
+    taken = clock() - started
     peak = status("VmHWM") - before
     del kept
-    return peak
+    return taken, max(peak, 0)
 
 
 def status(name: str) -> int:

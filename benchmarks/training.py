@@ -4,12 +4,15 @@
 
 A turn is one epoch of a task of random 32 × 32 images, width-16 ResNet-18, batch 128. Ours is the loop that runs use.
 The reference is reference/gatf_run.py. The limit is what the networks alone take: forward and backward of the student,
-forward of the teacher, on a batch that lies ready.
+forward of the teacher, on a batch that lies ready. What a step frees stays with the process (gatf.training.memory); the
+last row says what that alone gains. Each side is a process of its own, for this is a setting of the process.
 """
+
+from functools import partial
 
 import numpy as np
 import torch
-from harness import Report, options, take_turns
+from harness import Apart, Report, options, processor_time, take_turns
 from lightning_fabric import Fabric
 from reference.gatf_run import MEAN, STD, Reference
 from torch import Tensor
@@ -21,6 +24,7 @@ from gatf.data.base import ImageSet
 from gatf.data.loader import TaskData, TaskInfo
 from gatf.session import build_method
 from gatf.training.loop import Position, train_phase
+from gatf.training.memory import keep_freed_memory
 
 BATCH, WIDTH, DIM, CLASSES, WORKERS = 128, 16, 64, 10, 2
 AUGMENT = ("crop:4", "flip", "trivial")
@@ -35,7 +39,10 @@ def random_images(count: int) -> tuple[Tensor, Tensor]:
 class Ours:
     """A method in its second task, with everything a run would hand it."""
 
-    def __init__(self, count: int, **overrides: object) -> None:
+    def __init__(self, count: int, keep: bool = True, **overrides: object) -> None:
+        """`keep`: what a step frees stays with the process, as in a run."""
+        if keep:
+            keep_freed_memory()
         stage = {"epochs": 1, "batch_size": BATCH}
         settings = {f"optimisation.{part}.{name}": value for part in ("first", "next") for name, value in stage.items()}
         settings |= {"backbone.width": WIDTH, "backbone.bottleneck": DIM, "data.augment": list(AUGMENT)}
@@ -84,6 +91,22 @@ class Ours:
             method.backbone(batch).sum().backward()
             method.backbone.zero_grad(set_to_none=True)
 
+    def processor_seconds(self) -> float:
+        """Of this process so far."""
+        return processor_time()
+
+    def where_time_goes(self, rows: int = 15) -> list[dict[str, object]]:
+        """The operations an epoch spends most time in, by torch's profiler, in per cent of all."""
+        with profile(activities=[ProfilerActivity.CPU]) as profiled:
+            self.epoch()
+        events = [event for event in profiled.key_averages() if event.self_cpu_time_total > 0]
+        everything = sum(event.self_cpu_time_total for event in events)
+        events.sort(key=lambda event: -event.self_cpu_time_total)
+        return [
+            {"operation": event.key, "percent": 100 * event.self_cpu_time_total / everything, "calls": event.count}
+            for event in events[:rows]
+        ]
+
     @property
     def batch(self) -> Tensor:
         return next(iter(self.data.batches("test", batch_size=BATCH))).images
@@ -108,31 +131,26 @@ def main() -> None:
     arguments = options("training", __doc__)
     count, repeats = (4 * BATCH, 1) if arguments.quick else (10 * BATCH, 3)
     report = Report(arguments, {"batch": BATCH, "width": WIDTH, "images": count, "reference_workers": WORKERS})
-    ours, reference = Ours(count), ReferenceEpochs(count)
-    turns = take_turns(reference.epoch, ours.epoch, repeats=repeats)
+    ours, plain, reference = Apart(Ours, count), Apart(Ours, count, False), Apart(ReferenceEpochs, count)
+    epoch, networks = partial(ours.call, "epoch"), partial(ours.call, "networks")
+    turns = take_turns(partial(reference.call, "epoch"), epoch, repeats=repeats)
     add(report, "training step, GATF t>0, against the reference loop", turns, count, target=2.0)
-    turns = take_turns(ours.networks, ours.epoch, repeats=repeats)
+    turns = take_turns(networks, epoch, repeats=repeats)
     add(report, "training step, as a part of the networks' own speed", turns, count, target=0.85)
-    report.about["profile"] = where_time_goes(ours)
+    turns = take_turns(
+        partial(plain.call, "epoch"), epoch, repeats=repeats,
+        clock=lambda: float(plain.call("processor_seconds") + ours.call("processor_seconds")),
+    )  # fmt: skip
+    add(report, "training step, freed memory kept against handed back, processor time", turns, count, target=None)
+    report.about["profile"] = ours.call("where_time_goes")
+    for each in (ours, plain, reference):
+        each.close()
     report.write("pillow")
 
 
-def add(report: Report, what: str, turns: dict[str, float], count: int, target: float) -> None:
+def add(report: Report, what: str, turns: dict[str, float], count: int, target: float | None) -> None:
     speed = {"ours": count / turns["ours"], "reference": count / turns["reference"]}
     report.add(what, unit="images/s", target=target, **(turns | speed))  # type: ignore[arg-type]
-
-
-def where_time_goes(ours: Ours, rows: int = 15) -> list[dict[str, object]]:
-    """The operations an epoch of ours spends most time in, by torch's profiler, in per cent of all."""
-    with profile(activities=[ProfilerActivity.CPU]) as profiled:
-        ours.epoch()
-    events = [event for event in profiled.key_averages() if event.self_cpu_time_total > 0]
-    everything = sum(event.self_cpu_time_total for event in events)
-    events.sort(key=lambda event: -event.self_cpu_time_total)
-    return [
-        {"operation": event.key, "percent": 100 * event.self_cpu_time_total / everything, "calls": event.count}
-        for event in events[:rows]
-    ]
 
 
 if __name__ == "__main__":

@@ -31,6 +31,12 @@ def gaussians() -> Gaussians:
     return Gaussians(torch.randn(5, 4, generator=draws), roots @ roots.mT)
 
 
+@pytest.mark.parametrize("name", sorted(path.stem for path in BENCHMARKS.glob("*.py")))
+def test_every_benchmark_finds_what_it_measures(load: LOAD, name: str) -> None:
+    """What it imports may have been renamed since it last ran."""
+    load(name)
+
+
 def test_the_usual_scores_are_ours(load: LOAD, gaussians: Gaussians) -> None:
     usual = load("reference.mahalanobis")
     features = torch.randn(7, 4, generator=torch.Generator().manual_seed(1))

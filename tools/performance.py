@@ -17,7 +17,7 @@ PICTURE = ROOT / "docs" / "img" / "pushforward.svg"
 GROWTH = ROOT / "docs" / "img" / "growth.svg"
 COMPARED = (
     "startup", "augment", "decode", "training", "refresh", "anchor", "pushforward", "scoring", "compiling", "memory",
-    "whole_run",
+    "whole_run", "waiting",
 )  # fmt: skip
 """Benchmarks whose results are lines of the table; `covariance`, `scaling`, `growth` and `serving` have tables of
 their own."""
@@ -204,6 +204,20 @@ def growth(whole: Whole) -> str:
     return table(("what", *(f"C = {number(size)}" for size in sizes), "exponent of C"), rows)
 
 
+def growth_memory(whole: Whole) -> str:
+    """Memory at the peak of each part, at the most classes that were measured, by dimension."""
+    dims = sorted({int(dim) for by_dim in whole["peak_bytes"].values() for dim in by_dim})
+    rows = []
+    for part, by_dim in whole["peak_bytes"].items():
+        cells = []
+        for dim in dims:
+            peaks = by_dim.get(str(dim), {})
+            most = max(peaks, key=int, default=None)
+            cells.append("–" if most is None else f"{size(peaks[most])}, C = {number(int(most))}")
+        rows.append((part, *cells))
+    return table(("memory at the peak", *(f"S = {dim}" for dim in dims)), rows)
+
+
 def draw_growth(whole: Whole, path: Path) -> None:
     """Seconds over classes at the smallest dimension, both axes logarithmic."""
     pyplot = _pyplot()
@@ -378,6 +392,7 @@ def sections(results: Path) -> dict[str, dict[str, str]]:
         },
         "scaling.md": {
             "growth": growth(wholes["growth"]),
+            "growth-memory": growth_memory(wholes["growth"]),
             "model": model(scaling),
             "whole-run": whole_run(scaling),
             "bytes": bytes_a_class(scaling),

@@ -216,7 +216,7 @@ class Experiment:
         with stop_signals() as stopping:
             stop = stopping if ranks.world() == 1 else AgreedStop(stopping, self.session.device)
             try:
-                with losing_a_process(folder):
+                with losing_a_process(folder), self.session.threads():
                     return _Run(self, place, written, listeners, stop).run(force_config)
             except Diverged as error:
                 raise error.offer(folder) from error

@@ -3,8 +3,9 @@ saved and restored. A run is a loop over a scenario's tasks on it; an update of 
 
 import shutil
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from gatf.training.memory import keep_freed_memory
 from gatf.training.precision import chosen
 from gatf.training.processes import open_alone, open_fabric
 from gatf.training.task import Resumed, SaveAt, train_task
+from gatf.training.threads import LIGHT, multiplications, one_thread_if
 
 CONFIG = "config"
 """In the description of a checkpoint."""
@@ -100,6 +102,19 @@ class Session:
     def device(self) -> torch.device:
         return self.fabric.device
 
+    @cached_property
+    def light(self) -> bool:
+        """Whether a step is so little work that threads would but wait for each other."""
+        if self.device.type != "cpu":
+            return False
+        stages = (self.config.optimisation.first, self.config.optimisation.next)
+        batch = max(stage.batch_size for stage in stages)
+        return batch * multiplications(self.method.backbone, self.preprocessing.shape) < LIGHT
+
+    def threads(self) -> AbstractContextManager[None]:
+        """Inside, torch uses as many threads as the network is worth."""
+        return one_thread_if(self.light)
+
     # --- learning
 
     def task_data(self, info: TaskInfo, images: ImageSet, members: tuple[Tensor, Tensor]) -> TaskData:
@@ -115,22 +130,25 @@ class Session:
 
         `end` takes the place of the method's `end_task`, which it must call.
         """
-        method = self.method
         if self.device.type == "cpu":
             keep_freed_memory()
-        if data.info.index == 0 and resumed is None:
-            start_bottleneck(method.backbone, self.config.backbone, data)
-        train_task(
-            method, data, self.fabric,
-            listener=run.listener, resumed=resumed, save=run.save, stop=run.stop, save_every=run.save_every,
-        )  # fmt: skip
-        run.listener(Trained(task=data.info.index))
-        method.eval()
-        with noticing(partial(self.diverged, data.info.index, "statistics"), method.state_dict().values):
-            (end or method.end_task)(data)
-            check_finite(method.state_dict())
-        ranks.take_from_first(method.state_dict().values())
+        with self.threads():
+            if data.info.index == 0 and resumed is None:
+                start_bottleneck(self.method.backbone, self.config.backbone, data)
+            train_task(
+                self.method, data, self.fabric,
+                listener=run.listener, resumed=resumed, save=run.save, stop=run.stop, save_every=run.save_every,
+            )  # fmt: skip
+            run.listener(Trained(task=data.info.index))
+            self._end(data, end or self.method.end_task)
         data.close()
+
+    def _end(self, data: TaskData, end: Callable[[TaskData], None]) -> None:
+        self.method.eval()
+        with noticing(partial(self.diverged, data.info.index, "statistics"), self.method.state_dict().values):
+            end(data)
+            check_finite(self.method.state_dict())
+        ranks.take_from_first(self.method.state_dict().values())
 
     def diverged(self, task: int, where: str, what: str) -> Diverged:
         """After training: it left the finite numbers, by the stage's rate or by one of the method's own."""

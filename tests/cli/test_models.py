@@ -17,10 +17,12 @@ import pytest
 import torch
 from PIL import Image
 
+from gatf.cli.models import FEW
 from gatf.incremental.learn import learn_folder
 from gatf.incremental.store import Store
 from gatf.io import container
 from gatf.model import file as model_file
+from gatf.nets.folding import folded
 
 FAST = ["--epochs", "2", "--set", "method.samples=100", "--device", "cpu", "--batch-size", "64"]
 NEW = [*FAST, "--width", "8", "--set", "backbone.bottleneck=8"]
@@ -283,3 +285,19 @@ def test_push_and_pull_through_a_folder(call: Any, shop: Path, tmp_path: Path, m
     assert code == 2
     assert "there is no model" in error
     assert not (tmp_path / "x").exists()
+
+
+def test_few_images_are_answered_by_the_network_as_it_is_and_alike(
+    call: Any, shop: Path, photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Folding the network takes longer than they do; many are worth it."""
+    made = []
+    monkeypatch.setattr("gatf.methods.base.folded", lambda net: made.append(net) or folded(net))
+    images = sorted((photos / "january" / "d0").iterdir())[: FEW + 1]
+    _, few, _ = call("predict", shop, *images[:FEW], "--json")
+    assert made == []
+    _, many, _ = call("predict", shop, *images, "--json")
+    assert len(made) == 1
+    for alone, among in zip(json.loads(few), json.loads(many), strict=False):
+        assert alone["label"] == among["label"]
+        assert alone["probability"] == pytest.approx(among["probability"], abs=1e-4)

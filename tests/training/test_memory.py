@@ -31,11 +31,11 @@ def faults(*arguments: str, **more: str) -> tuple[str, int]:
 
 
 def test_what_a_step_frees_is_not_mapped_again_for_the_next() -> None:
-    """Left alone, glibc hands all of it back after each of the five steps, and the system clears every page anew."""
+    """Left alone, glibc hands back most of it: after every step, or after one, as the heap happens to lie."""
     kept, again = faults("keep")
     assert kept == "True"
     assert again < PAGES // 10
-    assert faults()[1] > 4 * PAGES
+    assert faults()[1] > PAGES // 2
 
 
 def test_who_has_set_glibcs_variables_keeps_them() -> None:

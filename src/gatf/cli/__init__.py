@@ -39,6 +39,11 @@ COMMANDS: dict[str, Callable[..., Any]] = {
 EXPLAIN_COMMANDS: dict[str, Callable[..., Any]] = {"run": report.explain_run, "anchor": report.explain_anchor}
 DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG})
 """What a disk says that takes no more: nobody's mistake in the code, wherever it comes up."""
+WAITING = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
+"""Environment variables that say how long a thread of torch's looks for more work before it sleeps."""
+LOOKS = "3000"
+"""Times. By default it is 300 000, and a thread that holds a core while it waits for another one keeps that one from
+running where a further process wants a core."""
 DATA_COMMANDS: dict[str, Callable[..., Any]] = {"show": data.show, "get": data.get}
 
 
@@ -71,22 +76,37 @@ def _group(callback: Callable[..., None], commands: dict[str, Callable[..., Any]
     return group
 
 
-app = _group(
-    _common, COMMANDS, no_args_is_help=True,
-    help="Class-incremental learning without keeping old images: GATF and the methods it is compared with.",
-)  # fmt: skip
-app.add_typer(
-    _group(data.list_sources, DATA_COMMANDS, invoke_without_command=True, help="Data sources: list them, look at one."),
-    name="data",
-)
-app.add_typer(
-    _group(_explain, EXPLAIN_COMMANDS, no_args_is_help=True, help="Where a run's points go; what the anchor does."),
-    name="explain",
-)
+def _whole(commands: dict[str, Callable[..., Any]]) -> typer.Typer:
+    """The command line with these of its commands, and the groups."""
+    whole = _group(
+        _common, commands, no_args_is_help=True,
+        help="Class-incremental learning without keeping old images: GATF and the methods it is compared with.",
+    )  # fmt: skip
+    shown = _group(
+        data.list_sources, DATA_COMMANDS, invoke_without_command=True, help="Data sources: list them, look at one."
+    )
+    explained = _group(
+        _explain, EXPLAIN_COMMANDS, no_args_is_help=True, help="Where a run's points go; what the anchor does."
+    )
+    whole.add_typer(shown, name="data")
+    whole.add_typer(explained, name="explain")
+    return whole
+
+
+app = _whole(COMMANDS)
+
+
+def _needed(words: list[str]) -> typer.Typer:
+    """Of the command line as much as these words ask for: typer takes apart every command that it is given."""
+    name = words[0] if words else ""
+    return _group(_common, {name: COMMANDS[name]}) if name in COMMANDS else app
 
 
 def main() -> None:
     """Entry point: a user's mistake is one sentence and an exit code of its own; --debug shows the traceback."""
+    if not any(name in os.environ for name in WAITING):
+        os.environ[WAITING[0]] = LOOKS  # before torch is imported, which reads it once
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # looking for some reads every package's description
     debug = "--debug" in sys.argv
     if debug:
         sys.argv.remove("--debug")
@@ -94,7 +114,7 @@ def main() -> None:
     if LAUNCHER not in os.environ:  # whose processes were told the launcher's
         os.environ[COMMAND] = as_typed(sys.argv[1:])
     try:
-        app()
+        _needed(sys.argv[1:])()
     except UserError as error:
         if debug:
             raise

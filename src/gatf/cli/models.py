@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 ModelFile = Annotated[Path, typer.Argument(help="Model file, e.g. shop.gatf, or the folder of a run.")]
 AT_ONCE = 512
 """Images `predict` reads before it prints."""
+FEW = 16
+"""Images up to which `predict` uses the network as it is: making it quicker takes as long as looking at some twenty."""
 
 
 def learn(
@@ -118,7 +120,7 @@ def predict(
         paths = tuple(name for name, fine in zip(paths, good, strict=True) if fine)
     for start in range(0, len(paths), AT_ONCE):
         some = list(paths[start : start + AT_ONCE])
-        answers = answer(known, look(known, some), certificate=certificate, unknown=unknown)
+        answers = answer(known, look(known, some, once=len(paths) <= FEW), certificate=certificate, unknown=unknown)
         if answers.warning is not None and start == 0:
             say(f"note: {answers.warning}", err=True)
         for row in _rows(known.labels, some, answers, top, certificate):

@@ -26,10 +26,10 @@ REJECTION_WARNINGS = {
 """What is said of rejections, by `Model.rejection`."""
 
 
-def look(model: Model, images: Any, *, features: bool = False) -> Looks:
-    """Scores and features of images in any form that `read_images` takes; `features` as `Model.look` has it. A model
-    whose scores are not finite has no answer, which is a `UserError`."""
-    looks = model.look(image_set(read_images(images), model.preprocessing.shape), features=features)
+def look(model: Model, images: Any, *, features: bool = False, once: bool = False) -> Looks:
+    """Scores and features of images in any form that `read_images` takes; `features` and `once` as `Model.look` has
+    them. A model whose scores are not finite has no answer, which is a `UserError`."""
+    looks = model.look(image_set(read_images(images), model.preprocessing.shape), features=features, once=once)
     if not bool(looks.scores.isfinite().all()):
         raise UserError(
             "the model's scores are not finite, so it cannot answer: its numbers are not what training leaves; put an "

@@ -95,14 +95,17 @@ class Model:
         return self.method.frozen_copy(self.method.backbone)
 
     @torch.no_grad()
-    def look(self, images: ImageSet, *, features: bool = False) -> Looks:
-        """Scores and features of images in the model's shape; `features` asks for them whatever the method keeps."""
+    def look(self, images: ImageSet, *, features: bool = False, once: bool = False) -> Looks:
+        """Scores and features of images in the model's shape; `features` asks for them whatever the method keeps.
+
+        `once`: these images and no others, so few that the network is better used as it is than made quicker first.
+        """
         method = self.method.eval()
         scores, found = [], []
         everything = torch.arange(len(images))
         for inputs in views(images, everything, self.preprocessing.pipeline(self.config), method.device):
             if features or isinstance(method, FeatureMethod):
-                seen = self._backbone.to(method.device)(inputs)
+                seen = (method.backbone if once else self._backbone.to(method.device))(inputs)
                 found.append(seen.cpu())
             if isinstance(method, FeatureMethod):
                 scores.append(method.feature_scores(seen).double().cpu())
