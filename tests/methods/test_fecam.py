@@ -116,7 +116,8 @@ class TestDistance:
 
     def test_diag_is_the_normalised_diagonal(self) -> None:
         features, labels = clouds()
-        matrices = memory_of(features, labels, covariance="diag").matrices()
+        memory = memory_of(features, labels, covariance="diag")
+        matrices = memory.matrices(memory.spreads)
         covs = moments.class_moments(tukey(features, 0.5), labels, classes=4).covariance()
         diagonals = shrink(covs, 1, 1, passes=2).diagonal(dim1=-2, dim2=-1)
         expected = torch.diag_embed(diagonals / diagonals.norm(dim=1, keepdim=True))

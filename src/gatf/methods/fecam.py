@@ -108,19 +108,20 @@ class TukeyMemory(Growing):
         self.spreads = torch.cat([old, spreads.float()])
         self._readout = None
 
-    def matrices(self) -> Tensor:
-        """What the distance inverts, [C, S, S]: shrunk, then made a correlation matrix."""
-        config, classes = self.config, len(self.means)
+    def matrices(self, spreads: Tensor) -> Tensor:
+        """What the distance inverts, from what is stored of some classes, [c, S, S]: shrunk, then made a correlation
+        matrix."""
+        config = self.config
         if config.covariance == "identity":
-            return torch.eye(self.dim, dtype=torch.float64, device=self.means.device).expand(classes, -1, -1)
+            return torch.eye(self.dim, dtype=torch.float64, device=spreads.device).expand(len(spreads), -1, -1)
         if config.covariance == "common":
-            return gaussians.unpack(self.spreads.double(), self.dim).expand(classes, -1, -1)
+            return gaussians.unpack(spreads.double(), self.dim)
         if config.covariance == "diag":
             factor = (1 + config.shrink_diagonal) ** config.shrink_passes - 1  # all passes at once
-            variances = self.spreads.double()
+            variances = spreads.double()
             shrunk = variances + factor * variances.mean(-1, keepdim=True)
             return torch.diag_embed(normalize(shrunk, dim=-1, eps=NORM_GUARD))
-        covs = gaussians.unpack(self.spreads.double(), self.dim)
+        covs = gaussians.unpack(spreads.double(), self.dim)
         covs = shrink(
             covs, config.shrink_diagonal, config.shrink_off_diagonal,
             passes=config.shrink_passes, mask_zeros=config.mask_zeros,
@@ -128,11 +129,13 @@ class TukeyMemory(Growing):
         return spd.correlation(covs) if config.correlation else covs
 
     def build(self) -> readout.QuadraticReadout:
-        """The factorised distance; v_c is the transform of the mean, not the mean of the transform."""
+        """The factorised distance; v_c is the transform of the mean, not the mean of the transform. Matrices are made a
+        few at a time: of 200 classes with 1 280 features all of them, and what shrinking takes, would be 13 GB."""
         if self._readout is None:
             centres = tukey(self.means.double(), self.config.tukey, self.config.log_guard)
+            spreads = self.spreads.expand(len(centres), -1) if self.config.covariance == "common" else self.spreads
             normalise = not self.config.unit_features
-            self._readout = readout.QuadraticReadout.of(centres, self.matrices(), normalise=normalise)
+            self._readout = readout.QuadraticReadout.of(centres, spreads, normalise=normalise, prepare=self.matrices)
         return self._readout
 
     def distances(self, features: Tensor) -> Tensor:
