@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 from rich.console import Console
 
-from gatf.bench.tables import to_csv
+from gatf.bench.tables import HEADINGS, to_csv, to_latex, to_markdown
 from gatf.io.events import Warning as Told
 from gatf.io.text import as_typed, csv_cell, harmless, rejoined
 from gatf.training.display import LiveDisplay
@@ -50,6 +50,16 @@ def test_a_bench_table_has_no_formulas() -> None:
     row = {"setting": "=1+1", "row": "@x", "method": "gatf", "a_last": -1.0, "a_inc": None}
     (found,) = csv.DictReader(io.StringIO(to_csv([row])))
     assert (found["setting"], found["row"], found["a_last"]) == ("'=1+1", "'@x", "-1.0")
+
+
+def test_a_bench_table_in_markdown_and_latex_shows_names_as_they_are() -> None:
+    columns = dict.fromkeys((*HEADINGS, *(f"{name}_std" for name in HEADINGS)), 1.0)
+    row = columns | {"setting": "digits", "row": EVIL + "a|b", "method": "gatf", "seeds": 1, "bytes_per_class": 8}
+    written = to_markdown([row])
+    assert written.count("\n") == 3
+    assert f"| {harmless(EVIL)}a\\|b |" in written
+    row["row"] = "\x1b~^"
+    assert r"\textbackslash{}u001b\textasciitilde{}\textasciicircum{} & $" in to_latex([row])
 
 
 def test_warnings_of_a_run_are_shown_as_they_are() -> None:
