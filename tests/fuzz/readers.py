@@ -315,7 +315,7 @@ def readers(run: Path, interrupted: Path, old: Path) -> list[Reader]:
         return copies(*((path, str(path.relative_to(place))) for path in chosen))
 
     newest = RunFolder(interrupted).saved_checkpoints()[-1]
-    told = ("config.yaml", "metrics.jsonl", "summary.json", "explain.csv")
+    told = ("config.yaml", "metrics.jsonl", "summary.json", "explain.csv", "confusion.csv")
     return [
         Reader("model", copies((run / "model.safetensors", "model.gatf")), read_model),
         Reader("old model", copies((old / "v1-lwf.gatf", "model.gatf")), read_model, share=0.5),
