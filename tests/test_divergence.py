@@ -116,7 +116,11 @@ def test_an_update_that_diverges_leaves_the_model_and_no_plan(
     more = write_folders(tmp_path / "more", *digit_images, ("d2", "d3"))
     path = tmp_path / "shop.gatf"
     new: dict[str, Any] = {"device": "cpu", "epochs": 12, "batch_size": 8}
-    learn_folder(path, first, parameters=new | {"method": "finetune", "width": 4})
+    small = new | {"method": "finetune", "width": 4}
+    with pytest.raises(Diverged, match=r"task 1, phase 'train', epoch \d .*; no model was written$"):
+        learn_folder(path, first, parameters=small | {"settings": at("first")})
+    assert {file.name for file in tmp_path.iterdir()} == {"first", "more"}
+    learn_folder(path, first, parameters=small)
     before = path.read_bytes()
     with pytest.raises(Diverged, match=r"task 2, phase 'train', epoch \d .*shop.gatf is as it was"):
         learn_folder(path, more, parameters=new | {"settings": at("next")})
