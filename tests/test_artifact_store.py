@@ -110,6 +110,30 @@ def test_an_interrupted_plan_is_taken_up_or_named(store: Store) -> None:
     assert names(store) == set()
 
 
+def test_what_changed_since_an_interruption_is_told(store: Store) -> None:
+    """Of somebody who repeats the command after a rollback it is not the options that differ."""
+    begun = {"images": "january", "stamp": "1", "model": "a", "parameters": {"epochs": "3"}}
+    with store.writing():
+        store.plan(begun, restart=False)
+        with pytest.raises(UserError, match=r"to finish it \(what differs now: the model\), or add --restart"):
+            store.plan({**begun, "model": "b"}, restart=False)
+        with pytest.raises(UserError, match=r"\(what differs now: the pictures, the options\)"):
+            store.plan({**begun, "stamp": "2", "parameters": {}}, restart=False)
+
+
+def test_a_command_that_is_refused_at_once_leaves_nothing(store: Store, digit_images: Any) -> None:
+    """So that the same command with another method is not told of an update that was interrupted."""
+    images, labels = digit_images
+    for name in ("d0", "d1"):
+        (store.path.parent / "images" / name).mkdir(parents=True)
+        for number, pixels in enumerate(images[labels == name][:4]):
+            Image.fromarray(pixels).save(store.path.parent / "images" / name / f"{number}.png")
+    for parameters in ({"method": "joint"}, {"method": "nobody"}, {"image_size": 1}, {"epochs": -1}):
+        with pytest.raises(UserError):
+            learn_folder(store.path, store.path.parent / "images", parameters={"device": "cpu", **parameters})
+        assert names(store) == {"images"}, parameters
+
+
 def test_no_file_of_a_model_holds_an_image(tmp_path: Path, digit_images: tuple[np.ndarray, np.ndarray]) -> None:
     """Beside the model while it learns and after: its state, its plan, its versions. Pixels are looked for as bytes;
     any tensor that has the shape of images is taken for them."""

@@ -53,6 +53,11 @@ def test_every_method_says_what_diverged_and_what_to_change(method: str, tmp_pat
     assert "NaN" not in left.events.read_text(encoding="utf-8")
 
 
+def test_the_command_that_goes_on_can_be_pasted() -> None:
+    said = str(Diverged("training diverged", "optimisation.next.lr", 5.0).offer(Path("my runs/a")))
+    assert said.endswith("gatf run --resume 'my runs/a' --force-config --set optimisation.next.lr=0.5")
+
+
 def test_a_phase_with_a_rate_of_its_own_names_it(tmp_path: Path, tiny_config: Tiny) -> None:
     with pytest.raises(Diverged, match=r"task 2, phase 'adapter', epoch \d .*: lower method.adapter_lr, now 1e\+30"):
         start(tiny_config("adagauss", **{"method.adapter_lr": 1e30, "optimisation.next.epochs": 8}), tmp_path / "run")
@@ -116,7 +121,11 @@ def test_an_update_that_diverges_leaves_the_model_and_no_plan(
     more = write_folders(tmp_path / "more", *digit_images, ("d2", "d3"))
     path = tmp_path / "shop.gatf"
     new: dict[str, Any] = {"device": "cpu", "epochs": 12, "batch_size": 8}
-    learn_folder(path, first, parameters=new | {"method": "finetune", "width": 4})
+    small = new | {"method": "finetune", "width": 4}
+    with pytest.raises(Diverged, match=r"task 1, phase 'train', epoch \d .*; no model was written$"):
+        learn_folder(path, first, parameters=small | {"settings": at("first")})
+    assert {file.name for file in tmp_path.iterdir()} == {"first", "more"}
+    learn_folder(path, first, parameters=small)
     before = path.read_bytes()
     with pytest.raises(Diverged, match=r"task 2, phase 'train', epoch \d .*shop.gatf is as it was"):
         learn_folder(path, more, parameters=new | {"settings": at("next")})

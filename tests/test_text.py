@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 from rich.console import Console
 
-from gatf.bench.tables import to_csv
+from gatf.bench.tables import HEADINGS, to_csv, to_latex, to_markdown
 from gatf.io.events import Warning as Told
 from gatf.io.text import as_typed, csv_cell, harmless, rejoined
 from gatf.training.display import LiveDisplay
@@ -50,6 +50,16 @@ def test_a_bench_table_has_no_formulas() -> None:
     row = {"setting": "=1+1", "row": "@x", "method": "gatf", "a_last": -1.0, "a_inc": None}
     (found,) = csv.DictReader(io.StringIO(to_csv([row])))
     assert (found["setting"], found["row"], found["a_last"]) == ("'=1+1", "'@x", "-1.0")
+
+
+def test_a_bench_table_in_markdown_and_latex_shows_names_as_they_are() -> None:
+    columns = dict.fromkeys((*HEADINGS, *(f"{name}_std" for name in HEADINGS)), 1.0)
+    row = columns | {"setting": "digits", "row": EVIL + "a|b", "method": "gatf", "seeds": 1, "bytes_per_class": 8}
+    written = to_markdown([row])
+    assert written.count("\n") == 3
+    assert f"| {harmless(EVIL)}a\\|b |" in written
+    row["row"] = "\x1b~^"
+    assert r"\textbackslash{}u001b\textasciitilde{}\textasciicircum{} & $" in to_latex([row])
 
 
 def test_warnings_of_a_run_are_shown_as_they_are() -> None:
@@ -101,6 +111,55 @@ def test_no_command_lets_a_class_name_through(
             assert row["file"] == "'=a.png"
         if command[:1] == ["inspect"] and "--json" not in command:
             assert harmless(EVIL) in told.out
+
+
+def test_a_bench_of_a_stranger_is_told_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from gatf import cli
+    from gatf.bench.plan import Plan
+    from gatf.bench.probe import Estimate
+
+    def estimated(plan: Plan) -> list[Estimate]:
+        return [Estimate(run.setting, run.row, 1, None, f"because of {run.row}") for run in plan.runs]
+
+    monkeypatch.setattr("gatf.bench.probe.estimate", estimated)
+    methods = [{"row": f"{EVIL}[/x]", "method": "finetune"}]
+    recipe = {"title": f"{EVIL}[/x]", "recipe": "digits", "methods": methods, "seeds": [0]}
+    (tmp_path / "bench.yaml").write_text(json.dumps(recipe), encoding="utf-8")
+    monkeypatch.setenv("COLUMNS", "300")
+    monkeypatch.setattr("sys.argv", ["gatf", "bench", str(tmp_path / "bench.yaml"), "--dry-run", "--out", "a[/b]"])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    told = capsys.readouterr().out
+    assert ended.value.code == 0
+    assert not set("\x1b\x9b\u202e\x07") & set(told)
+    assert told.count(f"{harmless(EVIL)}[/x]") == 3  # the title, the row, and why it has no estimate
+    assert "1 runs into a[/b]" in told
+
+
+def test_a_run_of_a_stranger_is_told_as_it_is(
+    tmp_path: Path, tiny_config: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from gatf import cli
+    from gatf.experiment import start
+
+    small = {"scenario.stop_after": 1, "data.max_per_class": 10, "optimisation.first.epochs": 1, "backbone.width": 4}
+    monkeypatch.chdir(tmp_path)
+    start(tiny_config("finetune", **small), Path("a[/b]"))
+    summary = json.loads(Path("a[/b]/summary.json").read_text(encoding="utf-8"))
+    summary["dataset"] = f"{EVIL}[/x]"
+    Path("a[/b]/summary.json").write_text(json.dumps(summary), encoding="utf-8")
+    monkeypatch.setenv("COLUMNS", "300")
+    monkeypatch.setattr("sys.argv", ["gatf", "run", "--resume", "a[/b]"])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    told = capsys.readouterr().out
+    assert ended.value.code == 0
+    assert not set("\x1b\x9b\u202e\x07") & set(told)
+    assert f"finetune on {harmless(EVIL)}[/x], seed 0" in told
+    assert "run folder: a[/b]\n" in told
+    assert "report: a[/b]/report.html\n" in told
 
 
 def test_names_with_commas_are_put_together_again() -> None:

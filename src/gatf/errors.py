@@ -1,6 +1,7 @@
 """The one exception a person is meant to read, and what a process says with its exit code."""
 
 import importlib
+import shlex
 from collections.abc import Iterable
 from difflib import get_close_matches
 from enum import IntEnum
@@ -51,7 +52,7 @@ class Diverged(UserError):
 
     def offer(self, folder: object) -> "Diverged":
         """The same, with the command that goes on from the last checkpoint at a tenth of the rate."""
-        command = f"gatf run --resume {folder} --force-config --set {self.setting}={self.rate / 10:g}"
+        command = f"gatf run --resume {shlex.quote(str(folder))} --force-config --set {self.setting}={self.rate / 10:g}"
         return Diverged(f"{self}; go on from the last checkpoint with: {command}", self.setting, self.rate)
 
 

@@ -434,6 +434,22 @@ def test_words_that_only_the_test_part_has(tmp_path: Path, hub_copy: Build) -> N
     assert source.test.labels.tolist() == [1]
 
 
+@pytest.mark.parametrize(
+    ("labels", "names", "said"),
+    [
+        (["cat", "dog"], ["cat", "cow"], r"column 'label' of .* has 'dog', which is none of its 2 class names"),
+        ([0, 1], ["cat", 7], r"class names that are no text"),
+        ([0, 1], "cats", r"class names that are no text"),
+    ],
+)
+def test_labels_and_names_that_do_not_fit_are_one_sentence(
+    labels: list[Any], names: Any, said: str, tmp_path: Path, hub_copy: Build
+) -> None:
+    hub_copy(tmp_path, {"train": labels, "test": labels}, names=names)
+    with pytest.raises(UserError, match=said):
+        open_source(DataConfig(name="parquet", root=str(tmp_path)))
+
+
 def test_one_parquet_file_is_split(tmp_path: Path, hub_copy: Build, picture: Callable[..., Image.Image]) -> None:
     file = hub_copy(tmp_path, {"train": [0, 1] * 5}) / "train.parquet"
     source = open_source(DataConfig(name="parquet", root=str(file)))

@@ -194,9 +194,9 @@ KINDS = ("PNG", "JPEG", "GIF", "BMP", "WEBP", "TIFF", "PPM")
 
 
 def make_pictures(folder: Path) -> None:
-    for name in ("a", "b"):
+    for name, kinds in (("a", KINDS), ("b", KINDS[:1])):
         (folder / name).mkdir()
-        for number, kind in enumerate(KINDS):
+        for number, kind in enumerate(kinds):
             whole = np.stack([pixels(1, 12)[0]] * 3, -1)
             Image.fromarray(whole).save(folder / name / f"{number}.{kind.lower()}", kind)
     exif = Image.Exif()
@@ -315,7 +315,7 @@ def readers(run: Path, interrupted: Path, old: Path) -> list[Reader]:
         return copies(*((path, str(path.relative_to(place))) for path in chosen))
 
     newest = RunFolder(interrupted).saved_checkpoints()[-1]
-    told = ("config.yaml", "metrics.jsonl", "summary.json", "explain.csv")
+    told = ("config.yaml", "metrics.jsonl", "summary.json", "explain.csv", "confusion.csv")
     return [
         Reader("model", copies((run / "model.safetensors", "model.gatf")), read_model),
         Reader("old model", copies((old / "v1-lwf.gatf", "model.gatf")), read_model, share=0.5),

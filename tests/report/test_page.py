@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Callable
+from html import escape
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ from typer.testing import CliRunner
 
 from gatf import cli
 from gatf.errors import UserError
+from gatf.io.run_folder import RunFolder
+from gatf.io.text import csv_cell
 from gatf.report.load import load_runs
 from gatf.report.page import (
     bibtex,
@@ -139,6 +142,59 @@ def test_a_hostile_name_stays_text(fake_run: FakeRun, tmp_path: Path) -> None:
     (tmp_path / "a" / "summary.json").write_text(json.dumps(summary))
     write_report([tmp_path / "a"], tmp_path / "r.html")
     assert "<script>alert" not in (tmp_path / "r.html").read_text(encoding="utf-8")
+
+
+def rename(folder: Path, names: list[str]) -> None:
+    """Other names for a run's classes, in its summary and in its table of answers."""
+    summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    summary["class_names"] = names
+    (folder / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
+    one, other = (csv_cell(name) for name in names[:2])
+    RunFolder(folder).write_confusion([*((name, name, 8) for name in names), (names[0], names[1], 2)])
+    assert f"{one},{other},2" in (folder / "confusion.csv").read_text(encoding="utf-8").replace('"', "")
+
+
+@pytest.mark.parametrize(
+    "names",
+    [["007", "00"], ["1_000", "1e3"], ["nan", "inf"], ["=a", "@b"], ["$\\frac{$", "US$ _^"], ["猫", "ก"], ["", " "]],
+    ids=str,
+)  # fmt: skip
+def test_odd_names_of_classes_are_told_apart_and_drawn(names: list[str], fake_run: FakeRun, tmp_path: Path) -> None:
+    """Numbers with zeros in front, spreadsheet formulas, what Matplotlib takes for mathematics or has no letters for; a
+    warning would be an error here."""
+    fake_run(tmp_path / "a", "gatf", classes=10)
+    rename(tmp_path / "a", [*names, *(f"class {number}" for number in range(2, 10))])
+    write_report([tmp_path / "a"], tmp_path / "r.html")
+    text = (tmp_path / "r.html").read_text(encoding="utf-8")
+    assert f"<title>{escape(names[0])} → {escape(names[1])}: 20 %</title>" in text
+
+
+def test_names_with_escape_sequences_are_shown_as_such(fake_run: FakeRun, tmp_path: Path) -> None:
+    evil = "\x1b[2Jcat\x07\u202e"
+    fake_run(tmp_path / "a", "gatf")
+    rename(tmp_path / "a", [evil, "\t=b", *(f"class {number}" for number in range(2, 10))])
+    index = {"runs": [{"folder": "a", "setting": evil, "row": evil + "$\\frac{$"}]}
+    (tmp_path / "bench.json").write_text(json.dumps(index), encoding="utf-8")
+    write_report([tmp_path], tmp_path / "r.html")
+    text = (tmp_path / "r.html").read_text(encoding="utf-8")
+    assert not set("\x1b\x07\u202e") & set(text)
+    assert "<title>\\u001b[2Jcat\\u0007\\u202e → \\u0009=b: 20 %</title>" in text
+
+
+def test_answers_that_are_no_classes_of_the_run_are_refused(fake_run: FakeRun, tmp_path: Path) -> None:
+    fake_run(tmp_path / "a", "gatf", confused=True)
+    (tmp_path / "a" / "confusion.csv").write_text("class,answered,images\nclass 0,nobody,3\n", encoding="utf-8")
+    with pytest.raises(UserError, match=r"confusion.csv is not a table of this run's answers: no class is called 'nob"):
+        load_runs([tmp_path / "a"])
+
+
+def test_runs_of_one_method_on_other_classes_are_not_mixed(fake_run: FakeRun, tmp_path: Path) -> None:
+    """Two folders of pictures have one setting, by its name; what is taken for what is asked of the same classes."""
+    for folder, letter in (("a", "x"), ("b", "y")):
+        fake_run(tmp_path / folder, "gatf")
+        rename(tmp_path / folder, [f"{letter}{number}" for number in range(10)])
+    write_report([tmp_path / "a", tmp_path / "b"], tmp_path / "r.html")
+    assert "What is taken for what" not in (tmp_path / "r.html").read_text(encoding="utf-8")
 
 
 def test_one_task_has_no_forgetting_and_no_confusion(fake_run: FakeRun, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from gatf.bench.tables import Result, aggregate, comparison, print_table, to_csv
 from gatf.io.files import remove_leftovers, write_text
 from gatf.io.lock import exclusive
 from gatf.io.run_folder import LOCK
+from gatf.io.text import harmless
 
 INDEX = "bench.json"
 
@@ -43,7 +44,7 @@ def _run_plan(plan: Plan, folder: Path, console: Console, executor: Executor) ->
             write_tables(plan, table.results, folder, table.failures)
     if table.results:
         print_table(aggregate(table.results), console)
-    console.print(f"bench folder: {folder}", highlight=False)
+    console.print(harmless(f"bench folder: {folder}"), markup=False, highlight=False, soft_wrap=True)
     return table.failures
 
 

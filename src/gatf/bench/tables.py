@@ -107,13 +107,13 @@ def headings(table: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def cells(table: Sequence[dict[str, Any]]) -> list[list[str]]:
-    """The rows as text."""
+    """The rows as text that can be shown."""
     several = len({row["setting"] for row in table}) > 1
     columns = shown_columns(table)
     return [
         [
-            *([row["setting"]] if several else []),
-            row["row"],
+            *([harmless(row["setting"])] if several else []),
+            harmless(row["row"]),
             str(row["seeds"]),
             *(spread(row[column], row[f"{column}_std"]) for column in columns),
             f"{row['bytes_per_class']:,}",
@@ -127,7 +127,7 @@ def to_markdown(table: Sequence[dict[str, Any]]) -> str:
     names = headings(table)
     left = 2 if names[0] == "setting" else 1
     lines = ["| " + " | ".join(names) + " |", "|" + "|".join(["---"] * left + ["---:"] * (len(names) - left)) + "|"]
-    lines += ["| " + " | ".join(row) + " |" for row in cells(table)]
+    lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in cells(table)]
     return "\n".join(lines) + "\n"
 
 
@@ -209,8 +209,14 @@ def _tex_number(row: dict[str, Any], column: str) -> str:
     return f"${ours}{closing}$ [{getattr(theirs[0], column):.1f}{beside}]"
 
 
+TEX = str.maketrans(
+    {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+    | {letter: f"\\{letter}" for letter in "&%$#_{}"}
+)
+
+
 def _tex(text: str) -> str:
-    return "".join(f"\\{letter}" if letter in "&%$#_{}" else letter for letter in text)
+    return harmless(text).translate(TEX)
 
 
 def print_table(table: list[dict[str, Any]], console: Console) -> None:
@@ -229,7 +235,7 @@ def _first_columns(table: list[dict[str, Any]], names: list[str]) -> Table:
     for name in names:
         made.add_column(name, justify="left" if name in ("setting", "method") else "right", no_wrap=True)
     for row in cells(table):
-        made.add_row(*(Text(harmless(text)) for text in row[: len(names)]))
+        made.add_row(*(Text(text) for text in row[: len(names)]))
     return made
 
 

@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from gatf.cli.report import report_of_run
+from gatf.cli.terminal import tell
 from gatf.errors import ExitCode, UserError
+from gatf.io.text import harmless
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -78,24 +80,25 @@ def _executor(name: str, jobs: int, address: str | None, cpus: float, gpus: floa
 def print_plan(plan: "Plan", folder: Path, jobs: int, console: "Console") -> None:
     """What would be run, and how long it would take."""
     from rich.table import Table
+    from rich.text import Text
 
     from gatf.bench.probe import estimate
 
     with console.status("timing a few steps of every method"):
         estimates = estimate(plan)
-    table = Table(title=plan.title, title_justify="left", header_style="bold")
+    table = Table(title=Text(harmless(plan.title)), title_justify="left", header_style="bold")
     for name in ("setting", "method", "runs", "a run", "all"):
         table.add_column(name, justify="left" if name in ("setting", "method") else "right")
     for one in estimates:
         times = ("?", "?") if one.seconds is None else (duration(one.seconds), duration(one.seconds * one.runs))
-        table.add_row(one.setting, one.row, str(one.runs), *times)
+        table.add_row(*(Text(harmless(text)) for text in (one.setting, one.row, one.runs, *times)))
     console.print(table)
     for why in dict.fromkeys(one.why for one in estimates if one.why):
-        console.print(f"no estimate: {why}", highlight=False)
+        tell(console, f"no estimate: {harmless(why)}")
     known = [one.seconds * one.runs for one in estimates if one.seconds is not None]
     total = f", about {duration(sum(known))} one after the other" if known else ""
     total += f" ({jobs} at once share this machine)" if known and jobs > 1 else ""
-    console.print(f"{len(plan.runs)} runs into {folder}{total}", highlight=False)
+    tell(console, f"{len(plan.runs)} runs into {folder}{total}")
 
 
 def duration(seconds: float) -> str:

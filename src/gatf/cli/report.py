@@ -70,11 +70,11 @@ def explain_run(
     rows = points.explain_run(
         folder, every_task=every_task, joint=joint,
         overrides={path: value for path, value in settings.items() if value is not None},
-        told=lambda text: console.print(text, markup=False, highlight=False),
+        told=lambda text: tell(console, text),
     )  # fmt: skip
     console.print(_explained_table(rows))
     for sentence in rows[-1].sentences():
-        console.print(sentence, markup=False, highlight=False, soft_wrap=True)
+        tell(console, sentence)
 
 
 def _explained_table(rows: list["Explained"]) -> "Table":
@@ -109,4 +109,4 @@ def report_of_run(folder: Path, console: "Console") -> None:
         again = f"gatf report {shlex.quote(str(folder))}"
         tell(console, f"the report could not be written ({harmless(reason)}); try again with: {again}")
     else:
-        console.print(f"report: {target}", highlight=False)
+        tell(console, f"report: {target}")

@@ -13,6 +13,7 @@ import typer
 from gatf.cli.launch import launch, tells
 from gatf.cli.report import report_of_run
 from gatf.cli.sharing import refuse_if_slower
+from gatf.cli.terminal import tell
 from gatf.errors import ExitCode, UserError
 
 if TYPE_CHECKING:
@@ -107,17 +108,14 @@ def run(
         summary = experiment.start(chosen, folder, listeners) if chosen else go_on(folder, listeners)
     except Interrupted:
         display.close()
-        console.print(
-            f"stopped and saved; go on with: gatf run --resume {shlex.quote(str(folder))}", highlight=False,
-            soft_wrap=True, markup=False,
-        )  # fmt: skip
+        tell(console, f"stopped and saved; go on with: gatf run --resume {shlex.quote(str(folder))}")
         raise typer.Exit(ExitCode.INTERRUPTED) from None
     finally:
         display.close()
         for tracker in trackers:
             tracker.close()
     print_summary(summary, console)
-    console.print(f"run folder: {folder}", highlight=False, soft_wrap=True)
+    tell(console, f"run folder: {folder}")
     if not no_report:
         report_of_run(folder, console)
 

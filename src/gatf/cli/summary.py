@@ -7,6 +7,7 @@ from rich.table import Table
 
 from gatf.bench.tables import fits
 from gatf.io.run_folder import REPORT, SUMMARY, Summary
+from gatf.io.text import harmless
 
 
 def print_summary(summary: Summary, console: Console) -> None:
@@ -15,7 +16,7 @@ def print_summary(summary: Summary, console: Console) -> None:
     Where the matrix does not fit it loses its decimals and long headings; where that does not help it is left out.
     """
     run = f"{summary.method} on {summary.dataset}, seed {summary.seed}"
-    console.print(f"{run}: accuracy in % on each task's test images", highlight=False)
+    console.print(f"{harmless(run)}: accuracy in % on each task's test images", markup=False, highlight=False)
     matrix = [
         matrix_table(summary, heading=lambda task: f"task {task}", decimals=1),
         matrix_table(summary, heading=lambda task: f"t{task}", decimals=1),

@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gatf.cli.run import choose_config
+from gatf.cli.terminal import tell
 from gatf.errors import ExitCode
+from gatf.io.text import harmless
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -64,7 +66,7 @@ def tune(
     base = choose_config(dataset, method, recipe, options, settings or [])
     what = tuning.Search(base, tuning.parse_space(search), tasks=learn, val_fraction=val_fraction)
     folder = out or Path("runs") / f"tune-{base.data.name}-{base.method.name.replace(':', '.')}"
-    console.print(f"judged by {what.judged_by}", markup=False)
+    tell(console, f"judged by {what.judged_by}")
     try:
         found = tuning.search(what, folder, trials, tell=lambda tried: _tell(tried, trials, console))
     except Interrupted:
@@ -77,14 +79,14 @@ def tune(
         console.print("no trial differs from another: perhaps the first tasks do not depend on this; see --learn")
     if learn > 1:
         console.print("forgetting cannot be seen by images of new classes; look at old ones in the run's report")
-    console.print(f"study: {folder}", markup=False)
-    console.print(tuning.command(words, found[0].settings), markup=False)
+    tell(console, f"study: {folder}")
+    tell(console, tuning.command(words, found[0].settings))
 
 
 def _tell(tried: "Tried", trials: int, console: "Console") -> None:
     chosen = "  ".join(f"{path}={value}" for path, value in tried.settings.items())
     accuracy = "diverged" if tried.diverged else f"{tried.accuracy:.1f} %"
-    console.print(f"trial {tried.number}/{trials}: {accuracy}  {chosen}", markup=False)
+    tell(console, f"trial {tried.number}/{trials}: {accuracy}  {harmless(chosen)}")
 
 
 def print_trials(found: "list[Tried]", defaults: dict[str, object] | None, console: "Console") -> None:
@@ -100,5 +102,5 @@ def print_trials(found: "list[Tried]", defaults: dict[str, object] | None, conso
     for tried in shown:
         name = f"{tried.number} (defaults)" if tried.settings == defaults else str(tried.number)
         cells = (name, f"{tried.accuracy:.1f}", *map(str, tried.settings.values()))
-        table.add_row(*(Text(cell) for cell in cells))
+        table.add_row(*(Text(harmless(cell)) for cell in cells))
     console.print(table)

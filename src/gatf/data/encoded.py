@@ -220,7 +220,7 @@ def readable_parquet(file: Path) -> Iterator[None]:
 
     try:
         yield
-    except (pa.ArrowException, OSError, MemoryError) as error:
+    except (pa.ArrowException, OSError, MemoryError, UnicodeDecodeError) as error:
         reason = " ".join(str(error).split())[:200]
         raise UserError(f"{file} is not a readable parquet file ({reason}); get it again") from None
 

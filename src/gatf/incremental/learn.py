@@ -81,15 +81,17 @@ def learn_given(
             answers = answers[good]
             if len(given) == 0:
                 raise UserError(f"{folder} holds no image that can be decoded")
+        chosen = classifier.describe(given)  # or refused, before anything is written down
         resumed = store.plan(plan, restart=restart)
-        announce(classifier.describe(given))
+        announce(chosen)
         with stop_signals() as stopping:
             run = Conditions(listener, stopping, store.workspace)
             try:
                 classifier.learn(given, answers, run)
             except Diverged as error:  # what was saved on the way would only diverge again
                 store.forget_plan()
-                raise Diverged(f"{error}; {path} is as it was", error.setting, error.rate) from error
+                left = f"{path} is as it was" if path.exists() else "no model was written"
+                raise Diverged(f"{error}; {left}", error.setting, error.rate) from error
             except BaseException:
                 if not store.has_state():
                     store.forget_plan()

@@ -21,6 +21,11 @@ from gatf.model import file as model_file
 from gatf.model.state import Model
 
 PLAN, DONE, ROLLBACK, LOCK = "plan.json", "done.json", "rollback.json", "lock"
+PLANNED = {
+    "images": "the folder", "stamp": "the pictures", "skip_bad": "--skip-bad", "model": "the model",
+    "parameters": "the options", "gatf": "gatf's version",
+}  # fmt: skip
+"""What a plan holds, in the words for people."""
 
 
 class Store:
@@ -58,10 +63,12 @@ class Store:
             begun = self._read(file)
             if begun == plan:
                 return True
-            images = (begun or {}).get("images", "other images")
+            begun = begun or {}
+            differs = [word for name, word in PLANNED.items() if begun.get(name) != plan.get(name)]
             raise UserError(
-                f"an update of {self.path} that learns {images} was interrupted: repeat that command with the same "
-                "options to finish it, or add --restart to forget it"
+                f"an update of {self.path} that learns {begun.get('images', 'other images')} was interrupted: repeat "
+                f"that command as it was to finish it (what differs now: {', '.join(differs) or 'its notes'}), or add "
+                "--restart to forget it"
             )
         self._write(file, plan)
         return False

@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from gatf.errors import UserError
+from gatf.io.text import harmless
 from gatf.nets.base import Backbone, Normalisation
 from gatf.nets.foreign import Wrapped
 from gatf.nets.mobile import EfficientNetLite0, MobileNetV2
@@ -75,8 +76,8 @@ def load_pretrained(backbone: nn.Module, spec: str) -> Loaded:
         more = [f"it has {', '.join(strange)}, for which there is no place"] * bool(strange)
         told = "; ".join(problems + more) if any(name in own for name in given) else "no tensor's name is the same"
         raise UserError(
-            f"the weights of {spec} do not fit this backbone: {told} (ImageNet's ResNets need backbone.stem=7x7, "
-            "backbone.width=64, and all of ImageNet's networks colour images)"
+            f"the weights of {spec} do not fit this backbone: {harmless(told)} (ImageNet's ResNets need "
+            "backbone.stem=7x7, backbone.width=64, and all of ImageNet's networks colour images)"
         )
     net.load_state_dict({name: given.get(name, value) for name, value in own.items()})
     if isinstance(backbone, Backbone):
@@ -136,13 +137,13 @@ def _unpickled(path: Path) -> dict[str, Tensor]:
         raise UserError(
             f"{path} holds more than tensors, and reading that could run a stranger's code: save its state_dict() alone"
         ) from None
-    except (OSError, RuntimeError, EOFError, ValueError, KeyError) as error:
+    except Exception as error:  # whatever a reader of pickles meets in a broken one
         raise UserError(f"{path} is not a readable file of weights ({' '.join(str(error).split())[:120]})") from None
     for key in ("state_dict", "model"):
         if isinstance(content, dict) and isinstance(content.get(key), dict):
             content = content[key]
     tensors = content if isinstance(content, dict) else {}
-    if not tensors or not all(isinstance(each, Tensor) for each in tensors.values()):
+    if not tensors or not all(isinstance(name, str) and isinstance(each, Tensor) for name, each in tensors.items()):
         raise UserError(f"{path} is not a state dict, which has a tensor for each name")
     return dict(tensors)
 

@@ -22,6 +22,7 @@ from gatf.report.style import (
     styled,
     thinned,
     tips,
+    unread,
     whole_ticks,
 )
 
@@ -124,8 +125,8 @@ def against(runs: Sequence[Run], column: str, label: str) -> Figure:
         heights = spread_apart([float(places[name][1]) for name in names], 0.055, 0.0, 1.0)
         for name, height in zip(names, heights, strict=True):
             axes.annotate(
-                name, (float(places[name][0]), height), xycoords="axes fraction", xytext=(8, 0), va="center",
-                textcoords="offset points", color=styles[name].color, fontsize=8.5,
+                unread(name), (float(places[name][0]), height), xycoords="axes fraction", xytext=(8, 0),
+                va="center", textcoords="offset points", color=styles[name].color, fontsize=8.5,
             ).set_in_layout(False)  # fmt: skip
     return figure
 

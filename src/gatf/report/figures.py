@@ -15,7 +15,6 @@ from matplotlib.colors import BoundaryNorm, ListedColormap
 from matplotlib.figure import Figure
 
 from gatf.bench.tables import spread
-from gatf.io.text import csv_cell
 from gatf.report.load import Rows, Run, by_row, last_task
 from gatf.report.style import (
     DEEP,
@@ -34,6 +33,7 @@ from gatf.report.style import (
     styled,
     thinned,
     tips,
+    unread,
     whole_ticks,
 )
 
@@ -159,11 +159,12 @@ def confusion_matrix(runs: Sequence[Run]) -> Figure:
 def confusion_shares(runs: Sequence[Run]) -> tuple[list[str], np.ndarray]:
     """Names of the classes in the order of the first run, and percentages [classes, answers]; rows sum to 100."""
     names = list(runs[0].summary.class_names)
-    place = {str(csv_cell(name)): number for number, name in enumerate(names)}
+    place = {name: number for number, name in enumerate(names)}
     counts = np.zeros((len(names), len(names)))
     for run in runs:
-        for row in run.confusion:
-            counts[place[str(row["class"])], place[str(row["answered"])]] += row["images"]
+        own = [place[name] for name in run.summary.class_names]
+        for true, answer, images in run.confusion:
+            counts[own[true], own[answer]] += images
     return names, 100 * counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
 
 
@@ -372,7 +373,7 @@ def margin_densities(runs: Sequence[Run], among: Sequence[str] = ()) -> Figure:
             total += np.interp(grid, middles, [one["density"] * unit for one in kept], left=0, right=0) / len(group)
         total = np.convolve(total, KERNEL, mode="same")
         look = styles[row]
-        axes.plot(grid, total, color=look.color, linestyle=look.dash, linewidth=look.width, label=row)
+        axes.plot(grid, total, color=look.color, linestyle=look.dash, linewidth=look.width, label=unread(row))
         drawn[row] = thinned(list(zip(grid.tolist(), total.tolist(), strict=True)))
     axes.set_ylim(bottom=0)
     axes.set_yticks([])
@@ -452,6 +453,7 @@ def transport_plane(run: Run) -> Figure:
     axes.tick_params(labelbottom=False, labelleft=False)
     axes.legend(frameon=False, fontsize=8.5, labelcolor=MUTED, loc="best", handletextpad=0.2)
     figure.draw_without_rendering()  # settles the limits
+    axes.set_adjustable("box")  # and keeps them
     words = {"old": "where it was", "new": "where it is", "carried": "where the method believes it is"}
     tips(axes, list(place.values()), [f"{run.summary.class_names[number]}: {words[kind]}" for number, kind in place])
     return figure

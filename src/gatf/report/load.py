@@ -1,8 +1,9 @@
 """What a report is made of: finished runs, read from their folders."""
 
 import csv
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from gatf.bench.tables import Result
 from gatf.errors import UserError, near_misses
 from gatf.io.parsing import parse_json, parse_yaml
 from gatf.io.run_folder import CONFIG, SUMMARY, RunFolder, Summary
-from gatf.io.text import rejoined
+from gatf.io.text import csv_cell, harmless, rejoined
 
 Rows = list[dict[str, Any]]
 NEEDED: dict[str, tuple[str, ...]] = {
@@ -51,8 +52,9 @@ class Run:
     """Tables by name."""
     explained: Rows = field(default_factory=list)
     """What `gatf explain run` found, after each task that it looked at."""
-    confusion: Rows = field(default_factory=list)
-    """Class, answer and number of images at the end; empty for runs of earlier versions."""
+    confusion: list[tuple[int, int, int]] = field(default_factory=list)
+    """Class and answer, by their places in the summary, and number of images at the end; empty for runs of earlier
+    versions."""
 
     @property
     def result(self) -> Result:
@@ -94,18 +96,18 @@ def _runs_in(path: Path) -> Iterator[Run]:
 
 
 def read_run(folder: Path, *, setting: str | None = None, row: str | None = None) -> Run:
-    """One run's results, config and diagnostics."""
+    """One run's results, config and diagnostics; names as one may show them."""
     files = RunFolder(folder)
     summary, config = files.read_summary(), files.config
     return Run(
         folder=folder,
-        setting=setting or f"{summary.dataset}, {summary.tasks} tasks",
-        row=row or summary.method,
-        summary=summary,
+        setting=harmless(setting or f"{summary.dataset}, {summary.tasks} tasks"),
+        row=harmless(row or summary.method),
+        summary=replace(summary, class_names=[harmless(name) for name in summary.class_names]),
         config=_read_config(config) if config.is_file() else {},
         diagnostics={path.stem: read_table(path) for path in sorted(files.diagnostics.glob("*.csv"))},
         explained=read_table(files.explained) if files.explained.is_file() else [],
-        confusion=read_confusion(files.confusion) if files.confusion.is_file() else [],
+        confusion=read_confusion(files.confusion, summary.class_names) if files.confusion.is_file() else [],
     )
 
 
@@ -145,13 +147,21 @@ def read_table(path: Path) -> Rows:
     return rows
 
 
-def read_confusion(path: Path) -> Rows:
-    """Which class was answered with which, how often."""
-    rows = read_csv(path)
-    for row in rows:
-        if set(row) != {"class", "answered", "images"} or not isinstance(row["images"], int) or None in row.values():
+def read_confusion(path: Path, names: Sequence[str]) -> list[tuple[int, int, int]]:
+    """Which of these classes was answered with which, how often. Names stay text: '007' is no number."""
+    place = {csv_cell(name): number for number, name in enumerate(names)}
+    found = []
+    for row in _read_rows(path):
+        if set(row) != {"class", "answered", "images"} or not re.fullmatch("[0-9]{1,15}", row["images"]):
             raise UserError(f"{path} is not a table of answers; remove it, or get it again")
-    return rows
+        for name in (row["class"], row["answered"]):
+            if name not in place:
+                raise UserError(
+                    f"{path} is not a table of this run's answers: no class is called {name[:80]!r}; remove it, or get "
+                    "it again"
+                )
+        found.append((place[row["class"]], place[row["answered"]], int(row["images"])))
+    return found
 
 
 def _fits(column: str, value: Any) -> bool:
@@ -163,8 +173,12 @@ def _fits(column: str, value: Any) -> bool:
 
 
 def read_csv(path: Path) -> Rows:
-    """A tidy table; what looks like a number is one, an empty cell is None. A row with too few or too many cells is a
-    `UserError`."""
+    """A tidy table; what looks like a number is one, an empty cell is None."""
+    return [{name: _value(text) for name, text in row.items()} for row in _read_rows(path)]
+
+
+def _read_rows(path: Path) -> list[dict[str, str]]:
+    """The cells by their headings; a row with too few or too many of them is a `UserError`."""
     try:
         with path.open(encoding="utf-8", newline="") as file:
             rows = list(csv.DictReader(file, strict=True))
@@ -172,7 +186,7 @@ def read_csv(path: Path) -> Rows:
         raise UserError(f"{path} cannot be read as a table: {error}") from None
     if any(None in row or None in row.values() for row in rows):
         raise UserError(f"{path} is not a table: it has a row with too few or too many cells")
-    return [{name: _value(text) for name, text in row.items()} for row in rows]
+    return rows
 
 
 def _value(text: str) -> Any:

@@ -74,7 +74,7 @@ def figures_of(runs: Sequence[Run], prefix: str = "") -> list[FigureSpec]:
         specs.append(_confusion(runs, prefix))
     specs += [_matrix(row, group, prefix) for row, group in rows.items()]
     specs += [_classes(row, group, prefix) for row, group in rows.items()]
-    specs += [_pairs(row, group, prefix) for row, group in rows.items() if all(run.confusion for run in group)]
+    specs += [_pairs(row, group, prefix) for row, group in rows.items() if _have_answers_of_the_same_classes(group)]
     specs = [_alone(spec) for spec in specs] if len(rows) == 1 else specs
     training = [spec for row, group in rows.items() for spec in _training(row, group[0], prefix)]
     return specs + diagnostic_figures(runs, prefix) + _costs(runs, prefix) + training
@@ -186,6 +186,10 @@ def _classes(row: str, runs: Sequence[Run], prefix: str) -> FigureSpec:
         f"Heat map of {row}: accuracy in percent on each class (rows) after each task (columns). {end}",
         lambda: figures.accuracy_by_class(runs), group=CLASSES,
     )  # fmt: skip
+
+
+def _have_answers_of_the_same_classes(runs: Sequence[Run]) -> bool:
+    return all(run.confusion for run in runs) and len({frozenset(run.summary.class_names) for run in runs}) == 1
 
 
 def _pairs(row: str, runs: Sequence[Run], prefix: str) -> FigureSpec:

@@ -7,7 +7,9 @@ both. No meaning hangs on colour alone: lines also differ in marker, dash and la
 import io
 import re
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import wraps
 from html import escape
@@ -128,10 +130,18 @@ def styled(draw: Callable[P, Figure]) -> Callable[P, Figure]:
 
     @wraps(draw)
     def inside(*args: P.args, **kwargs: P.kwargs) -> Figure:
-        with matplotlib.rc_context({**matplotlib.rcParamsDefault, **RC}):
+        with matplotlib.rc_context({**matplotlib.rcParamsDefault, **RC}), _letters_of_the_browser():
             return draw(*args, **kwargs)
 
     return inside
+
+
+@contextmanager
+def _letters_of_the_browser() -> Iterator[None]:
+    """Inside, a letter that Matplotlib's font lacks is no matter: a page's text is drawn with the reader's fonts."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        yield
 
 
 def new_figure(height: float) -> tuple[Figure, Axes]:
@@ -150,7 +160,12 @@ def whole_ticks(first: int, last: int) -> list[int]:
 
 def short(name: str) -> str:
     """A name that a figure has room for."""
-    return name if len(name) <= 14 else name[:13] + "…"
+    return unread(name if len(name) <= 14 else name[:13] + "…")
+
+
+def unread(name: str) -> str:
+    """A name as Matplotlib takes it for what it is: between dollars it would read mathematics."""
+    return name.replace("$", r"\$")
 
 
 NAME_HEIGHT = 0.07
@@ -169,9 +184,9 @@ def label_ends(axes: Axes, ends: Mapping[str, float], styles: Mapping[str, LineS
     size = RC["font.size"] * min(1.0, (high - low) / (NAME_HEIGHT * max(len(ends) - 1, 1)))  # very many are smaller
     for row, height in zip(ends, spread_apart(shares, NAME_HEIGHT, low, high), strict=True):
         axes.annotate(
-            row, (1.0, height), xycoords="axes fraction", xytext=(6, 0), textcoords="offset points", va="center",
-            color=styles[row].color, weight="bold" if styles[row].width > 2 else "normal", annotation_clip=False,
-            size=size,
+            unread(row), (1.0, height), xycoords="axes fraction", xytext=(6, 0), textcoords="offset points",
+            va="center", color=styles[row].color, weight="bold" if styles[row].width > 2 else "normal", size=size,
+            annotation_clip=False,
         )  # fmt: skip
 
 
@@ -256,7 +271,7 @@ def _with_tips(svg: str, known: Mapping[str, Sequence[str]]) -> str:
 def inline_svg(figure: Figure, *, name: str, alt: str) -> str:
     """The figure as one `<svg>` element: no fixed size, ids that no other figure has, colours as CSS variables."""
     text = io.StringIO()
-    with matplotlib.rc_context({**RC, "svg.hashsalt": name}):
+    with matplotlib.rc_context({**RC, "svg.hashsalt": name}), _letters_of_the_browser():
         figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
     svg = text.getvalue()
     svg = _with_tips(svg[svg.index("<svg") :], _TIPS.get(figure, {}))

@@ -12,6 +12,7 @@ import torch
 from gatf.data.base import ImageSet
 from gatf.errors import UserError
 from gatf.io import container
+from gatf.io.text import harmless
 from gatf.methods.parts.gaussian import keeps_gaussians_only
 from gatf.model import file as model_file
 from gatf.model.state import Model
@@ -87,7 +88,7 @@ class Live:
             try:
                 loaded = self._load()
             except (UserError, OSError) as error:
-                LOG.error("the model on disk cannot be read, the old one goes on answering: %s", error)
+                LOG.error("the model on disk cannot be read, the old one goes on answering: %s", harmless(error))
                 return
             if self.current is not None:
                 self.reloads += 1

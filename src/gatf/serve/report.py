@@ -56,8 +56,7 @@ def draw_chart(found: dict[str, Any]) -> Figure:
         axes.plot(*item["place"], "o", color=colour)
         if len(found["classes"]) <= MOST_NAMED:
             axes.annotate(
-                short(str(item["label"])).replace("$", r"\$"), item["place"], (5, 5), textcoords="offset points",
-                color=INK,
+                short(str(item["label"])), item["place"], (5, 5), textcoords="offset points", color=INK,
             )  # fmt: skip
     axes.set_aspect("equal", adjustable="datalim")
     axes.autoscale_view()

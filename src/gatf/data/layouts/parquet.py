@@ -66,7 +66,7 @@ def read_parquet(folder: Path, config: DataConfig) -> Listing:
     files = find_parquet(folder)
     schema = _schema(files["train"][0])
     image, label = _image_column(schema, files["train"][0]), _label_column(schema, config, files["train"][0])
-    names = _hub_names(schema, label)
+    names = _hub_names(schema, label, files["train"][0])
     parts = [_labels(part, label, names) for part in files.values()]
     known = parts[0][1]
     if any(part_names != known for _, part_names in parts):
@@ -97,7 +97,7 @@ def _image_column(schema: Any, file: Path) -> str:
             return str(field.name)
         if types.is_binary(field.type) or types.is_large_binary(field.type):
             return str(field.name)
-    raise UserError(f"{file} has no column of encoded images; its columns are {', '.join(schema.names)}")
+    raise UserError(f"{file} has no column of encoded images; its columns are {some(schema.names)}")
 
 
 def _label_column(schema: Any, config: DataConfig, file: Path) -> str:
@@ -111,17 +111,20 @@ def _label_column(schema: Any, config: DataConfig, file: Path) -> str:
             return name
     raise UserError(
         f"{file} has no column 'label'; name the column of the labels with data.label_column, "
-        f"one of {', '.join(schema.names)}"
+        f"one of {some(schema.names)}"
     )
 
 
-def _hub_names(schema: Any, column: str) -> tuple[str, ...] | None:
+def _hub_names(schema: Any, column: str, file: Path) -> tuple[str, ...] | None:
     """Class names that `datasets` wrote into the schema's metadata."""
     try:
         info = json.loads((schema.metadata or {})[b"huggingface"])
-        return tuple(info["info"]["features"][column]["names"])
+        names = info["info"]["features"][column]["names"]
     except (KeyError, TypeError, ValueError):
         return None
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise UserError(f"{file} has class names that are no text, for column '{column}'; get it again")
+    return tuple(names)
 
 
 def _labels(
@@ -143,6 +146,10 @@ def _labels(
         words = values.to_pylist()
         names = names or tuple(sorted(set(words)))
         number = {name: place for place, name in enumerate(names)}
+        for word in words:
+            if word not in number:
+                told = f"has {word[:80]!r}, which is none of its {len(names)} class names"
+                raise UserError(f"column '{column}' of {files[0]} {told}")
         return torch.tensor([number[word] for word in words]), names
     if not types.is_integer(values.type):
         raise UserError(f"column '{column}' of {files[0]} holds {values.type}, not class numbers or names")
