@@ -80,8 +80,8 @@ class QuadraticReadout:
     ) -> QuadraticReadout:
         """Factorise M_c once: centres [C, S], matrices [C, S, S].
 
-        `prepare` makes M_c of what is given instead for each class (unpacks or shrinks it, say), a chunk of classes at a
-        time, so that nothing but the whiteners is ever as large as all matrices.
+        `prepare` makes M_c of what is given instead for each class (unpacks or shrinks it, say), a chunk of classes at
+        a time, so that nothing but the whiteners is ever as large as all matrices.
         """
         centres = centres.to(torch.float64)
         classes, dim = centres.shape
