@@ -36,6 +36,12 @@ def test_multiplications_of_a_network_counted_by_hand() -> None:
     assert multiplications(net, (2, 4, 4)) == 16 * 18 * 8 + 16 * 36 * 6 + 480
 
 
+def test_networks_in_float64_with_computed_weights_or_without_any_are_counted() -> None:
+    layer = torch.nn.utils.parametrizations.weight_norm(nn.Linear(12, 2).double())
+    assert multiplications(nn.Sequential(nn.Flatten(), layer), (3, 2, 2)) == 24
+    assert multiplications(nn.Flatten(), (3, 2, 2)) == 0
+
+
 def test_counting_leaves_a_network_as_it_was() -> None:
     net = ResNet18(width=4, bottleneck=8).train()
     before = {name: value.clone() for name, value in net.state_dict().items()}

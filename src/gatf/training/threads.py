@@ -19,7 +19,9 @@ def multiplications(net: nn.Module, shape: tuple[int, int, int]) -> int:
     def add(layer: nn.Module, inputs: tuple[Tensor, ...], out: Tensor) -> None:
         nonlocal total
         places = out.numel() // out.shape[1 if isinstance(layer, nn.Conv2d) else -1]
-        total += places * layer.get_parameter("weight").numel()
+        weight = layer.weight  # a parameter, or computed from some
+        assert isinstance(weight, Tensor)
+        total += places * weight.numel()
 
     layers = [layer for layer in net.modules() if isinstance(layer, nn.Conv2d | nn.Linear)]
     hooks = [layer.register_forward_hook(add) for layer in layers]
@@ -27,7 +29,7 @@ def multiplications(net: nn.Module, shape: tuple[int, int, int]) -> int:
     net.eval()
     try:
         with torch.no_grad():
-            net(torch.zeros(1, *shape, device=next(net.parameters()).device))
+            net(torch.zeros(1, *shape).to(next(net.parameters(), torch.zeros(()))))
     finally:
         net.train(training)
         for hook in hooks:
