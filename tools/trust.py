@@ -81,9 +81,10 @@ def _what_was_run(told: dict[str, Any]) -> str:
         done = [told[job] for job in jobs(name, 1) if job in told]
         numbers, dates = sorted({each["number"] for each in done}), sorted({each["date"] for each in done})
         failed = sum(not each["passed"] for each in done)
+        times = [WORDS.get(name, str(number)) if number >= part[-1] else str(number) for number in numbers]
         rows.append(
             (
-                f"`{name}`", WORDS.get(name, part[-1]), " and ".join(map(str, numbers)) or "not yet",
+                f"`{name}`", WORDS.get(name, part[-1]), " and ".join(times) or "not yet",
                 " and ".join(dates),
                 "–" if not done else "passed" if not failed else f"{failed} failed",
             )
