@@ -17,8 +17,9 @@ def keep_freed_memory() -> bool:
     """Let glibc keep what is freed, for the next step to reuse; returns whether it will.
 
     By default blocks of some megabytes go back to the system when they are freed. A step allocates each of its
-    activations anew, so that the system has to clear and map the same pages again, several thousand per step, which
-    takes a fifth of the time of a small network. Who has set one of glibc's own variables keeps what they say.
+    activations anew, so that the system has to clear and map the same pages again, several thousand per step of a small
+    network. What that costs depends on the machine and the size of images (benchmarks/training.py). Who has set one of
+    glibc's own variables keeps what they say.
     """
     named = any(name.startswith("MALLOC_") or name == "GLIBC_TUNABLES" for name in os.environ)
     if named or platform.libc_ver()[0] != "glibc":
