@@ -38,7 +38,7 @@ mutants: $(VENV)/.installed-dev
 	$(VENV)/bin/python tools/update_docs.py
 
 coverage: $(VENV)/.installed-dev
-	$(PIP) coverage
+	$(PIP) pytest-cov
 	$(VENV)/bin/python tools/lines.py
 	$(VENV)/bin/python tools/update_docs.py
 

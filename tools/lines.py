@@ -4,6 +4,7 @@ Processes that tests start are not counted, so that what only they run looks unc
 """
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -16,10 +17,10 @@ LEAST = 8
 
 def main(tests: list[str]) -> int:
     with tempfile.TemporaryDirectory() as place:
-        data, found = f"--data-file={place}/data", Path(place) / "found.json"
-        run = [sys.executable, "-m", "coverage", "run", data, "--source=src/gatf", "-m", "pytest", "-q", *tests]
-        code = subprocess.run(run, cwd=ROOT).returncode
-        subprocess.run([sys.executable, "-m", "coverage", "json", data, "-q", "-o", str(found)], cwd=ROOT, check=True)
+        found = Path(place) / "found.json"
+        counted = ["--cov=src/gatf", f"--cov-report=json:{found}"]
+        run = [sys.executable, "-m", "pytest", "-q", "-n", "2", "--dist", "worksteal", *counted, *tests]
+        code = subprocess.run(run, cwd=ROOT, env={**os.environ, "COVERAGE_FILE": f"{place}/data"}).returncode
         files = json.loads(found.read_text(encoding="utf-8"))["files"]
     packages: dict[str, list[int]] = {}
     each = []

@@ -65,6 +65,13 @@ def test_rows_seeds_and_settings_can_be_chosen(tmp_path: Path) -> None:
     assert parse_seeds("4,7") == [4, 7]
 
 
+def test_a_row_may_have_seeds_of_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "own.yaml"
+    path.write_text("recipe: digits\nseeds: [0]\nmethods: [joint, {row: gatf, method: gatf, seeds: [3, 4]}]\n")
+    assert [run.name for run in load_plan(str(path)).runs] == ["joint-seed0", "gatf-seed3", "gatf-seed4"]
+    assert [run.name for run in load_plan(str(path), seeds="1").runs] == ["joint-seed1", "gatf-seed1"]
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [

@@ -40,6 +40,14 @@ def test_lines_show_the_numbers(fake_run: Callable[..., dict[str, Any]], tmp_pat
     assert cells.texts[0].get_text() == f"{gatf['accuracy_matrix'][0][0]:.0f}"
 
 
+def test_what_was_learnt_in_one_task_is_a_level_across(fake_run: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
+    fake_run(tmp_path / "a", "gatf")
+    ceiling = fake_run(tmp_path / "b", "joint", tasks=1)
+    axes = figures.accuracy_over_tasks(load_runs([tmp_path])).axes[0]
+    assert axes.lines[1].get_xdata().tolist() == [1, 2, 3, 4, 5]
+    assert axes.lines[1].get_ydata().tolist() == pytest.approx([ceiling["a_last"]] * 5)
+
+
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory, tiny_config: Callable[..., RunConfig]) -> list[Run]:
     folder = tmp_path_factory.mktemp("runs")

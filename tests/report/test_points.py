@@ -16,7 +16,7 @@ from gatf.experiment import start
 from gatf.io.run_folder import RunFolder
 from gatf.report.load import read_csv
 from gatf.report.page import write_report
-from gatf.report.points import explain_run, find_joint
+from gatf.report.points import explain_run, find_joint, joint_accuracy
 
 Tiny = Callable[..., RunConfig]
 
@@ -74,11 +74,11 @@ def test_the_command_says_what_is_missing(bench: Path, tmp_path: Path) -> None:
     assert "The representation" in given.output
 
 
-def test_a_ceiling_must_be_of_the_same_classes_in_the_same_tasks(
+def test_a_ceiling_must_be_of_the_same_classes_in_the_same_order(
     tmp_path: Path, fake_run: Callable[..., dict[str, Any]]
 ) -> None:
     fake_run(tmp_path / "gatf", "gatf", 1)
-    fake_run(tmp_path / "other", "joint", 1, tasks=2)
+    fake_run(tmp_path / "other", "joint", 1, tasks=2, classes=8)
     summary = RunFolder(tmp_path / "gatf").read_summary()
     assert find_joint(tmp_path / "gatf", summary) is None
     with pytest.raises(UserError, match="no joint run of the same classes"):
@@ -89,6 +89,21 @@ def test_a_ceiling_must_be_of_the_same_classes_in_the_same_tasks(
     assert found is not None
     assert found.seed == 1
     assert find_joint(tmp_path / "joint1", RunFolder(tmp_path / "joint1").read_summary()) is None
+
+
+def test_a_ceiling_that_learnt_all_at_once_is_known_at_the_end_alone(
+    tmp_path: Path, fake_run: Callable[..., dict[str, Any]]
+) -> None:
+    fake_run(tmp_path / "gatf", "gatf", 1)
+    once = fake_run(tmp_path / "once", "joint", 1, tasks=1)
+    summary = RunFolder(tmp_path / "gatf").read_summary()
+    ceiling = find_joint(tmp_path / "gatf", summary)
+    assert [joint_accuracy(ceiling, summary, task) for task in range(5)] == [None] * 4 + [once["a_last"]]
+    assert joint_accuracy(None, summary, 4) is None
+    fake_run(tmp_path / "stepwise", "joint", 1)
+    found = find_joint(tmp_path / "gatf", summary)
+    assert found is not None
+    assert found.tasks == 5  # in the same tasks, so that it is known after every one
 
 
 def test_what_cannot_be_explained(bench: Path, tmp_path: Path, fake_run: Callable[..., dict[str, Any]]) -> None:

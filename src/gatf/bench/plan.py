@@ -25,6 +25,8 @@ class Row(Strict):
     """Which method it runs."""
     set: dict[str, Any] = Field(default_factory=dict)
     """Settings that this row changes, by dotted path."""
+    seeds: tuple[int, ...] | None = None
+    """Seeds of this row, where they differ from the bench's."""
 
     @model_validator(mode="before")
     @classmethod
@@ -44,7 +46,7 @@ class BenchRecipe(Strict):
     methods: tuple[Row, ...]
     """Lines of the table, in order."""
     seeds: tuple[int, ...]
-    """One run of every line and setting for each of these seeds."""
+    """One run of every line and setting for each of these seeds; a line may name its own."""
     set: dict[str, Any] = Field(default_factory=dict)
     """Settings for every run, by dotted path."""
 
@@ -95,14 +97,14 @@ def load_plan(
     except ValidationError as error:
         raise UserError(f"bench recipe '{recipe}': {explain(error, BenchRecipe)}") from None
     rows = _chosen(content.methods, methods, recipe)
-    numbers = parse_seeds(seeds) if seeds else list(content.seeds)
+    wanted = parse_seeds(seeds) if seeds else None
     runs = []
     for setting in content.settings:
         base, name = read_recipe(setting), Path(setting).stem
         prefix = f"{name}/" if len(content.settings) > 1 else ""
         label = f"{name}, changed" if set(overrides or {}) - HARMLESS else name
         for row in rows:
-            for seed in numbers:
+            for seed in wanted or (content.seeds if row.seeds is None else row.seeds):
                 changes = content.set | row.set | (overrides or {}) | {"seed": seed}
                 config = load_config(base, method=row.method, overrides=changes)
                 runs.append(PlannedRun(f"{prefix}{_folder(row.row)}-seed{seed}", label, row.row, config))

@@ -69,11 +69,13 @@ def confusion_over_tasks(runs: Sequence[Run]) -> Figure:
 
 @styled
 def lines_over_tasks(series: Mapping[str, Sequence[Sequence[float]]], *, first: int, label: str) -> Figure:
-    """Percentages after every task, one line per row."""
+    """Percentages after every task, one line per row. One that learnt everything in one task is a level across."""
     figure, axes = new_figure(3.0)
     styles = line_styles(series)
     ends: dict[str, float] = {}
     longest = 0
+    most = max((len(one) for values in series.values() for one in values), default=0)
+    series = {row: [[*one] * (most if len(one) == 1 else 1) for one in values] for row, values in series.items()}
     for row, values in series.items():
         shortest = min(map(len, values))
         mean, std = over_seeds([one[:shortest] for one in values])

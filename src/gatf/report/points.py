@@ -43,7 +43,7 @@ def explain_run(
     rows = []
     for task in tasks:
         experiment.go_to(folder, task)
-        found = explain_task(experiment.method, door, task, None if ceiling is None else ceiling.accuracy_seen[task])
+        found = explain_task(experiment.method, door, task, joint_accuracy(ceiling, summary, task))
         _check(found, summary)
         rows.append(found)
     _write(place, rows, ceiling)
@@ -69,25 +69,43 @@ def _check(found: Explained, summary: Summary) -> None:
 def _given(folder: Path, summary: Summary) -> Summary:
     ceiling = _summary(RunFolder(folder))
     if not _comparable(ceiling, summary):
-        raise UserError(f"{folder} is no joint run of the same classes in the same tasks")
+        raise UserError(f"{folder} is no joint run of the same classes in the same order")
     return ceiling
 
 
 def find_joint(folder: Path, summary: Summary) -> Summary | None:
-    """A finished joint run beside the folder, of the same classes in the same tasks; of the same seed where there is
-    one. A joint run has no other above it."""
+    """A finished joint run beside the folder, of the same classes in the same order; of the same seed where there is
+    one, and rather in the same tasks than all at once. A joint run has no other above it."""
     if summary.method == "joint":
         return None
     beside = [RunFolder(path.parent) for path in sorted(folder.resolve().parent.glob(f"*/{SUMMARY}"))]
     found = [ceiling for ceiling in (each.read_summary() for each in beside) if _comparable(ceiling, summary)]
-    return min(found, key=lambda ceiling: (ceiling.seed != summary.seed, ceiling.seed), default=None)
+    return min(
+        found,
+        key=lambda each: (each.seed != summary.seed, _classes_known(each) != _classes_known(summary), each.seed),
+        default=None,
+    )
+
+
+def joint_accuracy(ceiling: Summary | None, summary: Summary, task: int) -> float | None:
+    """Of the joint run when it knew just the classes that the run knows after this task. One that learnt all classes at
+    once has been there only at the end."""
+    if ceiling is None:
+        return None
+    known = dict(zip(_classes_known(ceiling), ceiling.accuracy_seen, strict=True))
+    return known.get(_classes_known(summary)[task])
 
 
 def _comparable(ceiling: Summary, summary: Summary) -> bool:
-    def split(of: Summary) -> tuple[Any, ...]:
-        return of.dataset, of.class_order, [len(row) for row in of.accuracy_by_class]
+    def classes(of: Summary) -> tuple[Any, ...]:
+        return of.dataset, of.class_order, _classes_known(of)[-1]
 
-    return ceiling.method == "joint" and split(ceiling) == split(summary)
+    return ceiling.method == "joint" and classes(ceiling) == classes(summary)
+
+
+def _classes_known(summary: Summary) -> list[int]:
+    """After each task."""
+    return [len(row) for row in summary.accuracy_by_class]
 
 
 def _write(place: RunFolder, rows: list[Explained], ceiling: Summary | None) -> None:
