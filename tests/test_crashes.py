@@ -33,7 +33,17 @@ from gatf.io.run_folder import RunFolder
 from .faults import FULL, HALF, KILL, NO_SPACE, SENTENCE, killed_after, operations, with_fault
 
 Tiny = Callable[..., RunConfig]
-VOLATILE = {"seconds", "total_seconds", "seconds_of_task", "peak_memory_mb", "date", "events", "machine"}
+VOLATILE = {
+    "seconds",
+    "total_seconds",
+    "seconds_of_task",
+    "processor_seconds",
+    "processor_seconds_of_task",
+    "peak_memory_mb",
+    "date",
+    "events",
+    "machine",
+}
 FAULTS = (KILL, HALF, FULL, NO_SPACE)
 
 

@@ -158,6 +158,8 @@ def test_what_a_run_folder_holds(whole: Path) -> None:
     assert summary["a_inc_task_weighted"] == pytest.approx(sum(rows) / 3)
     assert summary["a_last"] == summary["accuracy_seen"][-1]  # by images: digits' test classes differ in size
     assert len(summary["seconds"]) == len(summary["peak_memory_mb"]) == 3
+    assert len(summary["processor_seconds"]) == 3
+    assert min(summary["processor_seconds"]) > 0
     assert min(summary["peak_memory_mb"]) > 0
     assert summary["bytes_per_class"] == 4 * (8 + 36)
     assert set(summary["versions"]) >= {"gatf", "torch", "python"}

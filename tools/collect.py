@@ -3,7 +3,7 @@
 python tools/collect.py BENCHFOLDER [--threads N] [--processor NAME]
 
 results/<bench>/<run>/ gets
-  about.json     row, setting, seed, processor, threads, minutes
+  about.json     row, setting, seed, processor, threads, minutes of the processor (of the clock in old runs)
   config.yaml    every setting: gatf run --recipe results/<bench>/<run>/config.yaml repeats the run
   summary.json   the run's summary without accuracies per class, numbers to four decimals
   curves.csv     task, phase, epoch, loss and learning rate of every epoch
@@ -43,9 +43,10 @@ def collect(folder: Path, out: Path, *, threads: int, processor: str) -> list[st
         summary = place.read_summary()
         target = out / bench / run
         target.mkdir(parents=True, exist_ok=True)
+        spent = sum(summary.processor_seconds or summary.seconds)
         about = {
             "bench": bench, "setting": setting, "row": row, "seed": summary.seed,
-            "processor": processor, "threads": threads, "minutes": round(summary.total_seconds / 60, 1),
+            "processor": processor, "threads": threads, "minutes": round(spent / 60, 1),
         }  # fmt: skip
         write_text(target / results.ABOUT, json.dumps(about, indent=1, ensure_ascii=False) + "\n")
         write_text(target / results.CONFIG, place.config.read_text(encoding="utf-8"))

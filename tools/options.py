@@ -48,6 +48,7 @@ TRAININGS: dict[str, dict[str, Any]] = {
     "residual in eval mode": EVAL,
     "clip by module, later rate 0.05": CLIP | RATE,
     "topology 1": {"method.topology": 1.0},
+    "topology 0.2": {"method.topology": 0.2},
 }
 AFTER: dict[str, dict[str, Any]] = {
     "": {},

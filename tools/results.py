@@ -413,8 +413,8 @@ $ gatf bench {bench} -j 2                                   # all of it
 $ gatf bench {bench} --methods gatf --seeds 0               # one run
 ```
 
-{machines} Minutes are those of one run, training and evaluation of all tasks. Where there is one seed, there is no
-spread. `results/{bench}/<run>/` has each run's config, summary and loss curves; `gatf run --recipe
+{machines} Minutes are the processor's for one run, training and evaluation of all tasks. Where there is one seed,
+there is no spread. `results/{bench}/<run>/` has each run's config, summary and loss curves; `gatf run --recipe
 results/{bench}/<run>/config.yaml` repeats it.
 
 {picture}

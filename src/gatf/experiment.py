@@ -68,25 +68,29 @@ class Progress:
     by_class: list[list[float]] = field(default_factory=list)
     old_to_new: list[float | None] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
+    processor_seconds: list[float] = field(default_factory=list)
     peak_memory_mb: list[float] = field(default_factory=list)
     repaired: list[int] = field(default_factory=list)
     config_changes: list[str] = field(default_factory=list)
     """Settings that were changed on purpose when the run went on."""
     seconds_of_task: float = 0.0
     """Spent on the task in hand by earlier processes."""
+    processor_seconds_of_task: float = 0.0
+    """Likewise."""
     repaired_of_task: int = 0
     """Matrices of the task in hand that earlier processes repaired."""
 
-    def add(self, result: Evaluation, seconds: float, memory: float, repaired: int) -> None:
+    def add(self, result: Evaluation, seconds: float, processor_seconds: float, memory: float, repaired: int) -> None:
         self.accuracy_matrix.append(result.by_task)
         self.accuracy_seen.append(result.seen)
         self.task_aware.append(result.task_aware)
         self.by_class.append(result.by_class)
         self.old_to_new.append(result.old_to_new)
         self.seconds.append(round(seconds, 3))
+        self.processor_seconds.append(round(processor_seconds, 3))
         self.peak_memory_mb.append(round(memory, 1))
         self.repaired.append(repaired)
-        self.seconds_of_task, self.repaired_of_task = 0.0, 0
+        self.seconds_of_task, self.processor_seconds_of_task, self.repaired_of_task = 0.0, 0.0, 0
 
 
 def read_progress(meta: Mapping[str, Any]) -> Progress:
@@ -287,7 +291,7 @@ class _Run:
         self.session, self.method, self.config = experiment.session, experiment.method, experiment.config
         self.listeners: tuple[Listener, ...] = (written, *listeners)
         self.progress = Progress()
-        self._clock = time.monotonic()
+        self._clock, self._processor_clock = time.monotonic(), time.process_time()
         self._ladder = spd.Ladder()
 
     def tell(self, event: Event) -> None:
@@ -323,7 +327,7 @@ class _Run:
 
     def _learn(self, task: int, resumed: Resumed | None) -> None:
         """One task: train and end it, evaluate, checkpoint."""
-        self._clock = time.monotonic()
+        self._clock, self._processor_clock = time.monotonic(), time.process_time()
         circumstances = Circumstances(
             partial(self._tell_after_notices, task), self.stop, partial(self._save, task), self.config.checkpoint_every
         )
@@ -332,7 +336,8 @@ class _Run:
             self._drain_notices(task)
             result = self.experiment.evaluate(task)
         memory = peak_memory_mb(self.session.device)
-        self.progress.add(result, self._seconds_of_task(), memory, self._repaired_of_task())
+        spent = self._seconds_of_task(), self._processor_seconds_of_task()
+        self.progress.add(result, *spent, memory, self._repaired_of_task())
         if ranks.is_first():
             names = self.experiment.scenario.class_names
             pairs = result.answered.tolist()
@@ -389,6 +394,9 @@ class _Run:
     def _seconds_of_task(self) -> float:
         return self.progress.seconds_of_task + time.monotonic() - self._clock
 
+    def _processor_seconds_of_task(self) -> float:
+        return self.progress.processor_seconds_of_task + time.process_time() - self._processor_clock
+
     def _repaired_of_task(self) -> int:
         return self.progress.repaired_of_task + self._ladder.used
 
@@ -400,6 +408,7 @@ class _Run:
         progress = dict(vars(self.progress))
         if optimiser is not None:
             progress["seconds_of_task"] = self._seconds_of_task()
+            progress["processor_seconds_of_task"] = self._processor_seconds_of_task()
             progress["repaired_of_task"] = self._repaired_of_task()
         meta = {"task": task, "progress": progress, "events": self.written.position()}
         target = self.folder.checkpoint(task, phase, position.epoch, position.step)
@@ -469,6 +478,7 @@ class _Run:
             old_to_new=progress.old_to_new,
             seconds=progress.seconds,
             total_seconds=round(sum(progress.seconds), 3),
+            processor_seconds=progress.processor_seconds if len(progress.processor_seconds) == len(scenario) else [],
             peak_memory_mb=progress.peak_memory_mb,
             bytes_per_class=self.experiment.bytes_per_class(),
             versions=versions(),

@@ -23,7 +23,13 @@ from gatf.io.events import Epoch, Event, Step, Task
 from gatf.io.run_folder import MODEL, Summary
 from gatf.methods import METHODS
 
-MEASURED: dict[str, Any] = {"seconds": [], "total_seconds": 0.0, "peak_memory_mb": [], "machine": {}}
+MEASURED: dict[str, Any] = {
+    "seconds": [],
+    "total_seconds": 0.0,
+    "processor_seconds": [],
+    "peak_memory_mb": [],
+    "machine": {},
+}
 """What a summary says of the machine rather than of the run."""
 BRIEF = {"scenario.stop_after": 2, "optimisation.first.epochs": 3, "optimisation.next.epochs": 3}
 

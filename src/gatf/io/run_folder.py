@@ -77,6 +77,9 @@ class Summary:
     """What the method keeps of each class, beside the networks."""
     versions: dict[str, str]
     """Of Python, gatf, torch, numpy, lightning-fabric."""
+    processor_seconds: list[float] = field(default_factory=list)
+    """Of each task, all threads of the first process: on a busy machine `seconds` says how long one waited, this what
+    it took. Empty where a run began before it was counted."""
     repaired: list[int] = field(default_factory=list)
     """Matrices of each task that did not factorise as they were and needed the ladder of `geometry.spd.cholesky` (more
     on the diagonal, or clipped eigenvalues), in statistics, transport and readout; of several processes, in the first.
