@@ -266,8 +266,8 @@ def test_errors_have_no_traceback_and_logs_no_content(
     monkeypatch.setattr("gatf.serve.batching.answer", broken)
     with caplog.at_level(logging.DEBUG, logger="gatf"):
         detail = problem(client.send("/v1/predict?top=2", [("image", picture)]), 500)
+        until(lambda: "POST /v1/predict 500" in caplog.text)  # it is written when the answer has been sent
     assert "unforeseen" in detail
-    until(lambda: "POST /v1/predict 500" in caplog.text)  # it is written when the answer has been sent
     assert "RuntimeError in " in caplog.text
     assert "PNG" not in caplog.text
     assert "IHDR" not in caplog.text
