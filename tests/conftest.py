@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from gatf import cli
 from gatf.config import RunConfig, load_config
 
 torch.set_num_threads(1)
@@ -95,3 +97,17 @@ def grown(digit_images: tuple[np.ndarray, np.ndarray], tiny_classifier: Callable
         chosen = np.isin(labels, names) & (np.arange(len(labels)) % 5 > 0)
         classifier.partial_fit(images[chosen], labels[chosen])
     return classifier
+
+
+@pytest.fixture
+def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
+    """Exit code, output and errors of one command, through the real entry point."""
+
+    def run(*arguments: str | Path) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["gatf", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        told = capsys.readouterr()
+        return int(ended.value.code or 0), told.out, told.err
+
+    return run

@@ -1,5 +1,6 @@
 """The list of sources, their cards, the rendered one, and fetching."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -165,6 +166,29 @@ def test_what_cannot_be_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(UserError, match=r"'uoft-cs/cifar100' could not be fetched .*\(cannot reach"):
         fetch_source("cifar100", DataConfig(root=str(tmp_path)), silent)
     assert not (tmp_path / "cifar100").exists()
+
+
+@pytest.mark.usefixtures("no_network", "few_classes")
+def test_the_commands_fetch_and_show(tmp_path: Path, hub: Path, call: Callable[..., tuple[int, str, str]]) -> None:
+    mine = tmp_path / "mine"
+    code, told, _ = call("data", "get", "cifar100", "--data-root", mine, "--hub", hub)
+    assert (code, told.splitlines()[-1]) == (0, f"cifar100 is in {mine / 'cifar100'}")
+    code, card, _ = call("data", "show", "cifar100", "--data-root", mine, "--set", "data.image_size=16")
+    assert code == 0
+    cells = dict(re.split(r"  +", line, maxsplit=1) for line in card.splitlines())
+    assert (cells["classes"], cells["images"], cells["size"]) == ("2", "4 for training, 2 for testing", "16×16")
+
+
+def test_the_commands_say_what_they_cannot(call: Callable[..., tuple[int, str, str]]) -> None:
+    for words, wanted in (
+        (("show", "digitz"), "did you mean 'digits'?"),
+        (("show", "digits", "--set", "data.image_sise=8"), "did you mean 'image_size'?"),
+        (("get", "digits"), "'digits' needs no download"),
+        (("get", "cub200"), "name one with --hub"),
+    ):
+        code, told, error = call("data", *words)
+        assert (code, told) == (2, ""), words
+        assert wanted in " ".join(error.split()), error
 
 
 def test_the_hubs_imagenet100_is_fetched_only_as_what_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
