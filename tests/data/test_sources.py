@@ -187,7 +187,7 @@ def test_the_commands_say_what_they_cannot(call: Callable[..., tuple[int, str, s
         (("get", "cub200"), "name one with --hub"),
     ):
         code, told, error = call("data", *words)
-        assert (code, told) == (2, ""), words
+        assert (code, told.strip()) == (2, ""), words
         assert wanted in " ".join(error.split()), error
 
 
