@@ -30,7 +30,7 @@ CONVERGENCE = ROOT / "benchmarks" / "results" / "convergence.json"
 ABOUT, CONFIG, SUMMARY, CURVES = "about.json", "config.yaml", "summary.json", "curves.csv"
 EXPLAINED = "explain.json"
 TRANSPORTS, CERTIFIED = "transports.json", "certified.json"
-MAIN, PHOTOS = "cifar100-16px", "cub200-128px"
+MAIN, LONG, PHOTOS = "cifar100-16px", "cifar100-16px-t20", "cub200-128px"
 NOT_YET = "not run yet"
 PAPER_SETTING = "cifar100-t10"
 """Where the paper's order of methods comes from."""
@@ -383,6 +383,8 @@ def results_page() -> str:
         machines=machines(MAIN),
         picture=picture(MAIN, "Accuracy over all classes so far, after each task, every method a line"),
         accuracies=accuracy_table(MAIN),
+        long=LONG,
+        long_accuracies=accuracy_table(LONG),
         losses=losses_table(MAIN),
         transports=transports_table(MAIN),
         tails=picture(f"{MAIN}-transports", "Cumulated transport error by direction, each map a line"),
@@ -419,6 +421,9 @@ results/{bench}/<run>/config.yaml` repeats it.
 {accuracies}
 *old → new* is the share of old-class test images that are taken for a class of the newest task after the last one.
 
+In 20 tasks of 5 classes (`gatf bench {long}`):
+
+{long_accuracies}
 ## Where the points go
 
 `gatf explain run RUN` ([what it does](diagnostics.md#where-do-the-points-go)), after the last task. The last three
