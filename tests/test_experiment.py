@@ -21,6 +21,7 @@ from gatf.errors import Diverged, UserError
 from gatf.experiment import Experiment, commit, resume, start
 from gatf.io import container
 from gatf.io.events import Event, Step, Task
+from gatf.io.run_folder import RunFolder
 from gatf.report.load import read_csv
 from gatf.settings import deep_merge
 from gatf.training.loop import Interrupted
@@ -127,6 +128,13 @@ def test_a_stop_within_an_epoch_resumes_to_the_same_bits(
     assert taken == steps  # the step in hand was finished, and no other begun
     resume(tmp_path / "stopped")
     assert_same(tmp_path / "whole", tmp_path / "stopped")
+
+
+def test_a_config_without_its_folder_of_checkpoints_is_run(tiny_config: Tiny, tmp_path: Path) -> None:
+    """As a folder is handed on when only the config is copied."""
+    (tmp_path / "config.yaml").write_text(tiny_config("finetune").to_yaml(), encoding="utf-8")
+    summary = resume(tmp_path)
+    assert RunFolder(tmp_path).after_task(summary.tasks - 1).is_file()
 
 
 def test_resuming_a_finished_run_returns_its_summary(whole: Path) -> None:

@@ -186,13 +186,19 @@ class RunFolder:
         with exclusive(self.path / LOCK, busy=busy, blocked=f"cannot write to {self.path}"):
             for folder in (self.path, self.checkpoints, self.diagnostics):
                 remove_leftovers(folder)
+            self._make_room()
             yield
 
     def create(self, config: str) -> None:
         """Make the folder of a run that can begin, or go on, from this config."""
-        with telling(self.checkpoints):
-            self.checkpoints.mkdir(parents=True, exist_ok=True)
+        self._make_room()
         write_text(self.config, config)
+
+    def _make_room(self) -> None:
+        """For checkpoints; a folder that was handed on without them would else fail when the first one is written."""
+        if not self.checkpoints.is_dir():
+            with telling(self.checkpoints):
+                self.checkpoints.mkdir(parents=True, exist_ok=True)
 
     def checkpoint(self, task: int, phase: int, epoch: int, step: int) -> Path:
         """Of the run before this step; names sort as the run goes on."""
