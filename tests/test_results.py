@@ -73,6 +73,23 @@ def test_tables_name_what_is_missing(bench: Path, load: Load, tmp_path: Path) ->
     assert picture.name == "digits.png"
 
 
+def test_two_rows_are_compared_by_seeds_that_both_have(bench: Path, load: Load, tmp_path: Path) -> None:
+    """Gains of 1, 2 and 3 points: t = 2/(1/√3) = 3.46 with two degrees of freedom, of which p is 0.074."""
+    results = load("results")
+    summary = json.loads((bench / "gatf-seed0" / "summary.json").read_text(encoding="utf-8"))
+    assert results.paired("digits", "gatf", "lwf", tmp_path) == f"gatf against lwf: {results.NOT_YET}.\n"
+    for row, accuracies in {"gatf": (51.0, 52.0, 53.0, 99.0), "lwf": (50.0, 50.0, 50.0)}.items():
+        for seed, a_last in enumerate(accuracies):
+            folder = tmp_path / "digits" / f"{row}-seed{seed}"
+            folder.mkdir(parents=True)
+            (folder / "about.json").write_text(json.dumps({"setting": "digits", "row": row}), encoding="utf-8")
+            told = json.dumps(summary | {"seed": seed, "a_last": a_last})
+            (folder / "summary.json").write_text(told, encoding="utf-8")
+    told = results.paired("digits", "gatf", "lwf", tmp_path)
+    assert "+1.0, +2.0, +3.0 points, +2.0 in the mean" in told
+    assert "p = 0.074" in told
+
+
 def test_one_run_counts_for_all_settings_that_have_its_config(bench: Path, load: Load, tmp_path: Path) -> None:
     """On CUB-200, `joint` learns one task in either setting; fine-tuning does not."""
     results = load("results")

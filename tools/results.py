@@ -126,6 +126,29 @@ def settings_table(bench: str, root: Path = RESULTS) -> str:
     return table(headings, rows)
 
 
+def paired(bench: str, better: str, than: str, root: Path = RESULTS) -> str:
+    """Whether one row is above another, by seeds that both have: a sentence with a paired t-test."""
+    found: dict[str, dict[int, float]] = {better: {}, than: {}}
+    for each in read(bench, root):
+        if each.run.row in found:
+            found[each.run.row][each.run.summary.seed] = each.run.summary.a_last
+    seeds = sorted(found[better].keys() & found[than].keys())
+    if not seeds:
+        return f"{better} against {than}: {NOT_YET}.\n"
+    ours, theirs = ([found[row][seed] for seed in seeds] for row in (better, than))
+    gains = [mine - other for mine, other in zip(ours, theirs, strict=True)]
+    told = ", ".join(f"{gain:+.1f}" for gain in gains)
+    text = f"{better} against {than}, A_last with the same seed: {told} points"
+    if len(gains) < 2:
+        return text + ".\n"
+    from scipy.stats import ttest_rel
+
+    return (
+        text
+        + f", {fmean(gains):+.1f} in the mean (paired t-test, two-sided: p = {ttest_rel(ours, theirs).pvalue:.2g}).\n"
+    )
+
+
 def losses_table(bench: str, root: Path = RESULTS) -> str:
     """Where the points go, mean over the seeds of each row that was explained."""
     groups: dict[str, list[dict[str, Any]]] = {}
@@ -383,6 +406,7 @@ def results_page() -> str:
         machines=machines(MAIN),
         picture=picture(MAIN, "Accuracy over all classes so far, after each task, every method a line"),
         accuracies=accuracy_table(MAIN),
+        plus=paired(MAIN, "gatf plus", "gatf"),
         long=LONG,
         long_accuracies=accuracy_table(LONG),
         losses=losses_table(MAIN),
@@ -421,6 +445,7 @@ results/{bench}/<run>/config.yaml` repeats it.
 {accuracies}
 *old → new* is the share of old-class test images that are taken for a class of the newest task after the last one.
 
+{plus}
 In 20 tasks of 5 classes (`gatf bench {long}`):
 
 {long_accuracies}
