@@ -195,7 +195,9 @@ def test_plus_is_a_matter_of_the_method_alone_and_keeps_no_more(recipe: str) -> 
     """Every other section is the recipe's, so that gains from training are not called the method's."""
     paper, plus = (load_config(recipe, method="gatf", overrides={"method.preset": name}) for name in ("paper", "plus"))
     changed = {name: value for name, value in plus.method if value != getattr(paper.method, name)}
-    assert changed == {"preset": "plus", "anchor": "identity", "final_refresh": True, "readout": "rda"}
+    assert changed == {
+        "preset": "plus", "topology": 1.0, "anchor": "identity", "final_refresh": True, "readout": "rda",
+    }  # fmt: skip
     assert plus.model_copy(update={"method": paper.method}) == paper
 
 

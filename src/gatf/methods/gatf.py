@@ -103,7 +103,7 @@ class GATFConfig(CovarianceConfig):
     def presets(cls) -> dict[str, dict[str, Any]]:
         method = {"anchor": "ridge", "dead_residual": True, "bias_correct": False, "matched_noise": False}
         terms = {"cycle": 2.0, "pairwise": 0.05}
-        plus = {"anchor": "identity", "final_refresh": True, "readout": "rda"}
+        plus = {"topology": 1.0, "anchor": "identity", "final_refresh": True, "readout": "rda"}
         return {"release": {"method": method | terms, "data": {"val_fraction": 0.1}}, "plus": {"method": plus}}
 
     @model_validator(mode="after")
