@@ -48,6 +48,20 @@ def test_in_a_log_file_there_is_a_line_every_ten_seconds_with_the_time_left(
     ]
 
 
+def test_the_time_left_is_told_in_the_first_epoch_of_few_slow_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As an update of some hundred photos has them: 15 epochs of 2 steps, 8 s each."""
+    now = 100.0
+    monkeypatch.setattr(display_module, "monotonic", lambda: now)
+    file = io.StringIO()
+    display = LiveDisplay(Console(file=file, width=80), lines=False)
+    display(RunStart(tasks=1, method="gatf", resumed_at=None))
+    display(TaskStart(task=0, classes=5, images=150, steps=30))
+    for _ in range(2):
+        now += 8
+        display(Step(task=0, phase="backbone", epoch=0, epochs=15))
+    assert file.getvalue().splitlines() == ["task 1/1  backbone epoch 1/15  ≈ 4 min left"]
+
+
 def test_a_line_of_a_log_file_is_one_line_however_many_losses_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr(display_module, "monotonic", lambda: now)
@@ -61,7 +75,7 @@ def test_a_line_of_a_log_file_is_one_line_however_many_losses_there_are(monkeypa
     display(Step(task=0, phase="train", epoch=1, epochs=3))
     (line,) = file.getvalue().splitlines()
     assert line.startswith("task 1/2  train epoch 2/3  [term 0] 0.500  ")
-    assert line.rstrip().endswith("[term 8] 0.500")
+    assert line.rstrip().endswith("[term 8] 0.500  ≈ 8 min left")
 
 
 def test_a_length_of_time_in_words() -> None:

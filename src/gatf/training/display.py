@@ -12,6 +12,8 @@ from gatf.io.text import harmless
 
 SECONDS_BETWEEN_LINES = 10.0
 """Where there is no terminal to redraw a line on, a new one is written this often."""
+ENOUGH_STEPS, ENOUGH_SECONDS = 5, 3.0
+"""Whichever comes first, from then on the time left is told: a step of photos may take that long by itself."""
 
 
 class LiveDisplay:
@@ -90,7 +92,7 @@ class LiveDisplay:
     def _left(self) -> str:
         """Time left, taking every task to come as long as this one, by the speed so far."""
         spent = self._training_seconds + (monotonic() - self._started if self._started else 0.0)
-        if self._all_steps < 5:
+        if self._all_steps == 0 or (self._all_steps < ENOUGH_STEPS and spent < ENOUGH_SECONDS):
             return ""
         steps = self._steps_of_task - self._steps_done + (self._tasks - self._task - 1) * self._steps_of_task
         return f"≈ {lasting(max(steps, 0) * spent / self._all_steps)} left"
