@@ -222,6 +222,11 @@ class TestTheParameter:
         assert classifier.report_.other_accuracy_new is None
         assert classifier.model_.config.method.name == "slda"
 
+    def test_never_speaks_of_no_epochs(self, make: Any) -> None:
+        told = make(adapt="never").describe(adapt_given(photos(0, 1)[0]))
+        assert told.endswith("; 40 images; the pretrained network stays as it is (adapt=never)")
+        assert "epochs" not in told
+
     def test_always(self, make: Any) -> None:
         classifier = make(adapt="always").fit(*photos(0, 1)).partial_fit(*photos(2))
         assert classifier.report_.chosen is None

@@ -190,14 +190,16 @@ class IncrementalClassifier(TransformerMixin, ClassifierMixin, BaseEstimator):
         """One line: what is chosen for learning these images."""
         model = None if afresh else getattr(self, "model_", None)
         shape = self.shape_for(given, afresh=afresh)
-        config, then = self._config(model, given), ""
+        config, then, trains = self._config(model, given), "", True
         if self._chooses(model, given):
             candidates = self._candidates(model, given)
             config = candidates.adapted_config or candidates.frozen_config
+            trains = candidates.adapted_config is not None
             then = "; the pretrained network stays as it is (adapt=never)"
-            if candidates.adapted_config is not None:
+            if trains:
                 then = "; kept only if it promises more than the pretrained network as it is (adapt=auto)"
-        return defaults.describe(config, shape=shape, images=len(given), first=model is None) + then
+        told = defaults.describe(config, shape=shape, images=len(given), first=model is None, trains=trains)
+        return told + then
 
     def shape_for(self, given: Given, *, afresh: bool = False) -> tuple[int, int, int]:
         """Channels, height and width in which these images are learnt."""

@@ -115,9 +115,9 @@ def _traced(graph: Graph, examples: Tensor) -> Any:
     import onnx
 
     written = io.BytesIO()
-    warnings.simplefilter("error", torch.jit.TracerWarning)
+    warnings.simplefilter("error", torch.jit.TracerWarning)  # type: ignore[attr-defined]
     torch.onnx.export(
-        graph, (examples,), written, dynamo=False, input_names=["images"], output_names=OUTPUTS,
+        graph, (examples,), written, dynamo=False, input_names=["images"], output_names=OUTPUTS,  # type: ignore[arg-type]
         dynamic_axes={name: {0: "batch"} for name in ("images", *OUTPUTS)},
     )  # fmt: skip
     return onnx.load_model_from_string(written.getvalue())
@@ -147,7 +147,11 @@ def check(model: Model, content: bytes) -> str:
         import onnxruntime
     except ImportError:
         return UNCHECKED
-    session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
+    try:
+        session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
+    except Exception as error:  # onnxruntime has exceptions of its own
+        reason = " ".join(str(error).split())[:160]
+        raise UserError(f"onnxruntime cannot read the ONNX graph ({reason}); nothing was written") from None
     for count in (1, 5):
         draws = torch.Generator().manual_seed(count)
         images = torch.randint(256, (count, *model.preprocessing.shape), dtype=torch.uint8, generator=draws)
