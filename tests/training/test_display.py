@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from gatf.io.events import Epoch, RunStart, Step, Task, TaskStart
+from gatf.io.events import Epoch, Looked, RunStart, Step, Task, TaskStart
 from gatf.training import display as display_module
 from gatf.training.display import LiveDisplay, lasting
 
@@ -60,6 +60,24 @@ def test_the_time_left_is_told_in_the_first_epoch_of_few_slow_steps(monkeypatch:
         now += 8
         display(Step(task=0, phase="backbone", epoch=0, epochs=15))
     assert file.getvalue().splitlines() == ["task 1/1  backbone epoch 1/15  ≈ 4 min left"]
+
+
+def test_a_log_file_is_not_empty_while_a_frozen_network_looks_at_many_photos(monkeypatch: pytest.MonkeyPatch) -> None:
+    """64 of 640 photos in 4 s."""
+    now = 100.0
+    monkeypatch.setattr(display_module, "monotonic", lambda: now)
+    file = io.StringIO()
+    display = LiveDisplay(Console(file=file, width=80), lines=False)
+    display(RunStart(tasks=1, method="slda", resumed_at=None))
+    display(TaskStart(task=0, classes=5, images=640, steps=0))
+    for seen in range(0, 641, 64):
+        display(Looked(task=0, images=seen, of=640))
+        now += 4
+    assert file.getvalue().splitlines() == [
+        "task 1/1  looking at images 192/640  ≈ 28 s left",
+        "task 1/1  looking at images 384/640  ≈ 16 s left",
+        "task 1/1  looking at images 576/640  ≈ 4 s left",
+    ]
 
 
 def test_a_line_of_a_log_file_is_one_line_however_many_losses_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
