@@ -174,16 +174,16 @@ class Store:
         target = own_export(self.path)
         if target is None:
             return None
-        pretrained = model_file.describe(self.path)[1].backbone.pretrained is not None
-        if pretrained and all(find_spec(name) for name in ("onnx", "onnxscript", "onnxruntime")):
-            from gatf.model.onnx import export_onnx
+        with suppress(UserError):
+            pretrained = model_file.describe(self.path)[1].backbone.pretrained is not None
+            if pretrained and all(find_spec(name) for name in ("onnx", "onnxscript", "onnxruntime")):
+                from gatf.model.onnx import export_onnx
 
-            with suppress(UserError):
                 model = model_file.load(self.path, answering=True)
                 export_onnx(model, target, digest=self._digest(), patient=False)
                 return target
-        if target.exists():
-            with suppress(UserError):
+        with suppress(UserError):
+            if target.exists():
                 remove(target)
         return None
 
