@@ -96,6 +96,13 @@ def test_a_line_of_a_log_file_is_one_line_however_many_losses_there_are(monkeypa
     assert line.rstrip().endswith("[term 8] 0.500  ≈ 8 min left")
 
 
+def test_nothing_is_said_of_epochs_before_the_first() -> None:
+    display = LiveDisplay(Console(file=io.StringIO(), width=80))
+    display(RunStart(tasks=1, method="slda", resumed_at=None))
+    display(TaskStart(task=0, classes=5, images=640, steps=0))
+    assert display._parts() == ("task 1/1", "", "", "")
+
+
 def test_a_length_of_time_in_words() -> None:
     assert [lasting(seconds) for seconds in (0, 119, 121, 5_400, 9_000)] == [
         "0 s", "119 s", "2 min", "90 min", "2.5 h",

@@ -101,7 +101,7 @@ class LiveDisplay:
             return task, f"looking at images {seen}/{images}", "", left
         return (
             task,
-            f"{self._phase} epoch {self._epoch + 1}/{self._epochs}",
+            f"{self._phase} epoch {self._epoch + 1}/{self._epochs}" if self._epochs else "",
             self._losses,
             self._left(),
         )
