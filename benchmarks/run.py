@@ -16,8 +16,8 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 NAMES = (
-    "startup", "augment", "decode", "scoring", "pushforward", "anchor", "training", "refresh", "memory", "whole_run",
-    "growth", "waiting",
+    "startup", "photos", "augment", "decode", "scoring", "pushforward", "anchor", "training", "refresh", "memory",
+    "whole_run", "growth", "waiting",
 )  # fmt: skip
 ASKED_FOR = ("compiling", "scaling", "covariance", "serving")
 """Not comparisons of speed, and not quick: only run by name."""

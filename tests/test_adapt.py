@@ -63,8 +63,9 @@ def test_moments_of_all_classes_together() -> None:
 
 
 class TestTheChoice:
-    def test_the_frozen_answer_is_that_of_slda_alone(self, make: Any) -> None:
+    def test_the_frozen_answer_is_that_of_slda_alone(self, make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         """Whatever was tried beside it: the same scores to the last bit."""
+        monkeypatch.setattr(adapt, "_out_of_reach", lambda record, old: False)
         chosen = make()
         alone = make(method="slda", feature_dim="auto")
         alone.settings = {path: value for path, value in chosen.settings.items() if not path.startswith("method.")}
@@ -73,6 +74,8 @@ class TestTheChoice:
             alone.partial_fit(*photos(*classes))
         assert chosen.report_.chosen == "frozen"
         assert chosen.report_.other_accuracy_new is not None, "the network was adapted and compared"
+        assert chosen.report_.other_seconds is not None
+        assert f"adapted, which took {chosen.report_.other_seconds:.0f} s, it answers" in str(chosen.report_)
         images, _ = photos(0, 1, 2, 3, 4, count=5)
         assert (chosen.decision_function(images) == alone.decision_function(images)).all()
 
@@ -135,6 +138,7 @@ class TestTheChoice:
             return learn(model, *args, **kwargs)
 
         monkeypatch.setattr(adapt.update, "learn", diverging)
+        monkeypatch.setattr(adapt, "_out_of_reach", lambda record, old: False)
         classifier = make().fit(*photos(0, 1))
         assert classifier.report_.chosen == "frozen"
         assert "could not be trained (training diverged)" in str(classifier.report_)
@@ -145,9 +149,25 @@ class TestTheChoice:
         images, labels = photos(0, 1, 2, count=10)
         assert (classifier.predict(images) == labels).mean() > 0.5
 
-    def test_no_time(self, make: Any) -> None:
+    def test_no_time(self, make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(adapt, "_out_of_reach", lambda record, old: False)
         classifier = make(minutes=0.0).fit(*photos(0, 1))
         assert "more than the 0 allowed" in str(classifier.report_)
+
+    def test_what_could_not_win_is_not_trained(self, make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Were everything answered rightly, the gain would still be within what chance explains."""
+        trained = []
+        learn = adapt.update.learn
+
+        def watched(model: Any, *args: Any, **kwargs: Any) -> Any:
+            trained.append(kwargs["config"].method.name)
+            return learn(model, *args, **kwargs)
+
+        monkeypatch.setattr(adapt.update, "learn", watched)
+        classifier = make().fit(*photos(0, 1))
+        assert trained == ["slda"]
+        gain = f"no gain over {classifier.report_.accuracy_new:.0f} % could be told from chance"
+        assert f"not adapted: with 10 images kept back, {gain}." in str(classifier.report_)
 
 
 def adapt_given(images: np.ndarray) -> Any:
@@ -173,6 +193,19 @@ def test_promises_by_hand() -> None:
     assert adapt._chance(record(5, 100.0, 60.0, held_out=25)) == pytest.approx(100 * (2 * 0.9 * 0.1 / 25) ** 0.5)
 
 
+@pytest.mark.parametrize(("accuracy", "images"), [(89.0, 15), (97.0, 150), (99.0, 10**6)])
+def test_out_of_reach_by_hand(accuracy: float, images: int) -> None:
+    """A network that answers everything rightly would be taken just below the border, and not above it."""
+    perfect = record(5, 100.0, 100.0, images)
+    seen = set()
+    for lower in range(40):
+        ours = record(5, accuracy - lower, accuracy - lower, images)
+        wins = adapt._promise(perfect, 5) > adapt._promise(ours, 5) + adapt.MARGIN + adapt._chance(ours)
+        assert adapt._out_of_reach(ours, 5) is not wins
+        seen.add(wins)
+    assert seen == {True, False}
+
+
 def test_a_new_fit_is_for_the_new_images(make: Any) -> None:
     """Not for those of the model that it replaces: images of 16 and of 80 pixels are augmented in different ways."""
     classifier = make(adapt="never").fit(*photos(0, 1))
@@ -188,6 +221,11 @@ class TestTheParameter:
         assert classifier.report_.chosen == "frozen"
         assert classifier.report_.other_accuracy_new is None
         assert classifier.model_.config.method.name == "slda"
+
+    def test_never_speaks_of_no_epochs(self, make: Any) -> None:
+        told = make(adapt="never").describe(adapt_given(photos(0, 1)[0]))
+        assert told.endswith("; 40 images; the pretrained network stays as it is (adapt=never)")
+        assert "epochs" not in told
 
     def test_always(self, make: Any) -> None:
         classifier = make(adapt="always").fit(*photos(0, 1)).partial_fit(*photos(2))

@@ -7,13 +7,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from safetensors.torch import load as load_safetensors
 
-from gatf.errors import UserError
-from gatf.incremental.learn import learn_folder
+from gatf.errors import CannotWrite, UserError
+from gatf.incremental.classifier import IncrementalClassifier
+from gatf.incremental.learn import Outcome, learn_folder
 from gatf.incremental.store import Store
 from gatf.model import file as model_file
+from gatf.model.exported import beside
+from gatf.nets.resnet import ResNet18
 
 HOLD = """
 import sys, time
@@ -172,3 +176,140 @@ def test_only_the_update_that_was_done_counts_as_done(store: Store, monkeypatch:
     monkeypatch.setattr(store, "_digest", lambda: "after")
     assert store.committed({**plan, "model": "after"})
     assert not store.committed({**plan, "images": "b"})
+
+
+# --- quick answers
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folders `first` and `more` of two classes each, and weights.pth for their network."""
+    place = tmp_path_factory.mktemp("photos")
+    draws = np.random.default_rng(0)
+    for folder, classes in (("first", ("sky", "sand")), ("more", ("sea", "snow"))):
+        for name in classes:
+            (place / folder / name).mkdir(parents=True)
+            colour = draws.integers(40, 216, 3)
+            for number in range(6):
+                pixels = np.clip(colour + draws.normal(0, 20, (20, 20, 3)), 0, 255).astype(np.uint8)
+                Image.fromarray(pixels).save(place / folder / name / f"{number}.png")
+    torch.manual_seed(0)
+    torch.save(ResNet18(3, width=4, stem="3x3", bottleneck=None).state_dict(), place / "weights.pth")
+    return place
+
+
+@pytest.fixture
+def learn_photos(store: Store, photos: Path) -> Any:
+    pytest.importorskip("onnx", reason="the extra 'onnx' is not installed")
+    pytest.importorskip("onnxruntime", reason="the extra 'onnx' is not installed")
+
+    def learn(folder: str) -> Outcome:
+        parameters: dict[str, Any] = {"device": "cpu"}
+        if not store.path.exists():
+            settings = {"backbone.pretrained": str(photos / "weights.pth"), "backbone.stem": "3x3"}
+            parameters |= {"backbone": "resnet18", "width": 4, "adapt": "never", "settings": settings}
+        return learn_folder(store.path, photos / folder, parameters=parameters)
+
+    return learn
+
+
+def says(store: Store, photos: Path) -> tuple[list[Any], list[Any]]:
+    """What the export beside the model and the model itself say of all photos."""
+    exported, note = beside(store.path)
+    assert note is None
+    assert exported is not None
+    files = sorted(map(str, photos.glob("*/*/*.png")))
+    pixels, _, _ = exported.read(files, skip_bad=False)
+    return exported.answer(pixels).labels.tolist(), IncrementalClassifier.load(store.path).predict(files).tolist()
+
+
+def test_photos_can_be_asked_about_without_torch_after_every_update_and_rollback(
+    store: Store, photos: Path, learn_photos: Any
+) -> None:
+    outcome = learn_photos("first")
+    assert outcome.export == store.path.with_name("shop.gatf.onnx")
+    by_export, by_model = says(store, photos)
+    assert by_export == by_model
+    before = store.path.read_bytes()
+    learn_photos("more")
+    by_export, by_model = says(store, photos)
+    assert by_export == by_model
+    assert set(by_model) > {"sea"}
+    assert names(store) == {"shop.gatf", "shop.gatf.onnx", "shop.gatf.v0"}
+    of_update = store.path.with_name("shop.gatf.onnx").read_bytes()
+    with store.writing():
+        store.rollback()
+    by_export, by_model = says(store, photos)
+    assert by_export == by_model
+    assert "sea" not in by_model
+    assert store.path.read_bytes() == before
+    store.path.with_name("shop.gatf.onnx").write_bytes(of_update)
+    assert beside(store.path) == (None, None), "that of another version is not asked, and nobody need be told"
+
+
+def test_an_update_that_was_killed_before_its_export_writes_it_when_repeated(
+    store: Store, photos: Path, learn_photos: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learn_photos("first")
+
+    def killed(*args: Any, **kwargs: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("gatf.model.onnx.export_onnx", killed)
+        with pytest.raises(KeyboardInterrupt):
+            learn_photos("more")
+    assert len(model_file.load(store.path).labels) == 4, "the model is in place"
+    assert beside(store.path) == (None, None)
+    left = store.path.with_name(".shop.gatf.onnx.0123abcd.partial")
+    left.write_bytes(b"half")
+    assert learn_photos("more").resumed
+    assert len(model_file.load(store.path).history) == 2, "nothing is learnt twice"
+    by_export, by_model = says(store, photos)
+    assert by_export == by_model
+    assert not left.exists()
+
+
+def test_a_rollback_that_was_killed_before_its_export_writes_it_when_repeated(
+    store: Store, photos: Path, learn_photos: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learn_photos("first")
+    learn_photos("more")
+
+    def killed(*args: Any, **kwargs: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("gatf.model.onnx.export_onnx", killed)
+        with pytest.raises(KeyboardInterrupt), store.writing():
+            store.rollback()
+    with store.writing():
+        assert store.rollback()[0] == 0
+    by_export, by_model = says(store, photos)
+    assert by_export == by_model
+    assert "sea" not in by_model
+
+
+def test_an_update_does_not_fail_for_want_of_its_export(
+    store: Store, learn_photos: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is a convenience; one of the version before goes, where it can."""
+    learn_photos("first")
+
+    def full(*args: Any, **kwargs: Any) -> None:
+        raise CannotWrite("no space left")
+
+    monkeypatch.setattr("gatf.model.onnx.write_bytes", full)
+    assert learn_photos("more").export is None
+    assert len(model_file.load(store.path).labels) == 4
+    assert names(store) == {"shop.gatf", "shop.gatf.v0"}
+
+
+def test_what_has_no_pretrained_network_or_no_ending_has_no_export_of_its_own(
+    tmp_path: Path, store: Store, grown: Any
+) -> None:
+    grown.save(store.path)
+    assert store.renew_export() is None
+    grown.save(tmp_path / "shop")
+    assert Store(tmp_path / "shop").renew_export() is None
+    assert names(store) == {"shop.gatf", "shop"}

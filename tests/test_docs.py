@@ -1,6 +1,6 @@
 """What the documentation says is so."""
 
-import importlib.util
+import importlib
 import json
 import re
 import shlex
@@ -8,6 +8,7 @@ import subprocess
 import sys
 from itertools import pairwise
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -20,12 +21,26 @@ ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
-def test_generated_pages_are_up_to_date() -> None:
-    spec = importlib.util.spec_from_file_location("update_docs", ROOT / "tools" / "update_docs.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+@pytest.fixture
+def update_docs(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(ROOT / "tools")
+    return importlib.import_module("update_docs")
+
+
+def test_results_of_some_methods_leave_the_rows_of_others(update_docs: ModuleType) -> None:
+    page = (
+        "<!-- results:some -->\n| method | seeds | A_last % |\n|---|---:|---:|\n"
+        "| ncm | 5 | 70 |\n| slda | 5 | 96 |\n<!-- /results:some -->"
+    )
+    table = "| method | seeds | A_last % | seconds |\n|---|---:|---:|---:|\n| slda | 2 | 97 | 3 |\n"
+    told = update_docs.renewed(page, "some", table)
+    assert told == "| method | seeds | A_last % |\n|---|---:|---:|\n| ncm | 5 | 70 |\n| slda | 2 | 97 |\n"
+    whole = table + "| ncm | 2 | 71 | 4 |\n"
+    assert update_docs.renewed(page, "some", whole) == whole
+
+
+def test_generated_pages_are_up_to_date(update_docs: ModuleType) -> None:
+    module = update_docs
     for name, page in module.PAGES.items():
         assert (ROOT / "docs" / name).read_text(encoding="utf-8") == page(), "run tools/update_docs.py"
     for (name, marker), part in module.PARTS.items():

@@ -1,7 +1,9 @@
 """Pretrained backbones in runs, classifiers and model files."""
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -175,6 +177,42 @@ def test_a_module_is_learnt_saved_and_must_be_given_again(tmp_path: Path) -> Non
     with pytest.raises(UserError, match=r"tensor 'backbone.net.layer.weight' is not the one"):
         IncrementalClassifier.load(path, backbone=Colours(5))
     assert str(describe(path)[1].backbone).startswith("python:")
+
+
+def test_a_model_of_timm_begins_with_timm_s_weights_unless_asked_otherwise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever names one wants what it knows."""
+    import huggingface_hub
+
+    def create_model(name: str, **given: Any) -> nn.Module:
+        model = Colours()
+        model.num_features, model.pretrained_cfg = 6, {"hf_hub_id": f"timm/{name}"}  # type: ignore[assignment]
+        return model
+
+    monkeypatch.setitem(sys.modules, "timm", SimpleNamespace(create_model=create_model))
+    save_file(Colours().state_dict(), tmp_path / "model.safetensors")
+    asked = []
+
+    def download(repository: str, file: str) -> str:
+        asked.append(repository)
+        return str(tmp_path / file)
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
+    given = read_images(photos(4, 64)[0])
+    random = IncrementalClassifier(backbone="timm:tiny_vit", settings={"backbone.pretrained": None})
+    assert "backbone timm:tiny_vit (features " in random.describe(given)
+    assert asked == []
+    told = IncrementalClassifier(backbone="timm:tiny_vit").describe(given)
+    assert "backbone timm:tiny_vit (timm's weights, " in told
+    assert "kept only if it promises more than the pretrained network" in told
+    assert set(asked) == {"timm/tiny_vit"}
+    images, names = photos(24, 64)
+    classifier = IncrementalClassifier(backbone="timm:tiny_vit", adapt="never", device="cpu").fit(images, names)
+    classifier.save(tmp_path / "timm.gatf")
+    (tmp_path / "model.safetensors").unlink()
+    loaded = IncrementalClassifier.load(tmp_path / "timm.gatf", device="cpu")
+    np.testing.assert_array_equal(loaded.decision_function(images), classifier.decision_function(images))
 
 
 class Mobile(MobileNet):

@@ -16,8 +16,8 @@ RESULTS = ROOT / "benchmarks" / "results"
 PICTURE = ROOT / "docs" / "img" / "pushforward.svg"
 GROWTH = ROOT / "docs" / "img" / "growth.svg"
 COMPARED = (
-    "startup", "augment", "decode", "training", "refresh", "anchor", "pushforward", "scoring", "compiling", "memory",
-    "whole_run", "waiting",
+    "startup", "photos", "augment", "decode", "training", "refresh", "anchor", "pushforward", "scoring", "compiling",
+    "memory", "whole_run", "waiting",
 )  # fmt: skip
 """Benchmarks whose results are lines of the table; `covariance`, `scaling`, `growth` and `serving` have tables of
 their own."""

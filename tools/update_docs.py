@@ -1,7 +1,8 @@
 """Write the generated parts of the documentation.
 
 python tools/update_docs.py                            equations, settings, methods, events, summary, results/
-python tools/update_docs.py digits runs/bench-digits   also the results between the markers `results:digits`
+python tools/update_docs.py digits runs/bench-digits   also the results between the markers `results:digits`; rows of
+                                                       methods that the folder does not have stay
 """
 
 import ast
@@ -110,6 +111,17 @@ def rows_of(page: str, name: str) -> dict[str, dict[str, str]]:
     lines = [line for line in rest.partition(f"<!-- /results:{name} -->")[0].splitlines() if line.startswith("|")]
     headings, _, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     return {cells[0]: dict(zip(headings, cells, strict=True)) for cells in rows}
+
+
+def renewed(page: str, name: str, table: str) -> str:
+    """The table for these markers: as it is where it has every method that is there now, else with the other rows, and
+    the columns, that are there."""
+    old, new = rows_of(page, name), rows_of(replace_between(page, f"results:{name}", table), name)
+    if old.keys() <= new.keys():
+        return table
+    headings = list(next(iter(old.values())))
+    rows = [[row[heading] for heading in headings] for row in (old | new).values()]
+    return str(results().table(headings, rows))
 
 
 def first_sentence(text: str) -> str:
@@ -377,7 +389,7 @@ def main(arguments: list[str]) -> None:
         for page in (ROOT / "README.md", ROOT / "docs" / "methods.md"):
             text = page.read_text(encoding="utf-8")
             if f"<!-- results:{name} -->" in text:
-                page.write_text(replace_between(text, f"results:{name}", table), encoding="utf-8")
+                page.write_text(replace_between(text, f"results:{name}", renewed(text, name, table)), encoding="utf-8")
     for (name, marker), part in PARTS.items():  # of which some read the results above
         page = ROOT / "docs" / name
         page.write_text(replace_between(page.read_text(encoding="utf-8"), marker, part()), encoding="utf-8")

@@ -18,7 +18,7 @@ from gatf.data.augment import Pipeline, parse_augmentation
 from gatf.data.base import ImageSet
 from gatf.data.loader import TaskData, TaskInfo, views
 from gatf.errors import Diverged, UserError
-from gatf.io.events import Listener, Trained
+from gatf.io.events import Listener, Looked, Trained
 from gatf.methods import Method, method_class
 from gatf.methods.parts.bottleneck import start_bottleneck
 from gatf.nets import build_backbone, given_backbone, wrap_backbone
@@ -132,6 +132,8 @@ class Session:
         """
         if self.device.type == "cpu":
             keep_freed_memory()
+        task = data.info.index
+        data.looked = lambda images, of: run.listener(Looked(task=task, images=images, of=of))
         with self.threads():
             if data.info.index == 0 and resumed is None:
                 start_bottleneck(self.method.backbone, self.config.backbone, data)

@@ -154,7 +154,7 @@ class ScenarioConfig(Strict):
 
 PYTHON = "python:"
 """Begins the name of a backbone that was handed over in Python; the constructor's dotted name follows."""
-PACKAGE, INSIDE = "package", "inside"
+PACKAGE, HUB, INSIDE = "package", "hub", "inside"
 """Words for where pretrained weights are: in a package that is installed, or in the model file itself."""
 LITE0 = "efficientnet_lite0"
 
@@ -177,8 +177,9 @@ class BackboneConfig(Strict):
     most, each scaled to variance 1 (pca). auto: pca after a pretrained network, whose features random weights would
     blur, else random."""
     pretrained: str | None = None
-    """Start from these weights: a .safetensors or .pth file, a hub id such as timm/resnet18.tv_in1k, or `package`:
-    what the extra `pretrained` installs for efficientnet_lite0. Default: `package` for efficientnet_lite0, else null.
+    """Start from these weights: a .safetensors or .pth file, a hub id such as timm/resnet18.tv_in1k, `package`: what
+    the extra `pretrained` installs for efficientnet_lite0, or `hub`: those that timm has for a `timm:<model>`, from the
+    Hugging Face hub. Default: `package` for efficientnet_lite0, in a classifier `hub` for timm's models, else null.
     Model files say `inside`, for they hold their weights."""
     batch_norm: Literal["auto", "train", "fixed"] = "auto"
     """Statistics of batch-norm while training: of each batch, or fixed where they are. auto: fixed for a pretrained
@@ -189,7 +190,7 @@ class BackboneConfig(Strict):
         about = f"features {self.bottleneck}" if self.bottleneck else "all its features"
         if self.name in ("resnet18", "resnet50", "small"):
             about = f"width {self.width}, {about}"
-        weights = {None: "", PACKAGE: "ImageNet's weights, ", INSIDE: "pretrained, "}
+        weights = {None: "", PACKAGE: "ImageNet's weights, ", HUB: "timm's weights, ", INSIDE: "pretrained, "}
         return f"{self.name} ({weights.get(self.pretrained, f'weights of {self.pretrained}, ')}{about})"
 
     @model_validator(mode="before")

@@ -219,6 +219,48 @@ def test_timm_models_by_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
         build_backbone(BackboneConfig(name="timm:huge"), 3)
 
 
+class WideHead(FakeModel):
+    """Like timm's MobileNetV3: features are widened after they were pooled."""
+
+    def __init__(self, in_chans: int) -> None:
+        super().__init__(in_chans)
+        self.head_hidden_size = 9
+        self.widen = nn.Linear(6, 9)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.widen(super().forward(x))
+
+
+def test_timm_models_that_widen_their_features(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = SimpleNamespace(create_model=lambda name, *, in_chans, **given: WideHead(in_chans))
+    monkeypatch.setitem(sys.modules, "timm", made)
+    net = build_backbone(BackboneConfig(name="timm:mobilenetv3", bottleneck=5), 3)
+    assert net(torch.zeros(2, 3, 9, 9)).shape == (2, 5)
+    assert build_backbone(BackboneConfig(name="timm:mobilenetv3", bottleneck=None), 3).feature_dim == 9
+
+
+def test_timm_models_with_the_weights_that_timm_has_for_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    import huggingface_hub
+
+    model = FakeModel(3)
+    monkeypatch.setitem(sys.modules, "timm", SimpleNamespace(create_model=lambda name, **given: model))
+    config = BackboneConfig(name="timm:tiny_vit", bottleneck=None, pretrained="hub")
+    assert str(config) == "timm:tiny_vit (timm's weights, all its features)"
+    with pytest.raises(UserError, match=r"timm has no weights for this backbone: name a file .*pretrained=null"):
+        build_backbone(config, 3)
+    monkeypatch.setattr(
+        model, "pretrained_cfg", {"hf_hub_id": "timm/tiny", "mean": [0.5] * 3, "std": [0.25] * 3}, raising=False
+    )
+    save_file({"conv.weight": torch.ones(6, 3, 3, 3), "conv.bias": torch.ones(6)}, tmp_path / "model.safetensors")
+    monkeypatch.setattr(
+        huggingface_hub, "hf_hub_download", lambda repository, file: str(tmp_path / file) * (repository == "timm/tiny")
+    )
+    net = build_backbone(config, 3)
+    assert torch.equal(net(torch.zeros(1, 3, 9, 9)), torch.ones(1, 6))
+    assert net.pretrained
+    assert net.normalisation == ((0.5,) * 3, (0.25,) * 3)
+
+
 def test_timm_that_does_not_import(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "timm", None)
     with pytest.raises(UserError, match=r"timm:resnet50 needs timm, .*pip install 'gatf-cil\[timm\]'"):

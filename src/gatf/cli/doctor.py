@@ -12,9 +12,9 @@ from gatf.errors import ExitCode
 
 PACKAGES = (
     "torch", "numpy", "pydantic", "typer", "rich", "safetensors", "lightning-fabric", "scikit-learn",
-    "matplotlib", "datasets", "huggingface-hub", "pyarrow", "timm",
+    "matplotlib", "datasets", "huggingface-hub", "pyarrow", "timm", "onnx", "onnxruntime",
 )  # fmt: skip
-OPTIONAL = {"datasets", "huggingface-hub", "pyarrow", "timm"}
+OPTIONAL = {"datasets", "huggingface-hub", "pyarrow", "timm", "onnx", "onnxruntime"}
 FETCHED = ("resnet18", "resnet50", "mobilenet_v2")
 """Networks whose weights no package brings."""
 

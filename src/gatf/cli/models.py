@@ -80,7 +80,8 @@ def learn(
     for name in outcome.left_out:
         tell(console, f"left out: {harmless(name)} cannot be decoded")
     tell(console, str(outcome.classifier.report_))
-    tell(console, f"{model}: {len(outcome.classifier.classes_)} classes, {_size(model)}")
+    quick = "" if outcome.export is None else f"; {outcome.export} answers without PyTorch, {_size(outcome.export)}"
+    tell(console, f"{model}: {len(outcome.classifier.classes_)} classes, {_size(model)}{quick}")
 
 
 def predict(

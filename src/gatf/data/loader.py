@@ -94,6 +94,8 @@ class TaskData:
         self._window, self._pipeline = split_pipeline(images, pipeline)
         self._seed = seed
         self._device = device
+        self.looked: Callable[[int, int], None] = lambda images, of: None
+        """Told how many images a network that is not being trained has seen, and of how many."""
 
     def __len__(self) -> int:
         return self.info.images
@@ -102,6 +104,11 @@ class TaskData:
         """Batches an epoch."""
         images = len(self) if order is None else len(self._visited(order, torch.Generator()))
         return _steps(images, batch_size, drop_last)
+
+    @property
+    def look_size(self) -> int:
+        """Images per batch where nothing is trained."""
+        return look_size(self._open())
 
     def known_features(self) -> tuple[Tensor, Tensor] | None:
         """Features [N, S] of the plain images, and their labels [N]; None where the network has to be asked."""
@@ -171,10 +178,14 @@ def _steps(images: int, batch_size: int, drop_last: bool) -> int:
     return max(1, images // batch_size) if drop_last else -(-images // batch_size)
 
 
+def look_size(images: ImageSet) -> int:
+    """Images per batch where nothing is trained, by their size."""
+    return EVALUATION_BATCH if images.image_shape[1] <= SMALL else LARGE_BATCH
+
+
 def views(images: ImageSet, members: Tensor, pipeline: Pipeline, device: torch.device) -> Iterator[Tensor]:
     """What a network gets of these images in a test: normalised, not augmented, in order, a batch at a time."""
-    size = EVALUATION_BATCH if images.image_shape[1] <= SMALL else LARGE_BATCH
-    for pixels in images.stream(members.split(size)):
+    for pixels in images.stream(members.split(look_size(images))):
         yield pipeline(pixels.to(device), None)
 
 

@@ -26,8 +26,9 @@ from gatf.model.answers import answer, available_device, look
 from gatf.model.record import UpdateRecord
 from gatf.model.said import Answers
 from gatf.model.state import FROZEN_METHOD, Label, Looks, Model
+from gatf.nets import TIMM
 from gatf.nets.foreign import constructor_name, probe_dim
-from gatf.settings import INSIDE, PYTHON
+from gatf.settings import HUB, INSIDE, PYTHON
 
 
 class IncrementalClassifier(TransformerMixin, ClassifierMixin, BaseEstimator):
@@ -41,13 +42,14 @@ class IncrementalClassifier(TransformerMixin, ClassifierMixin, BaseEstimator):
     Parameters
     ----------
     method : str, default "gatf"
-        Any exemplar-free method of `gatf methods`. Certificates and the rejection of unknown images need one that keeps
-        Gaussians: gatf, adagauss or slda. Going on with known classes can these, ncm, ranpac and klda.
+        Any exemplar-free method of `gatf methods`. Certificates need one that keeps Gaussians: gatf, adagauss or slda.
+        Going on with known classes can these, ncm, ranpac and klda.
     backbone : str or torch.nn.Module, default "auto"
         The network: "small", "resnet18", "resnet50", "mobilenet_v2", "efficientnet_lite0" or "timm:MODEL", or a module
         that returns features [B, D], of which a copy is trained. Here and below "auto" chooses from the first images:
         photos (colour, 64 pixels or more) get efficientnet_lite0 with ImageNet's weights where the extra `pretrained`
-        is installed. Weights of your own: settings={"backbone.pretrained": FILE}.
+        is installed. timm's models begin with timm's weights, from the hub. Weights of your own:
+        settings={"backbone.pretrained": FILE}.
     adapt : "auto", "never" or "always"
         What updates do with a pretrained network. "auto": the frozen network with linear discriminants (slda) answers,
         unless the network adapted to the new images (by `method`) promises clearly more over all classes; `report_`
@@ -190,14 +192,16 @@ class IncrementalClassifier(TransformerMixin, ClassifierMixin, BaseEstimator):
         """One line: what is chosen for learning these images."""
         model = None if afresh else getattr(self, "model_", None)
         shape = self.shape_for(given, afresh=afresh)
-        config, then = self._config(model, given), ""
+        config, then, trains = self._config(model, given), "", True
         if self._chooses(model, given):
             candidates = self._candidates(model, given)
             config = candidates.adapted_config or candidates.frozen_config
+            trains = candidates.adapted_config is not None
             then = "; the pretrained network stays as it is (adapt=never)"
-            if candidates.adapted_config is not None:
+            if trains:
                 then = "; kept only if it promises more than the pretrained network as it is (adapt=auto)"
-        return defaults.describe(config, shape=shape, images=len(given), first=model is None) + then
+        told = defaults.describe(config, shape=shape, images=len(given), first=model is None, trains=trains)
+        return told + then
 
     def shape_for(self, given: Given, *, afresh: bool = False) -> tuple[int, int, int]:
         """Channels, height and width in which these images are learnt."""
@@ -270,6 +274,8 @@ class IncrementalClassifier(TransformerMixin, ClassifierMixin, BaseEstimator):
         overrides = self._overrides()
         if isinstance(self.backbone, nn.Module):
             return {**overrides, "backbone.pretrained": INSIDE if getattr(self.backbone, "pretrained", False) else None}
+        if overrides.get("backbone.name", "").startswith(TIMM):
+            return {"backbone.pretrained": HUB, **overrides}
         free = not any(name in overrides for name in ("backbone.name", "backbone.width", "backbone.pretrained"))
         chosen = defaults.backbone_for(given) if free and shape[1] >= defaults.PHOTO_SIDE else None
         return overrides if chosen is None else {**overrides, "backbone.name": chosen}

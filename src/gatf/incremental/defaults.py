@@ -168,13 +168,15 @@ def augmentation(side: int) -> list[str]:
     return ["crop:4", "flip"] if side <= SMALL else [f"resized_crop:{side}", "flip"]
 
 
-def describe(config: RunConfig, *, shape: tuple[int, int, int], images: int, first: bool) -> str:
+def describe(config: RunConfig, *, shape: tuple[int, int, int], images: int, first: bool, trains: bool = True) -> str:
     """One line of what was chosen, with the names that change it."""
     stage = config.optimisation.stage(0 if first else 1)
     made = (
         f"{shape[1]}×{shape[2]} {'grey' if shape[0] == 1 else 'colour'} images, backbone {config.backbone}, "
         f"method {config.method.name}; "
     )
+    if not trains:
+        return f"{made if first else ''}{images} images"
     how = session_precision(config, shape)[1] if stage.epochs else None
     numbers = "" if how is None else f"; {how}"
     return f"{made if first else ''}{images} images, {stage.epochs} epochs, batches of {stage.batch_size}{numbers}"

@@ -28,6 +28,8 @@ class Outcome:
     resumed: bool
     left_out: tuple[str, ...]
     """Images that cannot be decoded."""
+    export: Path | None = None
+    """The same model as ONNX, where the update wrote it."""
 
 
 def learn_folder(
@@ -71,8 +73,9 @@ def learn_given(
         if not restart and store.committed(plan):
             store.prune(keep)
             _fulfil(request)
+            export = store.renew_export()
             store.forget_plan()
-            return Outcome(_reopen(path, parameters), True, left_out)
+            return Outcome(_reopen(path, parameters), True, left_out, export)
         classifier = _open(path, parameters)
         if skip_bad:
             names = given.names()
@@ -98,8 +101,9 @@ def learn_given(
                 raise
         store.commit(classifier.model_, keep)
         _fulfil(request)
+        export = store.renew_export()
         store.forget_plan()
-    return Outcome(classifier, resumed, left_out)
+    return Outcome(classifier, resumed, left_out, export)
 
 
 def _open(path: Path, parameters: Mapping[str, Any]) -> IncrementalClassifier:

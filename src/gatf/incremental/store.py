@@ -1,13 +1,15 @@
 """A model on disk as something that is updated: one writer at a time, old versions kept, nothing lost on the way.
 
 Beside `shop.gatf` there may be `shop.gatf.v2` (the model as it was after 2 updates), `shop.gatf.undone` (what the last
-rollback undid) and, while it is being updated, `shop.gatf.learning/` with a lock, the plan and the training's state.
+rollback undid), `shop.gatf.onnx` (the same model for quick answers) and, while it is being updated,
+`shop.gatf.learning/` with a lock, the plan and the training's state.
 """
 
 import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from gatf.io.files import copy, remove, remove_leftovers, sync_folder, telling, 
 from gatf.io.lock import exclusive
 from gatf.io.parsing import parse_json
 from gatf.model import file as model_file
+from gatf.model.exported import own_export
 from gatf.model.state import Model
 
 PLAN, DONE, ROLLBACK, LOCK = "plan.json", "done.json", "rollback.json", "lock"
@@ -45,7 +48,7 @@ class Store:
         busy = f"{self.path} is being updated by another process; wait until that has ended"
         try:
             with exclusive(self.workspace / LOCK, busy=busy, blocked=f"{self.path} cannot be written"):
-                remove_leftovers(self.path.parent, rf"{re.escape(self.path.name)}(\.v\d+|\.undone)?")
+                remove_leftovers(self.path.parent, rf"{re.escape(self.path.name)}(\.v\d+|\.undone|\.onnx)?")
                 remove_leftovers(self.workspace)
                 yield
         finally:
@@ -141,6 +144,7 @@ class Store:
         versions = self.versions() if self.path.parent.is_dir() else []
         begun = self._read(self.workspace / ROLLBACK)
         if begun is not None and begun.get("version") not in versions and self._digest() == begun.get("digest"):
+            self.renew_export()
             remove(self.workspace / ROLLBACK)  # of a process that was killed when all was done but that
             return int(begun["version"]), self.undone
         if not versions:
@@ -155,8 +159,33 @@ class Store:
         with telling(self.path):
             newest.replace(self.path)
         sync_folder(self.path.parent)
+        self.renew_export()
         remove(self.workspace / ROLLBACK)
         return versions[-1], self.undone
+
+    # --- quick answers
+
+    def renew_export(self) -> Path | None:
+        """Write the model as ONNX beside it, from which one photo is answered without importing torch; returns where.
+
+        Only with a pretrained network, as photos have, and where onnx and onnxruntime are installed. It is a
+        convenience: where it cannot be written there is none, and one of another version is never asked.
+        """
+        target = own_export(self.path)
+        if target is None:
+            return None
+        with suppress(UserError):
+            pretrained = model_file.describe(self.path)[1].backbone.pretrained is not None
+            if pretrained and all(find_spec(name) for name in ("onnx", "onnxscript", "onnxruntime")):
+                from gatf.model.onnx import export_onnx
+
+                model = model_file.load(self.path, answering=True)
+                export_onnx(model, target, digest=self._digest(), patient=False)
+                return target
+        with suppress(UserError):
+            if target.exists():
+                remove(target)
+        return None
 
     def _digest(self) -> str | None:
         return container.inspect(self.path).digest if self.path.is_file() else None

@@ -91,6 +91,18 @@ class Step(TaskEvent):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Looked(TaskEvent):
+    """A network that is not being trained looks at the task's images. Listeners hear it; it is not written to the
+    file."""
+
+    kind = "looked"
+    images: int
+    """Those it has seen; 0 as it begins."""
+    of: int
+    """Those it will see."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Epoch(TaskEvent):
     """An epoch is done."""
 
@@ -157,7 +169,7 @@ class Run(Event):
 
 
 KINDS: dict[str, type[Event]] = {
-    event.kind: event for event in (RunStart, Warning, TaskStart, Step, Epoch, Trained, Task, Run, Notice)
+    event.kind: event for event in (RunStart, Warning, TaskStart, Step, Looked, Epoch, Trained, Task, Run, Notice)
 }
 """Every kind of event, by its name in the file."""
 
@@ -166,8 +178,8 @@ Listener = Callable[[Event], None]
 
 
 class JsonLines:
-    """Appends events to a file, all but steps. `truncate` forgets what came after a checkpoint. Without a path (in a
-    process that does not write) it does nothing."""
+    """Appends events to a file, all but steps and looks. `truncate` forgets what came after a checkpoint. Without a
+    path (in a process that does not write) it does nothing."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path or Path()
@@ -176,7 +188,7 @@ class JsonLines:
         self._writes = path is not None
 
     def __call__(self, event: Event) -> None:
-        if isinstance(event, Step) or not self._writes:
+        if isinstance(event, Step | Looked) or not self._writes:
             return
         with telling(self._path):
             self._file.write(json.dumps(event.record(), allow_nan=True) + "\n")

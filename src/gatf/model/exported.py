@@ -15,6 +15,8 @@ from gatf.model.said import Answers
 CLASSES, MODEL = "gatf.classes", "gatf.model"
 """Entries of the ONNX file's metadata: class names as JSON, and the digest of the model it was written from."""
 LONGEST_HEADER = 2**26
+AT_ONCE = 32
+"""Images the network sees at once: more take more memory and no less time."""
 
 
 @dataclass(frozen=True)
@@ -45,14 +47,28 @@ class Exported:
         return np.ascontiguousarray(stacked if channels == 3 else _grey(stacked)), good, bad
 
     def answer(self, pixels: np.ndarray) -> Answers:
-        probabilities, numbers = self.session.run(["probabilities", "class_index"], {"images": pixels})
+        some = [pixels[start : start + AT_ONCE] for start in range(0, len(pixels), AT_ONCE)]
+        found = [self.session.run(["probabilities", "class_index"], {"images": each}) for each in some]
+        probabilities, numbers = (np.concatenate(each) for each in zip(*found, strict=True))
         return Answers(np.array(self.labels)[numbers], probabilities, np.zeros(len(numbers), dtype=bool))
 
 
+def own_export(model: Path) -> Path | None:
+    """Where updates of a model write it as ONNX by themselves: shop.gatf.onnx; None where a person's own export would
+    have that name. `gatf export shop.gatf shop.onnx` is a person's."""
+    return model.with_name(f"{model.name}.onnx") if model.suffix not in ("", ".onnx") else None
+
+
 def beside(model: Path) -> tuple[Exported | None, str | None]:
-    """The export of this very model that lies beside it, under its name and .onnx; None where there is none or no
-    onnxruntime, and a sentence where there is one of another version of the model."""
-    path = model.with_suffix(".onnx")
+    """The export of this very model that lies beside it, shop.gatf.onnx or shop.onnx; None where there is none or no
+    onnxruntime, and a sentence where a person's is of another version of the model."""
+    own = own_export(model)
+    found = _export_of(model, own)[0] if own is not None else None
+    return (found, None) if found is not None else _export_of(model, model.with_suffix(".onnx"))
+
+
+def _export_of(model: Path, path: Path) -> tuple[Exported | None, str | None]:
+    """The export at this path, if it is of this very model; else perhaps a sentence."""
     if not model.is_file() or not path.is_file():
         return None, None
     try:

@@ -4,10 +4,11 @@ Input `images`: uint8 [batch, channels, height, width]. Outputs: `scores` [batch
 them, `probabilities` [batch, classes], `class_index` [batch]. The class names are in the file's metadata, as JSON.
 """
 
+import io
 import json
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,8 @@ from gatf.model.state import Model
 
 TOLERANCE = 1e-3
 """Largest difference of scores between PyTorch and onnxruntime."""
+OUTPUTS = ["scores", "probabilities", "class_index"]
+UNCHECKED = "not checked: onnxruntime is not installed"
 
 
 class Graph(nn.Module):
@@ -57,39 +60,75 @@ def _readout(model: Model) -> nn.Module | None:
     return model.method.memory.readout().graph() if carries_gaussians(model.method) else None
 
 
-def export_onnx(model: Model, target: Path, *, digest: str | None = None) -> str:
+def export_onnx(model: Model, target: Path, *, digest: str | None = None, patient: bool = True) -> str:
     """Write the model as ONNX and, where onnxruntime is there, check it against PyTorch; returns what was checked.
 
-    With the `digest` of the model's file, `gatf predict` takes the export beside the file for the model itself.
+    With the `digest` of the model's file, `gatf predict` takes the export beside the file for the model itself. torch's
+    older exporter, which takes a second, is tried first, and its graph taken where it passes the check; with `patient`
+    the newer one follows, which takes ten.
     """
     try:
-        import onnx
+        import onnx  # noqa: F401
         import onnxscript  # noqa: F401
     except ImportError:
         raise UserError("writing ONNX needs the extra 'onnx': pip install 'gatf-cil[onnx]'") from None
     model.method.to("cpu").eval()
+    try:
+        content, checked = _checked(model, _traced, digest)
+        if checked == UNCHECKED and patient:  # what is traced alone may hold for the images it was traced with
+            content, checked = _checked(model, _exported, digest)
+    except UserError:
+        if not patient:
+            raise
+        content, checked = _checked(model, _exported, digest)
+    write_bytes(target, [content])
+    return checked
+
+
+Exporter = Callable[[Graph, Tensor], Any]
+"""A graph and images to show it → onnx.ModelProto."""
+
+
+def _checked(model: Model, exporter: Exporter, digest: str | None) -> tuple[bytes, str]:
+    """The file that an exporter makes, and what was checked."""
+    import onnx
+
     graph = Graph(model).eval()
     examples = torch.randint(256, (3, *model.preprocessing.shape), dtype=torch.uint8)
     try:
         with _quiet(), torch.no_grad():
-            program: Any = torch.onnx.export(
-                graph, (examples,), dynamo=True, verbose=False, input_names=["images"],
-                output_names=["scores", "probabilities", "class_index"],
-                dynamic_shapes={"images": {0: torch.export.Dim("batch")}},
-            )  # fmt: skip
-    except Exception as error:  # the exporter fails in its own many ways
+            proto = exporter(graph, examples)
+            for name, value in _metadata(model, digest).items():
+                entry = proto.metadata_props.add()
+                entry.key, entry.value = name, value
+            onnx.checker.check_model(proto)
+    except Exception as error:  # exporters fail in their own many ways
         name = model.config.method.name
         reason = " ".join(str(error).split())[:160]
         raise UserError(f"the classifier of method '{name}' cannot be written as ONNX ({reason})") from None
-    proto = program.model_proto
-    for name, value in _metadata(model, digest).items():
-        entry = proto.metadata_props.add()
-        entry.key, entry.value = name, value
-    onnx.checker.check_model(proto)
-    content = proto.SerializeToString()
-    checked = check(model, content)
-    write_bytes(target, [content])
-    return checked
+    content: bytes = proto.SerializeToString(deterministic=True)
+    return content, check(model, content)
+
+
+def _traced(graph: Graph, examples: Tensor) -> Any:
+    """By running it once; whatever depends on the images themselves is an error."""
+    import onnx
+
+    written = io.BytesIO()
+    warnings.simplefilter("error", torch.jit.TracerWarning)  # type: ignore[attr-defined]
+    torch.onnx.export(
+        graph, (examples,), written, dynamo=False, input_names=["images"], output_names=OUTPUTS,  # type: ignore[arg-type]
+        dynamic_axes={name: {0: "batch"} for name in ("images", *OUTPUTS)},
+    )  # fmt: skip
+    return onnx.load_model_from_string(written.getvalue())
+
+
+def _exported(graph: Graph, examples: Tensor) -> Any:
+    program: Any = torch.onnx.export(
+        graph, (examples,), dynamo=True, verbose=False, input_names=["images"], output_names=OUTPUTS,
+        dynamic_shapes={"images": {0: torch.export.Dim("batch")}},
+    )  # fmt: skip
+    return program.model_proto
 
 
 def _metadata(model: Model, digest: str | None) -> dict[str, str]:
@@ -107,8 +146,12 @@ def check(model: Model, content: bytes) -> str:
     try:
         import onnxruntime
     except ImportError:
-        return "not checked: onnxruntime is not installed"
-    session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
+        return UNCHECKED
+    try:
+        session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
+    except Exception as error:  # onnxruntime has exceptions of its own
+        reason = " ".join(str(error).split())[:160]
+        raise UserError(f"onnxruntime cannot read the ONNX graph ({reason}); nothing was written") from None
     for count in (1, 5):
         draws = torch.Generator().manual_seed(count)
         images = torch.randint(256, (count, *model.preprocessing.shape), dtype=torch.uint8, generator=draws)

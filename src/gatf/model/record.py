@@ -61,6 +61,8 @@ class UpdateRecord(Strict):
     """`accuracy_new` of the other one."""
     other_expected_old: float | None = None
     """`expected_old` of the other one."""
+    other_seconds: NonNegativeFloat | None = None
+    """`seconds` of the other one."""
     not_adapted: str | None = None
     """Why there is no adapted network to compare with."""
     temperature: float
@@ -116,7 +118,9 @@ class UpdateRecord(Strict):
             return f"{kept}, not adapted: {self.not_adapted}."
         if self.other_accuracy_new is None:
             return f"{kept}."
-        other = "adapted" if self.chosen == "frozen" else "as it was"
+        other = "as it was"
+        if self.chosen == "frozen":
+            other = "adapted" if self.other_seconds is None else f"adapted, which took {self.other_seconds:.0f} s"
         old = self.other_expected_old
         older = "" if old is None else f" and about {old:.0f} % of older classes"
         return f"{kept}: {other}, it answers {self.other_accuracy_new:.1f} % of the images kept back{older} rightly."

@@ -74,7 +74,8 @@ def timm_backbone(model: str, channels: int, bottleneck: int | None) -> Wrapped:
         net = timm.create_model(model, pretrained=False, num_classes=0, in_chans=channels)
     except (RuntimeError, ValueError, TypeError) as error:
         raise UserError(f"timm cannot make '{model}': {' '.join(str(error).split())}") from None
-    return Wrapped(net, int(net.num_features), bottleneck)
+    dim = getattr(net, "head_hidden_size", None) or net.num_features  # some widen the features after pooling them
+    return Wrapped(net, int(dim), bottleneck)
 
 
 def _import_timm() -> Any:

@@ -17,7 +17,7 @@ from gatf.nets.base import Backbone, Normalisation
 from gatf.nets.foreign import Wrapped
 from gatf.nets.mobile import EfficientNetLite0, MobileNetV2
 from gatf.nets.resnet import ResNet
-from gatf.settings import PACKAGE
+from gatf.settings import HUB, PACKAGE
 
 IMAGENET: Normalisation = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 LITE: Normalisation = ((127 / 255,) * 3, (128 / 255,) * 3)
@@ -57,8 +57,10 @@ def load_pretrained(backbone: nn.Module, spec: str) -> Loaded:
     `timm/resnet18.tv_in1k` and torchvision name ResNet-18's tensors as `nets.resnet` does; names inside a checkpoint of
     a whole model may carry one of its prefixes.
     """
-    given = _strip_prefix(read_weights(spec))
     net = backbone.net if isinstance(backbone, Wrapped) else backbone
+    if spec == HUB:
+        spec = _hub_id(net)
+    given = _strip_prefix(read_weights(spec))
     if isinstance(net, Backbone):
         given = net.our_names(given)
     own = net.state_dict()
@@ -91,8 +93,24 @@ def published_normalisation(backbone: nn.Module) -> Normalisation | None:
         return LITE
     if isinstance(backbone, MobileNetV2) or (isinstance(backbone, ResNet) and backbone.conv1.kernel_size[0] == 7):
         return IMAGENET
-    told = getattr(getattr(backbone, "net", None), "pretrained_cfg", None) or {}  # of timm's models
+    told = _timm_says(getattr(backbone, "net", None))
     return (tuple(told["mean"]), tuple(told["std"])) if "mean" in told and "std" in told else None
+
+
+def _timm_says(net: Any) -> dict[str, Any]:
+    """What timm knows of the published weights of one of its models; of others nothing."""
+    return dict(getattr(net, "pretrained_cfg", None) or {})
+
+
+def _hub_id(net: nn.Module) -> str:
+    """The hub repository of the weights that timm has for one of its models."""
+    repository = _timm_says(net).get("hf_hub_id")
+    if not isinstance(repository, str):
+        raise UserError(
+            "timm has no weights for this backbone: name a file of them (backbone.pretrained=FILE), or start from "
+            "random weights (backbone.pretrained=null)"
+        )
+    return repository
 
 
 def read_weights(spec: str) -> dict[str, Tensor]:
@@ -160,7 +178,8 @@ def _download(repository: str) -> Path:
         reason = " ".join(str(error).split())[:160]
         raise UserError(
             f"the weights '{repository}' could not be fetched from the Hugging Face hub ({reason}); name a "
-            ".safetensors or .pth file instead (backbone.pretrained)"
+            ".safetensors or .pth file instead (backbone.pretrained=FILE), or start from random weights "
+            "(backbone.pretrained=null)"
         ) from None
 
 

@@ -12,6 +12,8 @@ from gatf.io.text import harmless
 
 SECONDS_BETWEEN_LINES = 10.0
 """Where there is no terminal to redraw a line on, a new one is written this often."""
+ENOUGH_STEPS, ENOUGH_SECONDS = 5, 3.0
+"""Whichever comes first, from then on the time left is told: a step of photos may take that long by itself."""
 
 
 class LiveDisplay:
@@ -28,6 +30,8 @@ class LiveDisplay:
         self._epoch, self._epochs = 0, 0
         self._started = self._training_seconds = 0.0
         self._all_steps = 0
+        self._looking: events.Looked | None = None
+        self._looking_since = 0.0
         self._told = 0.0
         """When the last line was written."""
 
@@ -45,10 +49,12 @@ class LiveDisplay:
                 self._steps_done += 1
                 self._all_steps += 1
                 self._phase, self._epoch, self._epochs = event.phase, event.epoch, event.epochs
-                if self._live is None and monotonic() - self._told >= SECONDS_BETWEEN_LINES:
-                    self._told = monotonic()
-                    line = "  ".join(part for part in self._parts() if part)
-                    self.console.print(line, markup=False, highlight=False, soft_wrap=True)
+                self._looking = None
+                self._write_now_and_then()
+            case events.Looked():
+                self._looking_since = self._looking_since if event.images else monotonic()
+                self._looking = event
+                self._write_now_and_then()
             case events.Epoch():
                 self._losses = "  ".join(f"{name} {value:.3f}" for name, value in event.losses.items())
             case events.Task():
@@ -63,6 +69,13 @@ class LiveDisplay:
                 self._print(f"note: noise on stored moments: ε = {epsilon:g}, δ = {delta:g}, clipping norm {clip:g}")
         if self._live is not None:
             self._live.update(self._line())
+
+    def _write_now_and_then(self) -> None:
+        """A line where there is no terminal, if the last one was long ago."""
+        if self._live is None and monotonic() - self._told >= SECONDS_BETWEEN_LINES:
+            self._told = monotonic()
+            line = "  ".join(part for part in self._parts() if part)
+            self.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def close(self) -> None:
         if self._live is not None:
@@ -80,9 +93,15 @@ class LiveDisplay:
         return table
 
     def _parts(self) -> tuple[str, str, str, str]:
+        task = f"task {self._task + 1}/{self._tasks}"
+        if self._looking is not None:
+            seen, images = self._looking.images, self._looking.of
+            spent = monotonic() - self._looking_since
+            left = f"≈ {lasting((images - seen) * spent / seen)} left" if seen and spent >= ENOUGH_SECONDS else ""
+            return task, f"looking at images {seen}/{images}", "", left
         return (
-            f"task {self._task + 1}/{self._tasks}",
-            f"{self._phase} epoch {self._epoch + 1}/{self._epochs}",
+            task,
+            f"{self._phase} epoch {self._epoch + 1}/{self._epochs}" if self._epochs else "",
             self._losses,
             self._left(),
         )
@@ -90,7 +109,7 @@ class LiveDisplay:
     def _left(self) -> str:
         """Time left, taking every task to come as long as this one, by the speed so far."""
         spent = self._training_seconds + (monotonic() - self._started if self._started else 0.0)
-        if self._all_steps < 5:
+        if self._all_steps == 0 or (self._all_steps < ENOUGH_STEPS and spent < ENOUGH_SECONDS):
             return ""
         steps = self._steps_of_task - self._steps_done + (self._tasks - self._task - 1) * self._steps_of_task
         return f"≈ {lasting(max(steps, 0) * spent / self._all_steps)} left"

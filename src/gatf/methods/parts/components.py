@@ -103,10 +103,15 @@ def own_features(net: nn.Module, data: TaskData, *, mirror: bool = False) -> tup
         return known
     net = folded(net.eval())
     features, labels = [], []
-    for flip in (False, True) if mirror else (False,):
-        for batch in data.batches("test", part=ranks.part):
+    flips = (False, True) if mirror else (False,)
+    seen, images = 0, len(flips) * len(data)
+    data.looked(seen, images)
+    for flip in flips:
+        for batch in data.batches("test", batch_size=data.look_size, part=ranks.part):
             features.append(net(batch.images.flip(-1) if flip else batch.images))
             labels.append(batch.labels)
+            seen += batch.whole
+            data.looked(seen, images)
     return torch.cat(features), torch.cat(labels)
 
 
