@@ -19,8 +19,8 @@ COMPARED = (
     "startup", "augment", "decode", "training", "refresh", "anchor", "pushforward", "scoring", "compiling", "memory",
     "whole_run", "waiting",
 )  # fmt: skip
-"""Benchmarks whose results are lines of the table; `covariance`, `scaling`, `growth` and `serving` have tables of
-their own."""
+"""Benchmarks whose results are lines of the table; `covariance`, `scaling`, `growth`, `commands` and `serving` have
+tables of their own."""
 KINDS = ("full", "lowrank", "diag", "shared")
 PICTURED = 0.3
 """Size of the residual whose error curve is drawn."""
@@ -218,6 +218,17 @@ def growth_memory(whole: Whole) -> str:
     return table(("memory at the peak", *(f"S = {dim}" for dim in dims)), rows)
 
 
+def growth_of_commands(whole: Whole) -> str:
+    """Seconds of whole commands by classes, and the exponent of the number of classes."""
+    sizes = sorted({int(count) for times in whole["seconds"].values() for count in times})
+    rows = []
+    for name, times in whole["seconds"].items():
+        cells = (duration(times[str(count)]) if str(count) in times else "–" for count in sizes)
+        peaks = whole["peak_bytes"][name]
+        rows.append((name, *cells, number(whole["exponents"][name], 2), size(peaks[max(peaks, key=int)])))
+    return table(("what", *(f"C = {number(count)}" for count in sizes), "exponent of C", "memory at the peak"), rows)
+
+
 def draw_growth(whole: Whole, path: Path) -> None:
     """Seconds over classes at the smallest dimension, both axes logarithmic."""
     pyplot = _pyplot()
@@ -378,7 +389,9 @@ def assumptions(scaling: Whole) -> str:
 
 def sections(results: Path) -> dict[str, dict[str, str]]:
     """Page → marker → what stands between."""
-    wholes = {name: read(name, results) for name in (*COMPARED, "covariance", "scaling", "growth", "serving")}
+    wholes = {
+        name: read(name, results) for name in (*COMPARED, "covariance", "scaling", "growth", "commands", "serving")
+    }
     scaling = wholes["scaling"]
     return {
         "performance.md": {
@@ -393,6 +406,7 @@ def sections(results: Path) -> dict[str, dict[str, str]]:
         "scaling.md": {
             "growth": growth(wholes["growth"]),
             "growth-memory": growth_memory(wholes["growth"]),
+            "growth-commands": growth_of_commands(wholes["commands"]),
             "model": model(scaling),
             "whole-run": whole_run(scaling),
             "bytes": bytes_a_class(scaling),
