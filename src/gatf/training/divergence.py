@@ -4,6 +4,7 @@ The device is asked once per epoch and once after a task's statistics, not in ev
 not finite in a gradient is not finite in the weights from then on, and what is not finite in a loss is not in its sum.
 """
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
@@ -16,8 +17,11 @@ from gatf.settings import StageConfig
 
 def all_finite(tensors: Iterable[Tensor]) -> bool:
     """Whether every number is finite; waits for the device once."""
-    found = [tensor.isfinite().all() for tensor in tensors if tensor.is_floating_point()]
-    return not found or bool(torch.stack(found).all())
+    asked = [tensor.detach() for tensor in tensors if tensor.is_floating_point() and tensor.numel()]
+    if not asked:
+        return True
+    largest = torch._foreach_norm(asked, math.inf)  # of each tensor; what is not finite is the largest
+    return bool(torch.stack(largest).isfinite().all())
 
 
 def diverged(
