@@ -121,6 +121,35 @@ def test_a_made_up_run_has_its_report(load: LOAD, tmp_path: Path) -> None:
     assert "is taken for “class 1”: 20 %" in (tmp_path / "report.html").read_text(encoding="utf-8")
 
 
+def test_a_second_counts_for_the_innermost_part(load: LOAD) -> None:
+    now = [2.0]
+    clock = load("demo").Clock(lambda: now[0])
+
+    def pass_time(seconds: float) -> None:
+        now[0] += seconds
+
+    clip = clock.around("clipping", pass_time)
+
+    def train() -> str:
+        pass_time(10)
+        clip(1)
+        pass_time(100)
+        clip(1)
+        return "trained"
+
+    assert clock.around("training", train)() == "trained"
+    pass_time(0.5)
+    assert clock.finish() == {load("demo").IMPORTS: 2.0, "the rest": 0.5, "training": 110.0, "clipping": 2.0}
+    assert clock.calls == {"training": 1, "clipping": 2}
+
+
+def test_every_part_of_the_demo_is_there(load: LOAD) -> None:
+    demo = load("demo")
+    for path in itertools.chain(*demo.PARTS.values()):
+        owner, name = demo._owner(path)
+        assert callable(vars(owner)[name]), path
+
+
 @pytest.fixture
 def report(load: LOAD, tmp_path: Path) -> Any:
     arguments = argparse.Namespace(out=tmp_path / "new" / "some.json", quick=True)

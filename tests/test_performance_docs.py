@@ -77,6 +77,7 @@ def results(load: Load, tmp_path: Path) -> Path:
         "exponents": {"report": 0.91},
         "peak_bytes": {"report": {"10": 1e6, "1000": 5e7}},
     }
+    wholes["demo"] = {"seconds": {"training": 15.0, "report": 5.0}, "calls": {"training": 5, "report": 1}}
     wholes["serving"] = {"results": [comparison]}
     for name, whole in wholes.items():
         text = json.dumps({**whole, "quick": name == "memory", "environment": environment})
@@ -90,6 +91,7 @@ def test_every_table_has_its_rows(load: Load, results: Path) -> None:
         "machine": "| from quick runs, not to be quoted | memory |",
         "comparisons": "| some (`startup`) | 2 s | 6 s | 3 | ratio ≥ 2 | yes |",
         "profile": "| `conv` | 51.2 | 40 |",
+        "demo": "| report | 5 | 25.0 | 1 |",
         "errors": "| 100 | 20 | – |",
         "memory": "| resident, MB | 100.0 | 101.0 | 102.0 |",
         "compiling": "| earned after | 500 steps |",

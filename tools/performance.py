@@ -19,8 +19,9 @@ COMPARED = (
     "startup", "augment", "decode", "training", "refresh", "anchor", "pushforward", "scoring", "compiling", "memory",
     "whole_run", "waiting",
 )  # fmt: skip
-"""Benchmarks whose results are lines of the table; `covariance`, `scaling`, `growth`, `commands` and `serving` have
-tables of their own."""
+"""Benchmarks whose results are lines of the table."""
+OTHERS = ("covariance", "scaling", "growth", "commands", "demo", "serving")
+"""Benchmarks that have tables of their own."""
 KINDS = ("full", "lowrank", "diag", "shared")
 PICTURED = 0.3
 """Size of the residual whose error curve is drawn."""
@@ -120,6 +121,17 @@ def comparisons(wholes: dict[str, Whole]) -> str:
 def profile(training: Whole) -> str:
     rows = [(f"`{row['operation']}`", f"{row['percent']:.1f}", number(row["calls"])) for row in training["profile"]]
     return table(("operation", "% of the time", "calls per epoch"), rows)
+
+
+def demo(whole: Whole) -> str:
+    """Processor seconds of the parts of a digits run."""
+    total = sum(whole["seconds"].values())
+    rows = [
+        (part, number(seconds), f"{100 * seconds / total:.1f}", number(whole["calls"].get(part)))
+        for part, seconds in whole["seconds"].items()
+    ]
+    rows.append(("**in all**", f"**{number(total)}**", "", ""))
+    return table(("part", "processor seconds", "%", "calls"), rows)
 
 
 def curves(pushforward: Whole) -> list[tuple[str, dict[str, dict[str, dict[str, float]]]]]:
@@ -389,15 +401,14 @@ def assumptions(scaling: Whole) -> str:
 
 def sections(results: Path) -> dict[str, dict[str, str]]:
     """Page → marker → what stands between."""
-    wholes = {
-        name: read(name, results) for name in (*COMPARED, "covariance", "scaling", "growth", "commands", "serving")
-    }
+    wholes = {name: read(name, results) for name in (*COMPARED, *OTHERS)}
     scaling = wholes["scaling"]
     return {
         "performance.md": {
             "machine": machine(wholes),
             "comparisons": comparisons({name: wholes[name] for name in COMPARED}),
             "profile": profile(wholes["training"]),
+            "demo": demo(wholes["demo"]),
             "errors": errors(wholes["pushforward"]),
             "memory": memory(wholes["memory"]),
             "compiling": compiling(wholes["compiling"]),
