@@ -67,7 +67,7 @@ def channels(net: Network) -> tuple[int, ...]:
     return tuple(module.num_features for module in build(net).modules() if isinstance(module, nn.BatchNorm2d))
 
 
-class _Written(TorchDispatchMode):
+class Written(TorchDispatchMode):
     """Adds up the bytes that operations write; a view writes nothing."""
 
     def __init__(self) -> None:
@@ -89,7 +89,7 @@ def step_work(net: Network, *, batch: int, new_classes: int, first: bool = False
     with torch.device("meta"):
         head = nn.Linear(net.dim, (4 if first else 1) * new_classes)
         maps = [] if first else [feature_mlp(net.dim, EXPANSION) for _ in range(2)]
-    with FlopCounterMode(display=False) as counter, _Written() as written:
+    with FlopCounterMode(display=False) as counter, Written() as written:
         features = student(images)
         loss = head(features).sum()
         if not first:
@@ -104,7 +104,7 @@ def step_work(net: Network, *, batch: int, new_classes: int, first: bool = False
 def _forward_once(net: Network) -> tuple[int, int]:
     """Operations and bytes of one image."""
     frozen, image = build(net).eval(), torch.empty(1, 3, net.pixels, net.pixels, device="meta")
-    with FlopCounterMode(display=False) as counter, _Written() as written, torch.no_grad():
+    with FlopCounterMode(display=False) as counter, Written() as written, torch.no_grad():
         frozen(image)
     return counter.get_total_flops(), written.bytes
 

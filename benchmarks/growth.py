@@ -94,9 +94,9 @@ def parts(classes: int, dim: int, folder: Path) -> Parts:
     }
 
 
-def growth(classes: list[int], seconds: list[float]) -> float | None:
+def growth(classes: list[int], seconds: list[float], fitted_from: int = FITTED_FROM) -> float | None:
     """Exponent p of seconds ~ classesᵖ, by least squares on logarithms; None where there are not two sizes."""
-    pairs = [(math.log(c), math.log(s)) for c, s in zip(classes, seconds, strict=True) if c >= FITTED_FROM]
+    pairs = [(math.log(c), math.log(s)) for c, s in zip(classes, seconds, strict=True) if c >= fitted_from]
     if len(pairs) < 2:
         return None
     mean_x, mean_y = (sum(each) / len(pairs) for each in zip(*pairs, strict=True))

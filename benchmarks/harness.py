@@ -17,7 +17,7 @@ from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from importlib.metadata import version
-from multiprocessing import get_context
+from multiprocessing import get_context, set_start_method
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +129,7 @@ _apart: list[Any] = []
 
 
 def _make_apart(make: Callable[..., object], arguments: tuple[object, ...], threads: int) -> None:
+    set_start_method(None, force=True)  # else workers of what is made here would be spawned, because it was
     set_threads(threads)
     _apart.append(make(*arguments))
 

@@ -3,9 +3,10 @@ alone, each in a fresh process.
 
     python benchmarks/startup.py [--quick] [--out benchmarks/results/startup.json]
 
-Starting Python itself is part of every number, with one thread: others, while they wait, would count as well. Files are
-in the system's cache, and Python's compiled, after the first turn, which is not counted. A prediction needs torch, and
-half a second more is what it may take; from an ONNX file beside the model, made by `gatf export`, it does not.
+Starting Python itself is part of every number, with one thread: others, while they wait, would count as well. Files
+are in the system's cache after the first turn, which is not counted, and modules are compiled by then, as those of an
+installed package are, whatever PYTHONDONTWRITEBYTECODE says here. A prediction needs torch, and half a second more
+is what it may take; from an ONNX file beside the model, made by `gatf export`, it does not.
 """
 
 import os
@@ -27,7 +28,8 @@ TORCH = ("-c", "import torch")
 def process(*arguments: str) -> Call:
     """A call that runs Python with these arguments and waits."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    return lambda: subprocess.run([sys.executable, *arguments], check=True, stdout=subprocess.DEVNULL, env=environment)
+    command = [sys.executable, *arguments]
+    return lambda: subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=environment)
 
 
 def make_model(folder: Path) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ import argparse
 import importlib
 import itertools
 import json
+import multiprocessing
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -95,6 +96,60 @@ def test_growth_is_the_exponent(load: LOAD) -> None:
     assert load("scoring").growth((1, 10, 100), [3.0, 300.0, 30_000.0]) == pytest.approx(2)
 
 
+@pytest.mark.parametrize(("method", "dim"), [("slda", 16), ("gatf", 8)])
+def test_the_work_of_an_update_grows_no_faster_than_the_known_classes(
+    load: LOAD, tmp_path: Path, method: str, dim: int
+) -> None:
+    """Work is the bytes that all operations write."""
+    commands, costs = load("commands"), load("costs")
+    work = []
+    for classes in (400, 1200):  # beyond 256 the transport takes fewer points
+        commands.write_model(tmp_path / "model.gatf", method, dim, classes)
+        learn = commands.update(tmp_path / "model.gatf")
+        with costs.Written() as written:
+            learn()
+        work.append(written.bytes)
+        known = load("gatf.model.file").describe(tmp_path / "model.gatf")[0].labels
+        assert known[-3:] == [f"class {classes - 1}", "new", "newer"]
+    assert work[0] < work[1] < 3 * work[0]
+
+
+def test_a_made_up_run_has_its_report(load: LOAD, tmp_path: Path) -> None:
+    commands = load("commands")
+    commands.write_run(tmp_path / "run", 20)
+    commands.write_report([tmp_path / "run"], tmp_path / "report.html")
+    assert "is taken for “class 1”: 20 %" in (tmp_path / "report.html").read_text(encoding="utf-8")
+
+
+def test_a_second_counts_for_the_innermost_part(load: LOAD) -> None:
+    now = [2.0]
+    clock = load("demo").Clock(lambda: now[0])
+
+    def pass_time(seconds: float) -> None:
+        now[0] += seconds
+
+    clip = clock.around("clipping", pass_time)
+
+    def train() -> str:
+        pass_time(10)
+        clip(1)
+        pass_time(100)
+        clip(1)
+        return "trained"
+
+    assert clock.around("training", train)() == "trained"
+    pass_time(0.5)
+    assert clock.finish() == {load("demo").IMPORTS: 2.0, "the rest": 0.5, "training": 110.0, "clipping": 2.0}
+    assert clock.calls == {"training": 1, "clipping": 2}
+
+
+def test_every_part_of_the_demo_is_there(load: LOAD) -> None:
+    demo = load("demo")
+    for path in itertools.chain(*demo.PARTS.values()):
+        owner, name = demo._owner(path)
+        assert callable(vars(owner)[name]), path
+
+
 @pytest.fixture
 def report(load: LOAD, tmp_path: Path) -> Any:
     arguments = argparse.Namespace(out=tmp_path / "new" / "some.json", quick=True)
@@ -143,6 +198,15 @@ def test_turns_alternate_and_the_first_does_not_count(load: LOAD) -> None:
     assert order == ["ours", "reference", "reference", "ours"] * 2
     rates = load("harness").per_second(turns, 16)
     assert (rates["reference"], rates["ours"], rates["ratio"]) == (2.0, 8.0, 8.0)
+
+
+def test_what_is_apart_starts_its_workers_as_any_process_does(load: LOAD) -> None:
+    """A reference whose workers were spawned, because its own process was, would import torch in each of them."""
+    apart = load("harness").Apart(multiprocessing.get_context)
+    try:
+        assert apart.call("get_start_method") == multiprocessing.get_start_method()
+    finally:
+        apart.close()
 
 
 def test_the_runner_knows_its_files(load: LOAD) -> None:

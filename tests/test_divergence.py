@@ -153,6 +153,8 @@ def test_a_model_that_does_not_predict_is_not_written(tmp_path: Path, tiny_class
 
 def test_infinite_numbers_are_no_more_finite_than_nan() -> None:
     good = torch.tensor([1.0, -1e30])
-    assert all_finite([good, torch.tensor([3])])
+    assert all_finite([good, torch.tensor([3]), torch.zeros(0)])
+    assert all_finite([torch.full((4,), 3e38)])  # whose sum would not be
+    assert all_finite([])
     for bad in (torch.inf, -torch.inf, torch.nan):
         assert not all_finite([good, torch.tensor([0.0, bad])])

@@ -72,6 +72,12 @@ def results(load: Load, tmp_path: Path) -> Path:
         "exponents": {"transport": {"64": 1.08}, "saving": {"64": None}},
         "peak_bytes": {"transport": {"64": {"100": 9e6, "1000": 5e7}, "512": {"100": 2e9}}, "saving": {"64": {}}},
     }
+    wholes["commands"] = {
+        "seconds": {"report": {"10": 0.1, "1000": 1.5}},
+        "exponents": {"report": 0.91},
+        "peak_bytes": {"report": {"10": 1e6, "1000": 5e7}},
+    }
+    wholes["demo"] = {"seconds": {"training": 15.0, "report": 5.0}, "calls": {"training": 5, "report": 1}}
     wholes["serving"] = {"results": [comparison]}
     for name, whole in wholes.items():
         text = json.dumps({**whole, "quick": name == "memory", "environment": environment})
@@ -85,12 +91,14 @@ def test_every_table_has_its_rows(load: Load, results: Path) -> None:
         "machine": "| from quick runs, not to be quoted | memory |",
         "comparisons": "| some (`startup`) | 2 s | 6 s | 3 | ratio ≥ 2 | yes |",
         "profile": "| `conv` | 51.2 | 40 |",
+        "demo": "| report | 5 | 25.0 | 1 |",
         "errors": "| 100 | 20 | – |",
         "memory": "| resident, MB | 100.0 | 101.0 | 102.0 |",
         "compiling": "| earned after | 500 steps |",
         "covariances": "| digits, `full` | 2 | 90.0 ± 1.5 | 90.0 ± 1.5 | 8 576 |",
         "growth": "| transport, S = 64 | 100 ms | 1 s | 12 s | 1.1 |",
         "growth-memory": "| transport | 50 MB, C = 1 000 | 2 GB, C = 100 |",
+        "growth-commands": "| report | 100 ms | 1.5 s | 0.91 | 50 MB |",
         "bytes": "| `full`, S = 64 | 8 576 | 33 792 |",
         "assumptions": "| float32 operations per second | 15 × 10¹² |",
         "imagenet": "| parameters trained | 11.7 M | 45.1 M |",

@@ -19,8 +19,9 @@ COMPARED = (
     "startup", "photos", "augment", "decode", "training", "refresh", "anchor", "pushforward", "scoring", "compiling",
     "memory", "whole_run", "waiting",
 )  # fmt: skip
-"""Benchmarks whose results are lines of the table; `covariance`, `scaling`, `growth` and `serving` have tables of
-their own."""
+"""Benchmarks whose results are lines of the table."""
+OTHERS = ("covariance", "scaling", "growth", "commands", "demo", "serving")
+"""Benchmarks that have tables of their own."""
 KINDS = ("full", "lowrank", "diag", "shared")
 PICTURED = 0.3
 """Size of the residual whose error curve is drawn."""
@@ -122,6 +123,17 @@ def profile(training: Whole) -> str:
     return table(("operation", "% of the time", "calls per epoch"), rows)
 
 
+def demo(whole: Whole) -> str:
+    """Processor seconds of the parts of a digits run."""
+    total = sum(whole["seconds"].values())
+    rows = [
+        (part, number(seconds), f"{100 * seconds / total:.1f}", number(whole["calls"].get(part)))
+        for part, seconds in whole["seconds"].items()
+    ]
+    rows.append(("**in all**", f"**{number(total)}**", "", ""))
+    return table(("part", "processor seconds", "%", "calls"), rows)
+
+
 def curves(pushforward: Whole) -> list[tuple[str, dict[str, dict[str, dict[str, float]]]]]:
     """Name and error curve of every size of the residual: kind of draws → samples → errors."""
     return [(result["what"], result["error_curve"]) for result in pushforward["results"] if "error_curve" in result]
@@ -216,6 +228,17 @@ def growth_memory(whole: Whole) -> str:
             cells.append("–" if most is None else f"{size(peaks[most])}, C = {number(int(most))}")
         rows.append((part, *cells))
     return table(("memory at the peak", *(f"S = {dim}" for dim in dims)), rows)
+
+
+def growth_of_commands(whole: Whole) -> str:
+    """Seconds of whole commands by classes, and the exponent of the number of classes."""
+    sizes = sorted({int(count) for times in whole["seconds"].values() for count in times})
+    rows = []
+    for name, times in whole["seconds"].items():
+        cells = (duration(times[str(count)]) if str(count) in times else "–" for count in sizes)
+        peaks = whole["peak_bytes"][name]
+        rows.append((name, *cells, number(whole["exponents"][name], 2), size(peaks[max(peaks, key=int)])))
+    return table(("what", *(f"C = {number(count)}" for count in sizes), "exponent of C", "memory at the peak"), rows)
 
 
 def draw_growth(whole: Whole, path: Path) -> None:
@@ -378,13 +401,14 @@ def assumptions(scaling: Whole) -> str:
 
 def sections(results: Path) -> dict[str, dict[str, str]]:
     """Page → marker → what stands between."""
-    wholes = {name: read(name, results) for name in (*COMPARED, "covariance", "scaling", "growth", "serving")}
+    wholes = {name: read(name, results) for name in (*COMPARED, *OTHERS)}
     scaling = wholes["scaling"]
     return {
         "performance.md": {
             "machine": machine(wholes),
             "comparisons": comparisons({name: wholes[name] for name in COMPARED}),
             "profile": profile(wholes["training"]),
+            "demo": demo(wholes["demo"]),
             "errors": errors(wholes["pushforward"]),
             "memory": memory(wholes["memory"]),
             "compiling": compiling(wholes["compiling"]),
@@ -393,6 +417,7 @@ def sections(results: Path) -> dict[str, dict[str, str]]:
         "scaling.md": {
             "growth": growth(wholes["growth"]),
             "growth-memory": growth_memory(wholes["growth"]),
+            "growth-commands": growth_of_commands(wholes["commands"]),
             "model": model(scaling),
             "whole-run": whole_run(scaling),
             "bytes": bytes_a_class(scaling),

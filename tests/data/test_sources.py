@@ -1,10 +1,13 @@
 """The list of sources, their cards, the rendered one, and fetching."""
 
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -30,6 +33,28 @@ def test_every_source_has_a_card_even_where_it_is_missing(name: str) -> None:
     embedded = name in ("digits", "glyphs")
     assert ("missing" in rows) is not embedded
     assert ("images" in rows) is embedded
+
+
+def test_digits_are_scikit_learns_and_so_is_their_split(monkeypatch: pytest.MonkeyPatch) -> None:
+    from sklearn.datasets import load_digits
+    from sklearn.model_selection import train_test_split
+
+    bunch = load_digits()
+    train, test = train_test_split(np.arange(1797), test_size=0.2, stratify=bunch.target, random_state=0)
+    for _ in range(2):
+        source = open_source(DataConfig(name="digits"))
+        for part, places in ((source.train, np.sort(train)), (source.test, np.sort(test))):
+            assert part.images.flatten(1).tolist() == np.rint(bunch.data[places] * 255 / 16).tolist()
+            assert list(part.labels) == bunch.target[places].tolist()
+        monkeypatch.setattr("gatf.data.digits.find_spec", lambda name: None)  # then they come from its function
+
+
+def test_reading_digits_does_not_import_scikit_learn() -> None:
+    code = (
+        "import sys; from gatf.data.sources import open_source; from gatf.settings import DataConfig; "
+        "open_source(DataConfig(name='digits')); assert 'sklearn' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 @pytest.mark.parametrize(

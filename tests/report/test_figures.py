@@ -48,6 +48,27 @@ def test_what_was_learnt_in_one_task_is_a_level_across(fake_run: Callable[..., d
     assert axes.lines[1].get_ydata().tolist() == pytest.approx([ceiling["a_last"]] * 5)
 
 
+def test_the_map_of_answers_grows_with_the_classes_and_not_with_their_square(
+    fake_run: Callable[..., dict[str, Any]], tmp_path: Path
+) -> None:
+    classes = 2 * figures.MOST_LINES + 500
+    fake_run(tmp_path / "many", classes=classes, confused=True)
+    runs = load_runs([tmp_path / "many"])
+    found = figures.confusion_shares(runs)
+    assert len(found.percent) == 2 * classes  # the pairs that occur
+    assert found.percent.tolist()[:2] == [80, 20]
+    assert (found.true[1], found.answer[1]) == (0, 1)
+    axes = figures.confusion_matrix(runs).axes[0]
+    cells = axes.images[0].get_array()
+    assert max(cells.shape) <= figures.MOST_LINES
+    # three classes to a cell: of a class and its neighbours 80 % is the largest share, the last one's neighbour is the
+    # next cell's first
+    assert cells[0, :3].filled(-1).tolist() == [80, 20, -1]
+    (pairs,) = (spec for spec in figures_of(runs) if spec.name.startswith("pairs"))
+    assert "A cell is of 3 neighbours each way" in pairs.sentence
+    assert "class 2 → class 3: 20 %" in inline_svg(pairs.draw(), name="pairs", alt="")
+
+
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory, tiny_config: Callable[..., RunConfig]) -> list[Run]:
     folder = tmp_path_factory.mktemp("runs")

@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 from gatf.settings import StageConfig
-from gatf.training.optim import build_optimiser, rate_factor, set_rates
+from gatf.training.optim import build_optimiser, clip_gradients, rate_factor, set_rates
 from gatf.training.phase import Phase
 
 
@@ -43,6 +43,23 @@ def test_adam_adds_decay_to_the_gradient() -> None:
     optimiser = build_optimiser(phase)
     assert type(optimiser) is torch.optim.Adam
     assert optimiser.param_groups[0]["weight_decay"] == 2e-4
+
+
+@pytest.mark.parametrize("scale", [0.0, 1e-3, 1.0, 1e4, float("inf"), float("nan")])
+def test_clipping_is_torchs_to_the_bit(scale: float) -> None:
+    layers = [nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)) for _ in range(2)]
+    draws = torch.Generator().manual_seed(0)
+    for ours, theirs in zip(*(layer.parameters() for layer in layers), strict=True):
+        ours.grad = scale * torch.randn(ours.shape, generator=draws)
+        theirs.grad = ours.grad.clone()
+    layers[0][0].bias.grad = layers[1][0].bias.grad = None
+    clip_gradients(layers[0].parameters(), 2.0)
+    nn.utils.clip_grad_norm_(layers[1].parameters(), 2.0)
+    for ours, theirs in zip(*(layer.parameters() for layer in layers), strict=True):
+        assert (ours.grad is None) == (theirs.grad is None)
+        if ours.grad is not None:
+            torch.testing.assert_close(ours.grad, theirs.grad, rtol=0, atol=0, equal_nan=True)
+    clip_gradients([nn.Parameter(torch.zeros(1))], 1.0)  # without gradients there is nothing to do
 
 
 class TestLookahead:

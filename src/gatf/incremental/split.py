@@ -40,13 +40,13 @@ def split_update(model: Model, answers: np.ndarray, share: float, seed: int) -> 
     distinct, found = np.unique(answers, return_inverse=True)
     labels: list[Label] = distinct.tolist()
     _check_kind(model.labels, labels)
-    again = [label for label in labels if label in model.labels]
+    known = {label: number for number, label in enumerate(model.labels)}
+    again = [label for label in labels if label in known]
     if again and not (model.method.revisits or carries_gaussians(model.method)):
         raise UserError(
             f"method '{model.config.method.name}' cannot go on with classes it knows ({some(again)}); give new "
             "classes only, or use gatf, adagauss, ncm, slda, ranpac or klda"
         )
-    known = {label: number for number, label in enumerate(model.labels)}
     order = sorted(range(len(labels)), key=lambda place: (labels[place] not in known, place))
     rank = torch.empty(len(labels), dtype=torch.int64)
     rank[order] = torch.arange(len(labels))

@@ -5,6 +5,7 @@ row looks alike in every figure.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from statistics import fmean
 from typing import Any
@@ -43,6 +44,8 @@ VECTOR_CELLS = 900
 KERNEL = np.exp(-0.5 * np.linspace(-3, 3, 25) ** 2)
 KERNEL /= KERNEL.sum()
 """Smooths a histogram over a fifth of a unit."""
+MOST_LINES = 500
+"""Rows and columns of the map of answers: more could not be told apart on a screen."""
 MOST_NAMED = 25
 """Classes whose names still fit into the plane, or beside a heat map."""
 Curve = tuple[np.ndarray, np.ndarray, np.ndarray | None]
@@ -143,31 +146,67 @@ def accuracy_by_class(runs: Sequence[Run]) -> Figure:
 
 @styled
 def confusion_matrix(runs: Sequence[Run]) -> Figure:
-    """Of each class's images (a row), the share that is answered as each class (columns); of all seeds together."""
-    names, shares = confusion_shares(runs)
-    classes = len(names)
-    figure, axes = new_figure(max(2.6, min(5.2, 1.2 + 0.26 * classes)))
-    heat_cells(axes, np.where(shares > 0, shares, np.nan), lambda true, answer: f"{names[true]} → {names[answer]}")
-    axes.set_xlim(-0.5, classes - 0.5)
-    step = -(-classes // MOST_NAMED)
-    shown = [short(name) for name in names[::step]]
-    axes.set_yticks(range(0, classes, step), shown)
-    axes.set_xticks(range(0, classes, step), shown, rotation=90 if max(map(len, shown)) > 3 else 0)
+    """Of each class's images (a row), the share that is answered as each class (columns); of all seeds together.
+
+    Of very many classes, some neighbours share a row and a column, and a cell shows the largest share among them."""
+    found = confusion_shares(runs)
+    names, block = found.names, classes_per_cell(len(found.names))
+    size = -(-len(names) // block)
+    cells = np.full((size, size), np.nan)
+    told: dict[tuple[int, int], int] = {}
+    for pair in np.argsort(found.percent, kind="stable").tolist():  # the largest last
+        cell = int(found.true[pair]) // block, int(found.answer[pair]) // block
+        cells[cell], told[cell] = found.percent[pair], pair
+
+    def name(line: int, column: int) -> str:
+        pair = told[line, column]
+        return f"{names[found.true[pair]]} → {names[found.answer[pair]]}"
+
+    figure, axes = new_figure(max(2.6, min(5.2, 1.2 + 0.26 * size)))
+    heat_cells(axes, cells, name)
+    axes.set_xlim(-0.5, size - 0.5)
+    step = -(-size // MOST_NAMED)
+    shown = [short(name) for name in names[:: step * block]]
+    axes.set_yticks(range(0, size, step), shown)
+    axes.set_xticks(range(0, size, step), shown, rotation=90 if max(map(len, shown)) > 3 else 0)
     axes.set_xlabel("answered")
     axes.set_ylabel("is")
     return figure
 
 
-def confusion_shares(runs: Sequence[Run]) -> tuple[list[str], np.ndarray]:
-    """Names of the classes in the order of the first run, and percentages [classes, answers]; rows sum to 100."""
+def classes_per_cell(classes: int) -> int:
+    """How many neighbouring classes share a row, and a column, of the map of answers."""
+    return -(-classes // MOST_LINES)
+
+
+@dataclass(frozen=True)
+class Shares:
+    """Which class is answered as which, in percent of its images; a pair that never occurs is not in it, so that it
+    grows with the number of classes and not with its square."""
+
+    names: list[str]
+    """Of the classes, in the order of the first run."""
+    true: np.ndarray
+    answer: np.ndarray
+    """Places among the names, [pairs], ascending."""
+    percent: np.ndarray
+
+
+def confusion_shares(runs: Sequence[Run]) -> Shares:
+    """Of all seeds together."""
     names = list(runs[0].summary.class_names)
     place = {name: number for number, name in enumerate(names)}
-    counts = np.zeros((len(names), len(names)))
+    counts: dict[tuple[int, int], int] = {}
     for run in runs:
         own = [place[name] for name in run.summary.class_names]
         for true, answer, images in run.confusion:
-            counts[own[true], own[answer]] += images
-    return names, 100 * counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+            pair = own[true], own[answer]
+            counts[pair] = counts.get(pair, 0) + images
+    pairs = sorted(pair for pair, images in counts.items() if images)
+    places = np.array(pairs, dtype=int).reshape(-1, 2)
+    seen = np.array([counts[pair] for pair in pairs], dtype=float)
+    of_class = np.bincount(places[:, 0], weights=seen, minlength=len(names))[places[:, 0]]
+    return Shares(names, places[:, 0], places[:, 1], 100 * seen / np.maximum(of_class, 1))
 
 
 def _task_ticks(tasks: int) -> tuple[list[int], list[str]]:

@@ -193,11 +193,14 @@ def _have_answers_of_the_same_classes(runs: Sequence[Run]) -> bool:
 
 
 def _pairs(row: str, runs: Sequence[Run], prefix: str) -> FigureSpec:
-    names, shares = figures.confusion_shares(runs)
-    wrong = shares - np.diag(np.diag(shares))
-    true, answer = np.unravel_index(int(wrong.argmax()), wrong.shape)
-    if wrong.max() > 0:
-        sentence = f"Most often “{names[true]}” is taken for “{names[answer]}”: {wrong.max():.0f} % of its images."
+    found = figures.confusion_shares(runs)
+    names, wrong = found.names, np.where(found.true != found.answer, found.percent, 0.0)
+    if wrong.any():
+        worst = int(wrong.argmax())
+        pair = f"“{names[found.true[worst]]}” is taken for “{names[found.answer[worst]]}”"
+        sentence = f"Most often {pair}: {wrong[worst]:.0f} % of its images."
+        if (together := figures.classes_per_cell(len(names))) > 1:
+            sentence += f" A cell is of {together} neighbours each way and shows the largest share among them."
     else:
         sentence = "No image is taken for another class."
     return FigureSpec(

@@ -14,7 +14,7 @@ from gatf.data.loader import Batch, TaskData, shuffled
 from gatf.errors import NotFinite
 from gatf.io.events import Epoch, Listener, Step
 from gatf.training.divergence import all_finite
-from gatf.training.optim import add_to_average, build_optimiser, set_rates, take_average
+from gatf.training.optim import add_to_average, build_optimiser, clip_gradients, set_rates, take_average
 from gatf.training.phase import Phase
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def train_phase(
                 terms = {name: batch.weight * term for name, term in terms.items()}
             fabric.backward(sum(terms.values()))
             if stage.clip is not None:
-                _clip(phase, stage.clip, fabric, module, optimiser)
+                _clip(phase, stage.clip, fabric, optimiser)
             optimiser.step()
             optimiser.zero_grad(set_to_none=True)
             if position.epoch >= stage.averaged_from:
@@ -103,13 +103,13 @@ def train_phase(
         _measure_batch_norm(phase, data)
 
 
-def _clip(phase: Phase, limit: float, fabric: "Fabric", module: Any, optimiser: Any) -> None:
-    if phase.stage.clip_by == "all":
-        fabric.clip_gradients(module, optimiser, max_norm=limit, error_if_nonfinite=False)
-        return
+def _clip(phase: Phase, limit: float, fabric: "Fabric", optimiser: Any) -> None:
     fabric.strategy.precision.unscale_gradients(optimiser.optimizer)
+    if phase.stage.clip_by == "all":
+        clip_gradients((each for group in optimiser.param_groups for each in group["params"]), limit)
+        return
     for part in phase.modules.values():
-        nn.utils.clip_grad_norm_(part.parameters(), limit)
+        clip_gradients(part.parameters(), limit)
 
 
 def _measure_batch_norm(phase: Phase, data: TaskData) -> None:

@@ -1,6 +1,7 @@
 """Optimisers and learning rates of a phase."""
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -71,6 +72,20 @@ def take_average(optimiser: torch.optim.Optimizer) -> None:
     """Put the running mean of the weights in their place."""
     parameters = _parameters(optimiser)
     torch._foreach_copy_(parameters, [optimiser.state[parameter]["mean"] for parameter in parameters])
+
+
+@torch.no_grad()
+def clip_gradients(parameters: Iterable[torch.Tensor], limit: float) -> None:
+    """`torch.nn.utils.clip_grad_norm_` to the bit, for gradients of one kind on one device.
+
+    On a CPU, where asking costs nothing, gradients within the limit are left alone instead of multiplied by one."""
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    if not gradients:
+        return
+    norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+    factor = limit / (norm + 1e-6)
+    if factor.device.type != "cpu" or not bool(factor >= 1):
+        torch._foreach_mul_(gradients, factor.clamp(max=1.0))
 
 
 def _parameters(optimiser: torch.optim.Optimizer) -> list[torch.Tensor]:
