@@ -17,7 +17,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 NAMES = (
     "startup", "photos", "augment", "decode", "scoring", "pushforward", "anchor", "training", "refresh", "memory",
-    "whole_run", "growth", "commands", "demo", "waiting",
+    "whole_run", "growth", "commands", "demo", "sharing", "waiting",
 )  # fmt: skip
 ASKED_FOR = ("compiling", "scaling", "covariance", "serving")
 """Not comparisons of speed, and not quick: only run by name."""

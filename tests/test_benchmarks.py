@@ -200,6 +200,23 @@ def test_turns_alternate_and_the_first_does_not_count(load: LOAD) -> None:
     assert (rates["reference"], rates["ours"], rates["ratio"]) == (2.0, 8.0, 8.0)
 
 
+def test_shared_steps_are_of_the_network_that_is_told(load: LOAD, tmp_path: Path) -> None:
+    sharing = load("sharing")
+    (tmp_path / "run.yaml").write_text(sharing.settings(tmp_path / "random.npz", 5), encoding="utf-8")
+    config = load("gatf.config").load_config(str(tmp_path / "run.yaml"))
+    assert (config.backbone.name, config.backbone.width) == ("resnet18", sharing.WIDTH)
+    assert [config.optimisation.stage(task).batch_size for task in (0, 1)] == [sharing.BATCH] * 2
+    assert config.optimisation.stage(1).epochs == 5
+
+
+def test_idle_processors_are_counted_by_the_system(load: LOAD, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 20 ticks 10 idle and 5 waiting for a disk."""
+    sharing = load("sharing")
+    counts = iter([[0, 0, 0, 0, 0, 0, 0, 0], [3, 0, 1, 10, 5, 0, 1, 0]])
+    monkeypatch.setattr(sharing, "_ticks", lambda: next(counts))
+    assert sharing.idle(0) == 0.75
+
+
 def test_what_is_apart_starts_its_workers_as_any_process_does(load: LOAD) -> None:
     """A reference whose workers were spawned, because its own process was, would import torch in each of them."""
     apart = load("harness").Apart(multiprocessing.get_context)

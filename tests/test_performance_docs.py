@@ -78,6 +78,13 @@ def results(load: Load, tmp_path: Path) -> Path:
         "peak_bytes": {"report": {"10": 1e6, "1000": 5e7}},
     }
     wholes["demo"] = {"seconds": {"training": 15.0, "report": 5.0}, "calls": {"training": 5, "report": 1}}
+    wholes["sharing"] = {"processor_seconds_per_image": {"one process": 0.004, "two processes": 0.005}}
+    accuracies = {"32-true": [90.0, 92.0], "bf16-mixed": [89.0, 88.0]}
+    runs = {
+        name: {str(seed): {"a_last": value, "a_inc": value} for seed, value in enumerate(values)}
+        for name, values in accuracies.items()
+    }
+    wholes["precision"] = {"data": {"digits": {"runs": runs}}}
     wholes["serving"] = {"results": [comparison]}
     for name, whole in wholes.items():
         text = json.dumps({**whole, "quick": name == "memory", "environment": environment})
@@ -98,6 +105,8 @@ def test_every_table_has_its_rows(load: Load, results: Path) -> None:
         "covariances": "| digits, `full` | 2 | 90.0 ± 1.5 | 90.0 ± 1.5 | 8 576 |",
         "growth": "| transport, S = 64 | 100 ms | 1 s | 12 s | 1.1 |",
         "growth-memory": "| transport | 50 MB, C = 1 000 | 2 GB, C = 100 |",
+        "sharing": "| two processes | – | 5 ms | 1.6 |",
+        "precision": "| digits, A_last % | 2 | 91.0 ± 1.4 | 88.5 ± 0.7 | -2.5 ± 2.1 | **no** |",
         "growth-commands": "| report | 100 ms | 1.5 s | 0.91 | 50 MB |",
         "bytes": "| `full`, S = 64 | 8 576 | 33 792 |",
         "assumptions": "| float32 operations per second | 15 × 10¹² |",
@@ -245,3 +254,18 @@ def test_one_image_reaches_its_limit(load: Load) -> None:
 
 def test_counting_makes_no_tensors(load: Load) -> None:
     assert {p.device for p in load("costs").build(load("costs").Network(64)).parameters()} == {torch.device("meta")}
+
+
+def test_only_runs_that_are_missing_are_done_and_others_are_done_again_when_settings_change(
+    load: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    precision = load("precision")
+    monkeypatch.setattr(precision, "CASES", {"digits": ("digits", 2, {}), "glyphs": ("glyphs", 1, {})})
+    record: dict[str, Any] = {"data": {}}
+    both = [("digits", 0, "32-true"), ("digits", 0, "bf16-mixed")]
+    assert precision.missing(record, ["digits"])[:2] == both
+    record["data"]["digits"]["runs"]["32-true"]["0"] = {"a_last": 90.0}
+    assert precision.missing(record, ["digits"])[0] == both[1]
+    assert precision.missing(record, ["glyphs"]) == [("glyphs", 0, "32-true"), ("glyphs", 0, "bf16-mixed")]
+    monkeypatch.setattr(precision, "CASES", {"digits": ("digits", 2, {"seed": 1})})
+    assert precision.missing(record, ["digits"])[:2] == both

@@ -5,6 +5,7 @@ python tools/performance.py            after `make bench`
 
 import argparse
 import json
+import statistics
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,10 @@ COMPARED = (
     "memory", "whole_run", "waiting",
 )  # fmt: skip
 """Benchmarks whose results are lines of the table."""
-OTHERS = ("covariance", "scaling", "growth", "commands", "demo", "serving")
+OTHERS = ("covariance", "scaling", "growth", "commands", "demo", "sharing", "serving")
 """Benchmarks that have tables of their own."""
+TOOLS = {"precision": "tools/precision.py"}
+"""What is not measured by a benchmark."""
 KINDS = ("full", "lowrank", "diag", "shared")
 PICTURED = 0.3
 """Size of the residual whose error curve is drawn."""
@@ -34,7 +37,7 @@ def read(name: str, results: Path) -> Whole:
     try:
         whole: Whole = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise SystemExit(f"there is no {path}: run python benchmarks/run.py {name}") from None
+        raise SystemExit(f"there is no {path}: run python {TOOLS.get(name, 'benchmarks/run.py ' + name)}") from None
     if "environment" not in whole:
         raise SystemExit(f"{path} is of an older kind: run python benchmarks/run.py {name}")
     return whole
@@ -196,6 +199,23 @@ def covariances(whole: Whole) -> str:
     return table(("data and kind", "seeds", "A_last %", "A_inc %", "bytes per class"), rows)
 
 
+def precisions(whole: Whole) -> str:
+    """Accuracy in float32 and bfloat16 over the seeds that have both, and whether they differ by more than seeds do."""
+    rows = []
+    for data, found in whole["data"].items():
+        plain, half = (found["runs"][name] for name in ("32-true", "bf16-mixed"))
+        seeds = [seed for seed in plain if seed in half]
+        for measure, heading in (("a_last", "A_last"), ("a_inc", "A_inc")):
+            values = [[runs[seed][measure] for seed in seeds] for runs in (plain, half)]
+            differences = [after - before for before, after in zip(*values, strict=True)]
+            spread = statistics.stdev(values[0])
+            within = abs(statistics.mean(differences)) <= spread
+            cells = [f"{statistics.mean(each):.1f} ± {statistics.stdev(each):.1f}" for each in values]
+            off = f"{statistics.mean(differences):+.1f} ± {statistics.stdev(differences):.1f}"
+            rows.append((f"{data}, {heading} %", str(len(seeds)), *cells, off, "yes" if within else "**no**"))
+    return table(("data", "seeds", "float32", "bfloat16", "difference, seed by seed", "within seeds' spread"), rows)
+
+
 def _over_seeds(accuracy: dict[str, Any]) -> str:
     spread = f" ± {accuracy['std']:.1f}" if len(accuracy["values"]) > 1 else ""
     return f"{accuracy['mean']:.1f}{spread}"
@@ -239,6 +259,17 @@ def growth_of_commands(whole: Whole) -> str:
         peaks = whole["peak_bytes"][name]
         rows.append((name, *cells, number(whole["exponents"][name], 2), size(peaks[max(peaks, key=int)])))
     return table(("what", *(f"C = {number(count)}" for count in sizes), "exponent of C", "memory at the peak"), rows)
+
+
+def sharing(whole: Whole) -> str:
+    """Training steps of one process and of two: images per second where nothing else ran, and processor time."""
+    costs, speeds = whole["processor_seconds_per_image"], whole.get("images_per_second", {})
+    alone = next(iter(costs.values()))
+    rows = [
+        (way, number(speeds.get(way)), duration(cost), number(alone / cost * (1 if cost == alone else 2)))
+        for way, cost in costs.items()
+    ]
+    return table(("training steps", "images per second", "processor time of an image", "× one thread, at best"), rows)
 
 
 def draw_growth(whole: Whole, path: Path) -> None:
@@ -412,9 +443,11 @@ def sections(results: Path) -> dict[str, dict[str, str]]:
             "errors": errors(wholes["pushforward"]),
             "memory": memory(wholes["memory"]),
             "compiling": compiling(wholes["compiling"]),
+            "precision": precisions(read("precision", results)),
             "covariances": covariances(wholes["covariance"]),
         },
         "scaling.md": {
+            "sharing": sharing(wholes["sharing"]),
             "growth": growth(wholes["growth"]),
             "growth-memory": growth_memory(wholes["growth"]),
             "growth-commands": growth_of_commands(wholes["commands"]),
