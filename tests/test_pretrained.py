@@ -15,14 +15,19 @@ from torch import Tensor, nn
 
 from gatf import IncrementalClassifier
 from gatf.config import RunConfig, load_config
+from gatf.data.decode import CENTRAL_SHARE
 from gatf.data.inputs import read_images
 from gatf.errors import UserError
 from gatf.experiment import Experiment
+from gatf.io import container
+from gatf.model.exported import Exported, beside
 from gatf.model.file import describe
 from gatf.model.onnx import export_onnx
 from gatf.nets.mobile import EfficientNetLite0, MobileNet, Stage
 from gatf.nets.pretrained import IMAGENET, LITE
 from gatf.nets.resnet import ResNet18
+from gatf.serve.limits import Limits
+from gatf.serve.pictures import to_pixels
 
 
 def test_a_run_normalises_as_the_weights_expect(tmp_path: Path) -> None:
@@ -213,6 +218,155 @@ def test_a_model_of_timm_begins_with_timm_s_weights_unless_asked_otherwise(
     (tmp_path / "model.safetensors").unlink()
     loaded = IncrementalClassifier.load(tmp_path / "timm.gatf", device="cpu")
     np.testing.assert_array_equal(loaded.decision_function(images), classifier.decision_function(images))
+
+
+# --- how much of a photo is shown -------------------------------------------------------------------------------------
+
+Timm = Callable[..., IncrementalClassifier]
+
+
+@pytest.fixture
+def framed(tmp_path: Path) -> Path:
+    """Class folders of photos, 160×120, that differ in the outermost pixels of their central square alone."""
+    draws = np.random.default_rng(0)
+    for name, colour in (("red", (250, 20, 20)), ("blue", (20, 20, 250))):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        for number in range(8):
+            pixels = draws.integers(100, 156, (120, 160, 3), dtype=np.uint8)
+            pixels += draws.integers(0, 40, 3, dtype=np.uint8)  # photos of a class differ in colour
+            pixels[:7] = pixels[-7:] = colour
+            pixels[:, 20:27] = pixels[:, 133:140] = colour
+            Image.fromarray(pixels).save(tmp_path / "photos" / name / f"{number}.png")
+    return tmp_path / "photos"
+
+
+@pytest.fixture
+def timm_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Timm:
+    """A classifier on a network of timm whose weights were tested on this share of the shorter side."""
+
+    def made(crop_pct: float, side: int = 96) -> IncrementalClassifier:
+        def create_model(name: str, **given: Any) -> nn.Module:
+            torch.manual_seed(0)
+            model = Colours()
+            model.num_features = 6  # type: ignore[assignment]
+            model.pretrained_cfg = {"mean": [0.5] * 3, "std": [0.25] * 3, "crop_pct": crop_pct}  # type: ignore[assignment]
+            return model
+
+        monkeypatch.setitem(sys.modules, "timm", SimpleNamespace(create_model=create_model))
+        torch.manual_seed(0)
+        save_file(Colours().state_dict(), tmp_path / "w.safetensors")
+        settings = {"backbone.pretrained": str(tmp_path / "w.safetensors")}
+        return IncrementalClassifier(
+            backbone="timm:tiny_vit", adapt="never", image_size=side, device="cpu", settings=settings
+        )
+
+    return made
+
+
+def shown(classifier: IncrementalClassifier, path: Path) -> Tensor:
+    (pixels,) = classifier.model_.preprocessing.images(read_images(path)).stream([torch.tensor([0])])
+    return pixels
+
+
+@pytest.mark.parametrize(("crop_pct", "box"), [(1.0, (20, 0, 140, 120)), (0.875, (27.5, 7.5, 132.5, 112.5))])
+def test_a_network_of_timm_sees_as_much_of_a_photo_as_its_weights_did(
+    timm_s: Timm, framed: Path, crop_pct: float, box: tuple[float, ...]
+) -> None:
+    classifier = timm_s(crop_pct).fit(framed)
+    path = framed / "red" / "0.png"
+    with Image.open(path) as image:
+        expected = np.asarray(image.resize((96, 96), Image.Resampling.BILINEAR, box=box)).transpose(2, 0, 1)
+    assert np.array_equal(shown(classifier, path)[0], expected)
+    with Image.open(path) as image:
+        assert np.array_equal(classifier.decision_function(image), classifier.decision_function(path))
+    assert np.array_equal(to_pixels([path.read_bytes()], classifier.model_.preprocessing, Limits())[0], expected)
+    if crop_pct == 1:  # only then is there anything to tell the classes by
+        assert (classifier.predict(framed / "red") == "red").all()
+
+
+def test_what_is_shown_is_kept_by_updates_files_and_exports(timm_s: Timm, framed: Path, tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime", reason="the extra 'onnx' is not installed")
+    classifier = timm_s(1.0).fit(framed)
+    path, export = tmp_path / "shop.gatf", tmp_path / "shop.onnx"
+    classifier.save(path)
+    assert container.inspect(path).model["central_share"] == 1.0
+    loaded = IncrementalClassifier.load(path, device="cpu")
+    assert loaded.model_.preprocessing == classifier.model_.preprocessing
+    assert np.array_equal(loaded.decision_function(framed), classifier.decision_function(framed))
+    export_onnx(loaded.model_, export, digest=container.inspect(path).digest)
+    asked, why = beside(path)
+    assert isinstance(asked, Exported), why
+    files = sorted(str(file) for file in framed.rglob("*.png"))
+    pixels, _, _ = asked.read(files, skip_bad=False)
+    np.testing.assert_allclose(asked.answer(pixels).probabilities, loaded.predict_proba(files), atol=1e-4)
+    loaded.set_params(adapt="never").partial_fit(files, ["green", "grey"] * 8)
+    assert loaded.model_.preprocessing == classifier.model_.preprocessing
+
+
+def test_the_usual_share_is_not_written_and_holds_where_none_is(timm_s: Timm, framed: Path, tmp_path: Path) -> None:
+    """As in files of earlier versions, whose networks went on seeing what they saw."""
+    timm_s(0.875).fit(framed).save(tmp_path / "usual.gatf")
+    assert "central_share" not in container.inspect(tmp_path / "usual.gatf").model
+    timm_s(1.0).fit(framed).save(tmp_path / "whole.gatf")
+    tensors, header = container.read(tmp_path / "whole.gatf")
+    del header.model["central_share"]
+    container.write(tmp_path / "old.gatf", tensors, header.model)
+    old = IncrementalClassifier.load(tmp_path / "old.gatf", device="cpu")
+    assert old.model_.preprocessing.central_share == CENTRAL_SHARE
+    old.set_params(adapt="never").partial_fit(sorted(framed.rglob("*.png")), ["green", "grey"] * 8)
+    assert old.model_.preprocessing.central_share == CENTRAL_SHARE
+    header.model["central_share"] = 1.5
+    container.write(tmp_path / "forged.gatf", tensors, header.model)
+    with pytest.raises(UserError, match="description does not fit this version of gatf \\(at 'central_share'\\)"):
+        IncrementalClassifier.load(tmp_path / "forged.gatf")
+
+
+def test_an_export_that_claims_more_than_the_image_is_left_alone(timm_s: Timm, framed: Path, tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime", reason="the extra 'onnx' is not installed")
+    import onnx
+
+    classifier = timm_s(1.0).fit(framed)
+    classifier.save(tmp_path / "shop.gatf")
+    digest = container.inspect(tmp_path / "shop.gatf").digest
+    export_onnx(classifier.model_, tmp_path / "shop.onnx", digest=digest)
+    proto = onnx.load(tmp_path / "shop.onnx")
+    (entry,) = (each for each in proto.metadata_props if each.key == "gatf.central_share")
+    entry.value = "1.5"
+    onnx.save(proto, tmp_path / "shop.onnx")
+    found, why = beside(tmp_path / "shop.gatf")
+    assert found is None
+    assert "is not an export of a model and was left alone" in str(why)
+
+
+def test_small_images_are_seen_whole(timm_s: Timm, framed: Path) -> None:
+    classifier = timm_s(0.5, side=48).fit(framed)
+    assert classifier.model_.preprocessing.central_share == CENTRAL_SHARE
+    assert (classifier.predict(framed / "red") == "red").all()
+
+
+def test_a_run_shows_as_much_of_a_photo_too(timm_s: Timm, framed: Path, tmp_path: Path) -> None:
+    settings = {"data.name": "folder", "data.root": str(framed), "data.image_size": 96, "data.workers": 0}
+    settings |= {"backbone.name": "timm:tiny_vit", "backbone.pretrained": str(tmp_path / "w.safetensors")}
+    settings |= {"backbone.bottleneck": None, "data.augment": [], "scenario.tasks": 2}
+    views, identities = [], []
+    for share in (1.0, 0.875):
+        timm_s(share)
+        experiment = Experiment(load_config(method="slda", overrides=settings))
+        (pixels,) = experiment.scenario.source.test.stream([torch.tensor([0])])
+        assert experiment.session.preprocessing.central_share == share
+        assert experiment.scenario.source.train.images.central_share == share  # type: ignore[union-attr]
+        views.append(pixels[0, :, 0, 0].tolist())
+        identities.append(experiment.scenario.source.test.identity())
+    assert views[0] in ([250, 20, 20], [20, 20, 250])
+    assert max(views[1]) < 200
+    assert identities[0] != identities[1]
+
+
+def test_a_share_that_is_none_is_refused() -> None:
+    module = Colours()
+    module.central_share = 2.0  # type: ignore[assignment]
+    with pytest.raises(UserError, match=r"a backbone's central_share is above 0 and at most 1, not 2\.0"):
+        tiny(backbone=module).fit(*photos(8, 80))
 
 
 class Mobile(MobileNet):

@@ -163,8 +163,9 @@ class Experiment:
         self.config = config
         self._network_is_named = backbone is None
         source = open_source(config.data)
-        self.scenario: Scenario = build_scenario(source, config.scenario, config.order_seed)
+        scenario = build_scenario(source, config.scenario, config.order_seed)
         self.session = Session(config, Preprocessing(source.image_shape, source.mean, source.std), backbone=backbone)
+        self.scenario: Scenario = scenario.seen_by(self.session.preprocessing.central_share)
         split_pipeline(source.train, self.session.pipeline)  # raises if these images cannot be augmented that way
         self.warnings = [*source.warnings, *self.session.warnings]
 

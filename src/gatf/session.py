@@ -16,6 +16,8 @@ from gatf import ranks
 from gatf.config import RunConfig, differences
 from gatf.data.augment import Pipeline, parse_augmentation
 from gatf.data.base import ImageSet
+from gatf.data.decode import CENTRAL_SHARE, SMALL
+from gatf.data.inputs import Given, image_set
 from gatf.data.loader import TaskData, TaskInfo, views
 from gatf.errors import Diverged, UserError
 from gatf.io.events import Listener, Looked, Trained
@@ -45,19 +47,33 @@ METHOD, SUMS = "method.", "sums."
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """From uint8 pixels to what the network sees: pixels/255, less the mean, over the standard deviation."""
+    """From pictures to what the network sees: uint8 pixels of a central square, /255, less the mean, over the standard
+    deviation."""
 
     shape: tuple[int, int, int]
     """Channels, height, width."""
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    central_share: float = CENTRAL_SHARE
+    """Of the shorter side of large images, what the test view keeps; of small ones it keeps all."""
 
     def suited_to(self, backbone: nn.Module) -> "Preprocessing":
-        """With the mean and deviation that a pretrained backbone expects, where it says so; else the data's."""
+        """With the mean, deviation and share of the image that a pretrained backbone expects, where it says so; else
+        the data's."""
+        suited = self
         expected = getattr(backbone, "normalisation", None)
-        if expected is None or len(expected[0]) != self.shape[0]:
-            return self
-        return replace(self, mean=expected[0], std=expected[1])
+        if expected is not None and len(expected[0]) == self.shape[0]:
+            suited = replace(suited, mean=expected[0], std=expected[1])
+        share = getattr(backbone, "central_share", None)
+        if share is not None and self.shape[1] > SMALL:
+            if not 0 < share <= 1:
+                raise UserError(f"a backbone's central_share is above 0 and at most 1, not {share!r}")
+            suited = replace(suited, central_share=share)
+        return suited
+
+    def images(self, given: Given, labels: Tensor | None = None) -> ImageSet:
+        """Pictures as the network sees them in a test, but for the normalisation, with class numbers."""
+        return image_set(given, self.shape, labels, central_share=self.central_share)
 
     def pipeline(self, config: RunConfig) -> Pipeline:
         """With the augmentation and the crop of test images that the config asks for."""

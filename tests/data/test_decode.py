@@ -10,8 +10,7 @@ import torch
 from PIL import Image
 
 from gatf.data.augment import ResizedCrop
-from gatf.data.decode import BadImage, RandomWindows, careful_pillow, centre_box, decode
-from gatf.data.decode import test_box as box_of_test_view
+from gatf.data.decode import BadImage, RandomWindows, careful_pillow, centre_box, decode, plain_view
 
 
 def saved(image: Image.Image, kind: str, **options: object) -> bytes:
@@ -106,8 +105,28 @@ def test_the_test_view_is_resize_256_and_centre_crop_224(picture: Callable[..., 
     image = picture(3, 512, 384)
     expected = image.resize((341, 256), Image.Resampling.BILINEAR).crop((58, 16, 282, 240))
     with careful_pillow():
-        out = decode(saved(image, "PNG"), "x", 224, box_of_test_view)
+        out = decode(saved(image, "PNG"), "x", 224, plain_view(224))
     assert np.abs(out.astype(int) - np.asarray(expected)).max() <= 3
+
+
+@pytest.mark.parametrize(("share", "resized"), [(1.0, 224), (0.95, 235), (0.9, 248), (0.875, 256)])
+def test_a_network_s_own_share_of_the_shorter_side(
+    share: float, resized: int, picture: Callable[..., Image.Image]
+) -> None:
+    """timm resizes the shorter side to 224/crop_pct, rounded down, and cuts the central 224."""
+    image = picture(3, 512, 384)
+    wide = image.resize((resized * 512 // 384, resized), Image.Resampling.BILINEAR)
+    left, top = round((wide.width - 224) / 2), round((resized - 224) / 2)
+    expected = np.asarray(wide.crop((left, top, left + 224, top + 224)))
+    with careful_pillow():
+        out = decode(saved(image, "PNG"), "x", 224, plain_view(224, share))
+    assert np.abs(out.astype(int) - expected).max() <= 3
+
+
+def test_small_images_are_seen_whole_whatever_the_share() -> None:
+    assert plain_view(64, 0.5)(100, 80) == centre_box(100, 80) == (10, 0, 90, 80)
+    assert plain_view(65, 0.5)(100, 80) == (30, 20, 70, 60)
+    assert plain_view(65)(512, 256) == (144, 16, 368, 240)
 
 
 def test_a_jpeg_decoded_at_a_fraction_looks_the_same(picture: Callable[..., Image.Image]) -> None:

@@ -259,6 +259,10 @@ def test_timm_models_with_the_weights_that_timm_has_for_them(monkeypatch: pytest
     assert torch.equal(net(torch.zeros(1, 3, 9, 9)), torch.ones(1, 6))
     assert net.pretrained
     assert net.normalisation == ((0.5,) * 3, (0.25,) * 3)
+    assert net.central_share is None
+    for told, expected in ((1, 1.0), (0.95, 0.95), (0, None), (1.5, None), ("0.9", None), (None, None)):
+        model.pretrained_cfg["crop_pct"] = told  # type: ignore[index]
+        assert build_backbone(config, 3).central_share == expected
 
 
 def test_timm_that_does_not_import(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from gatf.data.decode import RandomWindows
+from gatf.data.decode import CENTRAL_SHARE, RandomWindows
 from gatf.data.lazy import LazyImages
 from gatf.settings import DataConfig
 
@@ -28,16 +28,24 @@ class ImageSet:
         return channels, height, width
 
     def identity(self) -> str:
-        """A digest of the images: of their pixels, or of names, sizes and times of change of the files they are in."""
+        """A digest of the images: of their pixels, or of names, sizes and times of change of the files they are in,
+        with the share of them that is seen where that is not the usual one."""
         if isinstance(self.images, Tensor):
             return hashlib.blake2b(self.images.contiguous().cpu().numpy().data, digest_size=16).hexdigest()
-        return self.images.encoded.stamp()
+        share, stamp = self.images.central_share, self.images.encoded.stamp()
+        return stamp if share == CENTRAL_SHARE else f"{stamp} {share}"
 
     def take(self, numbers: Tensor) -> "ImageSet":
         """Some of the images, by number, with their pixels or the places where those lie."""
         if isinstance(self.images, Tensor):
             return ImageSet(self.images[numbers], self.labels[numbers])
         return ImageSet(self.images.take(numbers.tolist()), self.labels[numbers])
+
+    def seen_by(self, central_share: float) -> "ImageSet":
+        """With this share of the shorter side as the test view; pixels in memory are as they are."""
+        if isinstance(self.images, Tensor):
+            return self
+        return replace(self, images=replace(self.images, central_share=central_share))
 
     def stream(self, batches: Sequence[Tensor], windows: RandomWindows | None = None) -> Iterator[Tensor]:
         """The pixels of each batch of image numbers. `windows` are cut while decoding: pixels in memory have none."""

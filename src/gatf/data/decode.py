@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from PIL import Image, ImageOps
@@ -26,8 +27,9 @@ ChooseBox = Callable[[int, int], Box]
 
 SMALL = 64
 """Images up to this height and width are decoded once and kept in memory; larger ones have a test view of their own."""
-TEST_RESIZE = 256 / 224
-"""The test view of large images: the shorter side is resized to 256 for a centre crop of 224, or in that proportion."""
+CENTRAL_SHARE = 224 / 256
+"""Of the shorter side, what the test view of large images keeps unless a network wants another share of it: the side is
+resized to 256 for a centre crop of 224, or in that proportion."""
 ORIENTATION = 0x0112
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF")
 """Pixel formats only: Pillow would also run Ghostscript on an EPS file."""
@@ -133,9 +135,14 @@ def centre_box(width: int, height: int, *, zoom: float = 1.0) -> Box:
     return left, top, left + side, top + side
 
 
-def test_box(width: int, height: int) -> Box:
-    """Resize the shorter side to 256 and cut the central 224, as one window."""
-    return centre_box(width, height, zoom=TEST_RESIZE)
+def test_box(width: int, height: int, *, central_share: float) -> Box:
+    """Resize the shorter side to 256 and cut the central 224, or another share of it, as one window."""
+    return centre_box(width, height, zoom=1 / central_share)
+
+
+def plain_view(side: int, central_share: float = CENTRAL_SHARE) -> ChooseBox:
+    """The window of images that become side × side in a test: of small ones the whole central square."""
+    return partial(test_box, central_share=central_share) if side > SMALL else centre_box
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from gatf.data.base import ImageSet
-from gatf.data.decode import SMALL, centre_box, test_box
+from gatf.data.decode import CENTRAL_SHARE, SMALL, plain_view
 from gatf.data.encoded import Encoded, Files, Pictures
 from gatf.data.files import existing, image_files
 from gatf.data.layouts.folder import class_folders
@@ -36,7 +36,7 @@ class Given:
 
     def __init__(self, images: Tensor | Encoded) -> None:
         self.source = images
-        self._decoded: tuple[Shape, Tensor] | None = None
+        self._decoded: tuple[Shape, float, Tensor] | None = None
 
     def __len__(self) -> int:
         return len(self.source)
@@ -74,8 +74,9 @@ class Given:
             return min(height, width) if channels == 3 else None
         return photo_side(self.source)
 
-    def images(self, shape: Shape) -> Tensor | LazyImages:
-        """The images in a model's shape; large files are decoded when they are wanted."""
+    def images(self, shape: Shape, central_share: float = CENTRAL_SHARE) -> Tensor | LazyImages:
+        """The images in a model's shape, of large pictures the share that it sees; large files are decoded when they
+        are wanted."""
         channels, height, _ = shape
         if isinstance(self.source, Tensor):
             if self.source.shape[1:] != shape:
@@ -85,11 +86,11 @@ class Given:
                 )
             return self.source
         if height > SMALL and channels == 3 and isinstance(self.source, Files):
-            return LazyImages(self.source, height, default_workers())
-        if self._decoded is None or self._decoded[0] != shape:
-            pixels, _ = decode_all(self.source, height, choose=test_box if height > SMALL else centre_box)
-            self._decoded = shape, pixels if channels == 3 else grey(pixels)
-        return self._decoded[1]
+            return LazyImages(self.source, height, default_workers(), central_share)
+        if self._decoded is None or self._decoded[:2] != (shape, central_share):
+            pixels, _ = decode_all(self.source, height, choose=plain_view(height, central_share))
+            self._decoded = shape, central_share, pixels if channels == 3 else grey(pixels)
+        return self._decoded[2]
 
     def without_bad(self, shape: Shape) -> tuple["Given", np.ndarray]:
         """Those that can be decoded, and which they are, bool [N]. What this decodes in the shape is kept."""
@@ -99,7 +100,7 @@ class Given:
             kept, decoded = readable(self.source, default_workers()), None
         else:
             pixels, kept = decode_all(self.source, shape[1], skip=True)
-            decoded = (shape, pixels if shape[0] == 3 else grey(pixels))
+            decoded = (shape, CENTRAL_SHARE, pixels if shape[0] == 3 else grey(pixels))
         good = Given(self.source.take(kept.tolist()))
         good._decoded = decoded
         return good, np.isin(np.arange(len(self)), kept.numpy())
@@ -179,10 +180,12 @@ def decodable(paths: Sequence[str]) -> np.ndarray:
     return np.isin(np.arange(len(paths)), readable(Files(tuple(paths)), default_workers()).numpy())
 
 
-def image_set(given: Given, shape: Shape, labels: Tensor | None = None) -> ImageSet:
+def image_set(
+    given: Given, shape: Shape, labels: Tensor | None = None, *, central_share: float = CENTRAL_SHARE
+) -> ImageSet:
     """The given images in the model's shape, with class numbers (zeros where nobody asks)."""
     numbers = torch.zeros(len(given), dtype=torch.int64) if labels is None else labels
-    return ImageSet(given.images(shape), numbers)
+    return ImageSet(given.images(shape, central_share), numbers)
 
 
 def check_shape(shape: Shape) -> None:

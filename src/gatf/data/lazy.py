@@ -1,14 +1,14 @@
 """Images too large to keep in memory: decoded, cropped and resized when they are wanted."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from gatf.data.decode import Box, RandomWindows, careful_pillow, decode, test_box
+from gatf.data.decode import CENTRAL_SHARE, Box, RandomWindows, careful_pillow, decode, test_box
 from gatf.data.encoded import Encoded
 from gatf.data.workers import in_order
 
@@ -23,6 +23,8 @@ class LazyImages:
     encoded: Encoded
     size: int
     workers: int = 0
+    central_share: float = CENTRAL_SHARE
+    """Of the shorter side, what is seen where no random window is cut."""
 
     def __len__(self) -> int:
         return len(self.encoded)
@@ -33,13 +35,14 @@ class LazyImages:
         return len(self), 3, self.size, self.size
 
     def take(self, numbers: Sequence[int]) -> "LazyImages":
-        return LazyImages(self.encoded.take(numbers), self.size, self.workers)
+        return replace(self, encoded=self.encoded.take(numbers))
 
     def stream(self, batches: Sequence[Tensor], windows: RandomWindows | None = None) -> Iterator[Tensor]:
         """For each batch of image numbers, uint8 [B, 3, size, size]: random windows, or the centre for testing."""
         numbers = [batch.tolist() for batch in batches]
         pieces = [batch[at : at + PIECE] for batch in numbers for at in range(0, len(batch), PIECE)]
-        decoded = in_order(DecodePiece(self.encoded, self.size, windows), pieces, workers=self.workers)
+        piece = DecodePiece(self.encoded, self.size, windows, self.central_share)
+        decoded = in_order(piece, pieces, workers=self.workers)
         for batch in numbers:
             parts = [next(decoded) for _ in range(0, len(batch), PIECE)]
             yield torch.cat(parts) if parts else torch.empty((0, 3, self.size, self.size), dtype=torch.uint8)
@@ -52,6 +55,7 @@ class DecodePiece:
     encoded: Encoded
     size: int
     windows: RandomWindows | None
+    central_share: float
 
     def __call__(self, numbers: list[int]) -> Tensor:
         pixels = np.empty((len(numbers), self.size, self.size, 3), np.uint8)
@@ -62,4 +66,6 @@ class DecodePiece:
         return torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous()
 
     def _box(self, number: int, width: int, height: int) -> Box:
-        return test_box(width, height) if self.windows is None else self.windows.box(number, width, height)
+        if self.windows is None:
+            return test_box(width, height, central_share=self.central_share)
+        return self.windows.box(number, width, height)

@@ -1,7 +1,7 @@
 """The order in which classes arrive, cut into tasks."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,11 @@ class Scenario:
     @property
     def class_names(self) -> tuple[str, ...]:
         return tuple(self.source.class_names[number] for number in self.order)
+
+    def seen_by(self, central_share: float) -> "Scenario":
+        """With this share of the shorter side of large images as their test view."""
+        train, test = (images.seen_by(central_share) for images in self.parts)
+        return replace(self, source=self.source.with_parts(train, test))
 
     def task_of_class(self) -> Tensor:
         """[classes]: the task each scenario class belongs to."""

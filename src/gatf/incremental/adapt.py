@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from gatf.config import RunConfig
-from gatf.data.inputs import Given, image_set
+from gatf.data.inputs import Given
 from gatf.errors import UserError
 from gatf.geometry.gaussians import Gaussians
 from gatf.incremental import update
@@ -101,7 +101,7 @@ def _out_of_reach(frozen: UpdateRecord, old: int) -> bool:
 
 def _seconds_to_look(model: Model, given: Given) -> float:
     """At an image, reading it included."""
-    images = image_set(given, model.preprocessing.shape)
+    images = model.preprocessing.images(given)
     some = images.take(torch.linspace(0, len(images) - 1, min(LOOKED_AT, len(images))).long())
     model.look(some.take(torch.arange(1)))  # the first look prepares the network
     started = time.monotonic()

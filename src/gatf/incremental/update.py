@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from gatf.config import RunConfig
 from gatf.data.base import ImageSet
-from gatf.data.inputs import Given, Shape, check_shape, image_set
+from gatf.data.inputs import Given, Shape, check_shape
 from gatf.data.listing import some
 from gatf.data.loader import TaskData, TaskInfo
 from gatf.errors import UserError
@@ -69,12 +69,14 @@ class Conditions:
 
 
 def new_model(config: RunConfig, given: Given, shape: Shape, backbone: nn.Module | None = None) -> Model:
-    """A model that knows no class yet; its normalisation is what its pretrained network expects, or else that of the
-    images it will first be fitted to."""
+    """A model that knows no class yet; its preprocessing is what its pretrained network expects, its normalisation else
+    that of the images it will first be fitted to."""
     check_shape(shape)
     method = build_method(config, shape, backbone)
-    mean, std = getattr(method.backbone, "normalisation", None) or normalisation(image_set(given, shape))
-    preprocessing = Preprocessing(shape, mean, std)
+    preprocessing = Preprocessing(shape, (), ()).suited_to(method.backbone)
+    if not preprocessing.mean:
+        mean, std = normalisation(preprocessing.images(given))
+        preprocessing = replace(preprocessing, mean=mean, std=std)
     empty = torch.zeros(0, dtype=torch.int64)
     return Model(config, preprocessing, method, (), empty, 1.0, NOTHING_CALIBRATED, empty.double(), NOTHING_STRANGE, ())
 
@@ -88,7 +90,7 @@ def learn(
         raise UserError("a first fit needs images of at least two classes, but there is only one class in y")
     split = split_update(model, answers, held_out, config.seed)
     numbers = split.final_numbers if model.method.revisits else split.numbers + len(model.labels)
-    images = image_set(given, model.preprocessing.shape, numbers)
+    images = model.preprocessing.images(given, numbers)
     update = _Update(model, config, split, images, run)
     update.train()
     judged = update.judge()

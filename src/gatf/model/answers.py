@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from gatf.data.inputs import image_set, read_images
+from gatf.data.inputs import read_images
 from gatf.errors import UserError
 from gatf.model.judge import rejection_threshold, softmax_with_temperature, strangest
 from gatf.model.said import Answers
@@ -29,7 +29,7 @@ REJECTION_WARNINGS = {
 def look(model: Model, images: Any, *, features: bool = False, once: bool = False) -> Looks:
     """Scores and features of images in any form that `read_images` takes; `features` and `once` as `Model.look` has
     them. A model whose scores are not finite has no answer, which is a `UserError`."""
-    looks = model.look(image_set(read_images(images), model.preprocessing.shape), features=features, once=once)
+    looks = model.look(model.preprocessing.images(read_images(images)), features=features, once=once)
     if not bool(looks.scores.isfinite().all()):
         raise UserError(
             "the model's scores are not finite, so it cannot answer: its numbers are not what training leaves; put an "

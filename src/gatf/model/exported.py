@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from gatf.data.decode import SMALL, BadImage, careful_pillow, centre_box, decode, test_box
+from gatf.data.decode import CENTRAL_SHARE, BadImage, careful_pillow, decode, plain_view
 from gatf.model.said import Answers
 
-CLASSES, MODEL = "gatf.classes", "gatf.model"
-"""Entries of the ONNX file's metadata: class names as JSON, and the digest of the model it was written from."""
+CLASSES, MODEL, SHARE = "gatf.classes", "gatf.model", "gatf.central_share"
+"""Entries of the ONNX file's metadata: class names as JSON, the digest of the model it was written from, and the share
+of large images that it sees, where that is not the usual one."""
 LONGEST_HEADER = 2**26
 AT_ONCE = 32
 """Images the network sees at once: more take more memory and no less time."""
@@ -27,12 +28,14 @@ class Exported:
     labels: tuple[str | int | bool, ...]
     shape: tuple[int, int, int]
     """Channels, height, width."""
+    central_share: float = CENTRAL_SHARE
+    """Of the shorter side of large images, what the network sees."""
 
     def read(self, paths: Sequence[str], *, skip_bad: bool) -> tuple[np.ndarray, list[str], list[str]]:
         """Pixels uint8 [n, channels, height, width] as the model is shown them, their files, and with `skip_bad` the
         files that cannot be decoded."""
         channels, side, _ = self.shape
-        box = test_box if side > SMALL else centre_box
+        box = plain_view(side, self.central_share)
         pixels, good, bad = [], [], []
         with careful_pillow():
             for path in paths:
@@ -80,11 +83,14 @@ def _export_of(model: Path, path: Path) -> tuple[Exported | None, str | None]:
         about = session.get_modelmeta().custom_metadata_map
         labels = json.loads(about[CLASSES])
         channels, height, width = (int(size) for size in session.get_inputs()[0].shape[1:])
+        share = float(about.get(SHARE, CENTRAL_SHARE))
+        if not 0 < share <= 1:
+            raise ValueError(f"there is no share of {share}")
     except Exception:  # onnxruntime has exceptions of its own, and the file may be anybody's
         return None, f"{path} is not an export of a model and was left alone"
     if about.get(MODEL) != _digest(model):
         return None, f"{path} is of another version of {model.name}, which answers itself; renew it with gatf export"
-    return Exported(session, tuple(labels), (channels, height, width)), None
+    return Exported(session, tuple(labels), (channels, height, width), share), None
 
 
 def _digest(model: Path) -> str | None:

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import ConfigDict, ValidationError
+from pydantic import ConfigDict, Field, ValidationError
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from gatf import __version__
 from gatf.config import RunConfig, method_name, validated
+from gatf.data.decode import CENTRAL_SHARE
 from gatf.data.inputs import SMALLEST_SIDE
 from gatf.data.pixels import CHANNELS
 from gatf.errors import UserError
@@ -62,6 +63,8 @@ class Description(Strict):
     """The method that may adapt a pretrained network, where updates choose."""
     frozen: Other | None = None
     """The same classes on the network as it was before it was adapted; its tensors begin with `frozen.`."""
+    central_share: float = Field(CENTRAL_SHARE, gt=0, le=1)
+    """Of the shorter side of large images, what the network sees; the usual share is not written."""
 
 
 def save(model: Model, path: Path, before: Callable[[str], None] = lambda digest: None) -> None:
@@ -85,6 +88,7 @@ def save(model: Model, path: Path, before: Callable[[str], None] = lambda digest
         history=[record.model_dump(mode="json") for record in model.history],
         adapts=model.adapts,
         frozen=None if frozen is None else Other(config=_config_to_keep(frozen), temperature=frozen.temperature),
+        central_share=model.preprocessing.central_share,
     )
     tensors = _tensors(model)
     if frozen is not None:
@@ -96,7 +100,8 @@ def save(model: Model, path: Path, before: Callable[[str], None] = lambda digest
         _check_predicts(written, path, outside=is_outside(model.config.method.name), backbone=backbone)
         before(container.inspect(written).digest)
 
-    container.write(path, tensors, description.model_dump(mode="json"), check=check)
+    usual = {"central_share"} if description.central_share == CENTRAL_SHARE else None
+    container.write(path, tensors, description.model_dump(mode="json", exclude=usual), check=check)
 
 
 def _config_to_keep(model: Model) -> dict[str, Any]:
@@ -198,7 +203,7 @@ def _model(
         state = upgraded_state(config.method.name, state)
     method = _method(path, config, shape, state, classes=len(told.labels), backbone=backbone)
     return Model(
-        config, Preprocessing(shape, tuple(told.mean), tuple(told.std)), method, tuple(told.labels),
+        config, Preprocessing(shape, tuple(told.mean), tuple(told.std), told.central_share), method, tuple(told.labels),
         tensors["counts"], told.temperature, tensors["calibration"], tensors["errors"], tensors["strangeness"], history,
     )  # fmt: skip
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from gatf.data.base import ImageSet
+from gatf.data.decode import CENTRAL_SHARE
 from gatf.errors import UserError
 from gatf.io.files import write_bytes
 from gatf.methods.parts.gaussian import carries_gaussians
@@ -133,8 +134,10 @@ def _exported(graph: Graph, examples: Tensor) -> Any:
 
 def _metadata(model: Model, digest: str | None) -> dict[str, str]:
     written_from = {} if digest is None else {exported.MODEL: digest}
+    share = model.preprocessing.central_share
     return {
         **written_from,
+        **({} if share == CENTRAL_SHARE else {exported.SHARE: repr(share)}),
         exported.CLASSES: json.dumps(list(model.labels), ensure_ascii=False),
         "gatf.temperature": repr(model.temperature),
         "gatf.input": "uint8 pixels [batch, channels, height, width]; colour is RGB",

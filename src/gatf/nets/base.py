@@ -17,6 +17,8 @@ class Backbone(nn.Module):
     """Whether its weights come from elsewhere; then it is fine-tuned rather than trained."""
     normalisation: Normalisation | None = None
     """What pretrained weights expect of pixels, where that is known; else the data's own is as good as any."""
+    central_share: float | None = None
+    """Of the shorter side of large images, what pretrained weights expect to see in a test, where that is known."""
     fixed_norm: bool = False
     """Batch-norm keeps its statistics while everything trains: a few images must not replace those of a million."""
 

@@ -13,7 +13,7 @@ from gatf.nets.base import Backbone
 class Wrapped(Backbone):
     """A module that returns features [B, D], with D known, and perhaps a linear bottleneck after it.
 
-    If the module has attributes `pretrained` and `normalisation`, as a `Backbone` has them, they hold.
+    If the module has attributes `pretrained`, `normalisation` and `central_share`, as a `Backbone` has them, they hold.
     """
 
     def __init__(self, net: nn.Module, dim: int, bottleneck: int | None = None) -> None:
@@ -21,6 +21,7 @@ class Wrapped(Backbone):
         self.net = net
         self.pretrained = bool(getattr(net, "pretrained", False))
         self.normalisation = getattr(net, "normalisation", None)
+        self.central_share = getattr(net, "central_share", None)
         self._end_with(dim, bottleneck)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -84,6 +84,7 @@ def load_pretrained(backbone: nn.Module, spec: str) -> Loaded:
     net.load_state_dict({name: given.get(name, value) for name, value in own.items()})
     if isinstance(backbone, Backbone):
         backbone.pretrained, backbone.normalisation = True, published_normalisation(backbone)
+        backbone.central_share = published_share(backbone)
     return Loaded(spec, tuple(name for name in own if name not in given and name.startswith(OURS)), unused)
 
 
@@ -95,6 +96,12 @@ def published_normalisation(backbone: nn.Module) -> Normalisation | None:
         return IMAGENET
     told = _timm_says(getattr(backbone, "net", None))
     return (tuple(told["mean"]), tuple(told["std"])) if "mean" in told and "std" in told else None
+
+
+def published_share(backbone: nn.Module) -> float | None:
+    """Of the shorter side, what timm's published weights are tested on; None where timm says nothing."""
+    told = _timm_says(getattr(backbone, "net", None)).get("crop_pct")
+    return float(told) if isinstance(told, (int, float)) and 0 < told <= 1 else None
 
 
 def _timm_says(net: Any) -> dict[str, Any]:

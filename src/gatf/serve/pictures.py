@@ -11,10 +11,11 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from gatf.data.decode import SMALL, BadImage, centre_box, decode, likely_formats, test_box
-from gatf.data.inputs import Shape, grey
+from gatf.data.decode import BadImage, decode, likely_formats, plain_view
+from gatf.data.inputs import grey
 from gatf.io.text import harmless
 from gatf.serve.limits import LONGEST_LABEL, Limits, Problem, not_understood, too_large
+from gatf.session import Preprocessing
 
 LONGEST_HEADERS = 8192
 """Bytes of one part's headers."""
@@ -205,10 +206,10 @@ def check_picture(data: bytes, name: str, limits: Limits) -> None:
         raise too_large(f"{name} has more than {limits.pixels} pixels")
 
 
-def to_pixels(images: list[bytes], shape: Shape, limits: Limits) -> Tensor:
+def to_pixels(images: list[bytes], wanted: Preprocessing, limits: Limits) -> Tensor:
     """Pictures in a model's shape, uint8 [N, C, H, W], just as `gatf predict` reads files."""
-    channels, side, _ = shape
-    choose = test_box if side > SMALL else centre_box
+    channels, side, _ = wanted.shape
+    choose = plain_view(side, wanted.central_share)
     pixels = np.empty((len(images), side, side, 3), np.uint8)
     for number, data in enumerate(images):
         name = f"image {number}"

@@ -88,7 +88,7 @@ class Studio:
         try:
             async with asyncio.timeout(self.limits.seconds):
                 pixels = await loop.run_in_executor(
-                    self.decoders, to_pixels, images, served.model.preprocessing.shape, self.limits
+                    self.decoders, to_pixels, images, served.model.preprocessing, self.limits
                 )
                 return await self.batcher.ask(Question(served, pixels, **asked))
         except TimeoutError:
