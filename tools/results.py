@@ -444,6 +444,7 @@ results/{bench}/<run>/config.yaml` repeats it.
 {picture}
 {accuracies}
 *old → new* is the share of old-class test images that are taken for a class of the newest task after the last one.
+joint learns all classes in one task, every image as often as the others see it, so that its A_inc is its A_last.
 
 {plus}
 In 20 tasks of 5 classes (`gatf bench {long}`):
