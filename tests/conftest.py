@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+os.environ["OPENBLAS_NUM_THREADS"] = "1"  # read when SciPy's library is loaded; its threads wait for each other else
+
 import numpy as np
 import pytest
 import torch
