@@ -65,6 +65,22 @@ def page(fake_bench: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
     return out.read_text(encoding="utf-8")
 
 
+def test_a_row_that_learnt_all_in_one_task_stands_beside_the_others(
+    fake_run: Callable[..., dict[str, Any]], tmp_path: Path
+) -> None:
+    """As `joint` does in some benches: it has no older classes that could be taken for new ones."""
+    rows = {"gatf": 5, "joint": 1}
+    for row, tasks in rows.items():
+        fake_run(tmp_path / "bench" / row, row, tasks=tasks)
+    runs = [{"folder": row, "setting": "digits", "row": row, "seed": 0} for row in rows]
+    (tmp_path / "bench" / "bench.json").write_text(json.dumps({"name": "b", "title": "b", "runs": runs}))
+    assert write_report([tmp_path / "bench"], tmp_path / "page.html") == 2
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    (chart,) = re.findall(r'aria-label="(Line chart of the share of old-class[^"]*)"', page)
+    assert "gatf" in chart
+    assert "joint" not in chart
+
+
 def test_the_page_is_whole_described_and_needs_nothing_else(page: str) -> None:
     parsed = Page(page)
     assert parsed.open == []

@@ -59,26 +59,30 @@ def over_seeds(series: Sequence[Sequence[float]]) -> tuple[np.ndarray, np.ndarra
 
 
 def accuracy_over_tasks(runs: Sequence[Run]) -> Figure:
-    """acc_t against the number of tasks learnt: one line per row, a band of one standard deviation over seeds."""
-    series = {row: [run.summary.accuracy_seen for run in group] for row, group in by_row(runs).items()}
+    """acc_t against the number of tasks learnt: one line per row, a band of one standard deviation over seeds. What was
+    learnt in one task is a level across."""
+    most = max(run.summary.tasks for run in runs)
+    series = {
+        row: [run.summary.accuracy_seen * (most if run.summary.tasks == 1 else 1) for run in group]
+        for row, group in by_row(runs).items()
+    }
     return lines_over_tasks(series, first=1, label="accuracy on all classes so far, %")
 
 
 def confusion_over_tasks(runs: Sequence[Run]) -> Figure:
-    """Share of old-class test images that are taken for a class of the newest task."""
-    series = {row: [run.old_to_new for run in group] for row, group in by_row(runs).items()}
+    """Share of old-class test images that are taken for a class of the newest task; with one task there are none."""
+    several = [run for run in runs if run.old_to_new]
+    series = {row: [run.old_to_new for run in group] for row, group in by_row(several).items()}
     return lines_over_tasks(series, first=2, label="old images taken for a new class, %")
 
 
 @styled
 def lines_over_tasks(series: Mapping[str, Sequence[Sequence[float]]], *, first: int, label: str) -> Figure:
-    """Percentages after every task, one line per row. One that learnt everything in one task is a level across."""
+    """Percentages after every task, one line per row."""
     figure, axes = new_figure(3.0)
     styles = line_styles(series)
     ends: dict[str, float] = {}
     longest = 0
-    most = max((len(one) for values in series.values() for one in values), default=0)
-    series = {row: [[*one] * (most if len(one) == 1 else 1) for one in values] for row, values in series.items()}
     for row, values in series.items():
         shortest = min(map(len, values))
         mean, std = over_seeds([one[:shortest] for one in values])
