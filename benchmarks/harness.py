@@ -11,6 +11,7 @@ import json
 import os
 import platform
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -55,6 +56,14 @@ def set_threads(threads: int) -> None:
     threadpool_limits(threads)
     for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         os.environ[variable] = str(threads)
+
+
+def process(*arguments: str) -> Call:
+    """A call that runs Python with these arguments and waits. Modules are compiled once, as those of an installed
+    package are, whatever PYTHONDONTWRITEBYTECODE says here."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    command = [sys.executable, *arguments]
+    return lambda: subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=environment)
 
 
 def seconds(call: Call, clock: Callable[[], float] = time.perf_counter, calls: int = 1) -> float:

@@ -8,15 +8,11 @@ same photos (`reference/photos.py`), reading and decoding them and importing tor
 the system's cache, and Python's are compiled, as those of an installed package are.
 """
 
-import os
-import subprocess
-import sys
 import tempfile
-from functools import partial
 from pathlib import Path
 
 import numpy as np
-from harness import Call, Report, options, take_turns
+from harness import Report, options, process, take_turns
 from PIL import Image
 
 from gatf.incremental.learn import learn_folder
@@ -24,12 +20,6 @@ from gatf.incremental.learn import learn_folder
 COLD, OWN_SPEED = 2.0, 1.0
 CLASSES, PHOTOS_PER_CLASS, SIDE = 20, 6, 128
 REFERENCE = str(Path(__file__).parent / "reference" / "photos.py")
-
-
-def process(*arguments: str) -> Call:
-    """A call that runs Python with these arguments and waits."""
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    return partial(subprocess.run, [sys.executable, *arguments], check=True, stdout=subprocess.DEVNULL, env=environment)
 
 
 def photo(draws: np.random.Generator, path: Path) -> None:

@@ -9,27 +9,17 @@ installed package are, whatever PYTHONDONTWRITEBYTECODE says here. A prediction 
 is what it may take; from an ONNX file beside the model, made by `gatf export`, it does not.
 """
 
-import os
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
 import numpy as np
-from harness import Call, Report, options, processor_time, seconds, take_turns
+from harness import Report, options, process, processor_time, seconds, take_turns
 from PIL import Image
 
 from gatf import IncrementalClassifier
 
 LIMIT, BEYOND_TORCH, WITHOUT_TORCH = 0.5, 0.5, 1.0
 TORCH = ("-c", "import torch")
-
-
-def process(*arguments: str) -> Call:
-    """A call that runs Python with these arguments and waits."""
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    command = [sys.executable, *arguments]
-    return lambda: subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=environment)
 
 
 def make_model(folder: Path) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from gatf.data.loader import Batch, TaskData, shuffled
 from gatf.errors import NotFinite
 from gatf.io.events import Epoch, Listener, Step
 from gatf.training.divergence import all_finite
-from gatf.training.optim import add_to_average, build_optimiser, clip_gradients, set_rates, take_average
+from gatf.training.optim import add_to_average, all_parameters, build_optimiser, clip_gradients, set_rates, take_average
 from gatf.training.phase import Phase
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def train_phase(
 def _clip(phase: Phase, limit: float, fabric: "Fabric", optimiser: Any) -> None:
     fabric.strategy.precision.unscale_gradients(optimiser.optimizer)
     if phase.stage.clip_by == "all":
-        clip_gradients((each for group in optimiser.param_groups for each in group["params"]), limit)
+        clip_gradients(all_parameters(optimiser), limit)
         return
     for part in phase.modules.values():
         clip_gradients(part.parameters(), limit)

@@ -32,7 +32,7 @@ def look_ahead(optimiser: torch.optim.Optimizer, *, every: int, rate: float) -> 
     Every `every` steps slow ← slow + rate·(weights − slow), and the weights continue from there. The slow weights and
     the steps taken since lie in the optimiser's state, as tensors, so that a checkpoint has them.
     """
-    parameters = _parameters(optimiser)
+    parameters = all_parameters(optimiser)
     begun_at = [parameter.detach().clone() for parameter in parameters]  # Adam must find its state empty once
 
     @torch.no_grad()
@@ -57,7 +57,7 @@ def look_ahead(optimiser: torch.optim.Optimizer, *, every: int, rate: float) -> 
 def add_to_average(optimiser: torch.optim.Optimizer) -> None:
     """Count the weights as they are into their running mean, which lies in the optimiser's state, as tensors, so that a
     checkpoint has it."""
-    parameters = _parameters(optimiser)
+    parameters = all_parameters(optimiser)
     states = [optimiser.state[parameter] for parameter in parameters]
     count = int(states[0].get("averaged", 0)) + 1
     states[0]["averaged"] = torch.tensor(float(count))
@@ -70,7 +70,7 @@ def add_to_average(optimiser: torch.optim.Optimizer) -> None:
 @torch.no_grad()
 def take_average(optimiser: torch.optim.Optimizer) -> None:
     """Put the running mean of the weights in their place."""
-    parameters = _parameters(optimiser)
+    parameters = all_parameters(optimiser)
     torch._foreach_copy_(parameters, [optimiser.state[parameter]["mean"] for parameter in parameters])
 
 
@@ -88,7 +88,8 @@ def clip_gradients(parameters: Iterable[torch.Tensor], limit: float) -> None:
         torch._foreach_mul_(gradients, factor.clamp(max=1.0))
 
 
-def _parameters(optimiser: torch.optim.Optimizer) -> list[torch.Tensor]:
+def all_parameters(optimiser: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """Of all groups."""
     return [parameter for group in optimiser.param_groups for parameter in group["params"]]
 
 
