@@ -70,11 +70,11 @@ def seen(fake_bench: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str
         f'<iframe id="{name}" style="width:{width}px;height:900px" srcdoc="{report}"></iframe>'
         for name, width in (("desk", 1280), ("phone", 390))
     )
-    page = f"<!doctype html><script>{PROBE}</script>{frames}<pre id='probe'></pre>"
+    page = f"<!doctype html><meta charset='utf-8'><script>{PROBE}</script>{frames}<pre id='probe'></pre>"
     (folder / "visit.html").write_text(page, encoding="utf-8")
     visited = subprocess.run(
         [BROWSER, *FLAGS, f"--user-data-dir={folder / 'profile'}", "--dump-dom", (folder / "visit.html").as_uri()],
-        capture_output=True, text=True, timeout=120, check=True,
+        capture_output=True, encoding="utf-8", timeout=120, check=True,
     )  # fmt: skip
     found = re.search(r'<pre id="probe">(.*?)</pre>', visited.stdout, flags=re.DOTALL)
     assert found, visited.stderr
