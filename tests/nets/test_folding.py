@@ -1,8 +1,10 @@
 """Frozen copies without batch-norm, and batch-norm over processes (its collective part: tests/training)."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from gatf.nets.folding import FusedConv2d, check_folding, folded
 from gatf.nets.resnet import ResNet18
@@ -224,11 +226,25 @@ def test_shared_batch_norm_has_the_names_and_alone_the_values_of_the_plain_one()
     torch.testing.assert_close(shared(IMAGES), plain(IMAGES), rtol=0, atol=0)
 
 
+@pytest.mark.parametrize(
+    "shared", [lambda net: share_batch_norm(net, torch.device("cpu")), nn.SyncBatchNorm.convert_sync_batchnorm],
+    ids=["of processors", "of GPUs"],
+)  # fmt: skip
+def test_shared_batch_norm_is_folded_as_the_plain_one(shared: Callable[[nn.Module], nn.Module]) -> None:
+    net = settled(ResNet18(width=4, bottleneck=8))
+    plain = folded(net)
+    expected = plain(IMAGES)
+    got = folded(shared(net))
+    assert fused(got) == fused(plain) > 0
+    assert not any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in got.modules())
+    torch.testing.assert_close(got(IMAGES), expected, rtol=0, atol=0)
+
+
 def test_a_network_is_traced_once_and_folded_with_the_weights_of_the_moment(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tracing takes far longer than the rest, and what it compiles is never freed by torch."""
     traced = []
-    trace = torch.fx.symbolic_trace
-    monkeypatch.setattr("gatf.nets.folding.fx.symbolic_trace", lambda net: (traced.append(net), trace(net))[1])
+    trace = fx.Tracer.trace
+    monkeypatch.setattr(fx.Tracer, "trace", lambda tracer, net: (traced.append(net), trace(tracer, net))[1])
     net = settled(ResNet18(width=4))
     first = folded(net)
     before = first(IMAGES)

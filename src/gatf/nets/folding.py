@@ -14,8 +14,11 @@ from torch.nn.functional import relu
 from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_conv_bn_weights
 from torch.nn.utils.parametrize import is_parametrized
 
+from gatf.nets.shared_norm import SharedBatchNorm2d
+
 SUMS = (operator.add, operator.iadd, torch.add)
 RELUS = (torch.relu, torch.relu_, relu)
+NORMS = (nn.BatchNorm2d, nn.SyncBatchNorm)
 NOTHING = nn.Parameter(torch.empty(0), requires_grad=False)
 """In place of a weight that is still to be filled in."""
 
@@ -118,7 +121,8 @@ def folded(net: nn.Module) -> nn.Module:
 
 
 def _plan(net: nn.Module, structure: tuple[Any, ...]) -> _Plan:
-    traced = fx.symbolic_trace(_without_values(net, {}).eval())
+    bare = _without_values(net, {}).eval()
+    traced = fx.GraphModule(bare, _Tracer().trace(bare))
     if hasattr(net, "feature_dim"):
         traced.feature_dim = net.feature_dim
     norms = _fold_batch_norm(traced)
@@ -130,6 +134,13 @@ def _plan(net: nn.Module, structure: tuple[Any, ...]) -> _Plan:
         for values in (layer._parameters, layer._buffers):
             values.update({key: NOTHING for key, value in values.items() if value is not None})
     return _Plan(structure, traced, norms)
+
+
+class _Tracer(fx.Tracer):
+    """Takes a batch-norm layer that processes share for the one layer that it is."""
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return isinstance(m, SharedBatchNorm2d) or super().is_leaf_module(m, module_qualified_name)
 
 
 def _structure(net: nn.Module) -> tuple[Any, ...]:
@@ -181,7 +192,7 @@ def _fold_batch_norm(net: fx.GraphModule) -> dict[str, str]:
     calls, norms = _calls_of_each(net), {}
     for conv in _convolutions(net):
         norm = _only_user(conv)
-        if norm is not None and _is_layer(net, norm, nn.BatchNorm2d) and calls[norm.target] == 1:
+        if norm is not None and _is_layer(net, norm, NORMS) and calls[norm.target] == 1:
             _replace(net, conv, fuse_conv_bn_eval(_layer(net, conv), _layer(net, norm)))
             _replace(net, norm, nn.Identity())
             norms[str(conv.target)] = str(norm.target)
@@ -241,7 +252,7 @@ def _free_after(net: fx.GraphModule, shortcut: fx.Node, total: fx.Node) -> bool:
     )
 
 
-def _is_layer(net: fx.GraphModule, node: fx.Node, kind: type[nn.Module]) -> bool:
+def _is_layer(net: fx.GraphModule, node: fx.Node, kind: type[nn.Module] | tuple[type[nn.Module], ...]) -> bool:
     return node.op == "call_module" and isinstance(_layer(net, node), kind)
 
 
