@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ os.environ["OPENBLAS_NUM_THREADS"] = "1"  # read when SciPy's library is loaded;
 import numpy as np
 import pytest
 import torch
+from filelock import FileLock
 
 from gatf import cli
 from gatf.config import RunConfig, load_config
@@ -42,6 +44,27 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[Any]:
         with Path(costs).open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
     return result
+
+
+@pytest.fixture(scope="session")
+def made_once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Callable[[Path], None]], Path]:
+    """`made_once("name", make)`: a folder that `make` fills, once for all test processes that work side by side. Tests
+    only read in it."""
+    shared = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        shared = shared.parent
+
+    def folder(name: str, make: Callable[[Path], None]) -> Path:
+        done, begun = shared / name, shared / f"{name}.begun"
+        with FileLock(shared / f"{name}.lock"):
+            if not done.exists():
+                shutil.rmtree(begun, ignore_errors=True)
+                begun.mkdir()
+                make(begun)
+                begun.rename(done)
+        return done
+
+    return folder
 
 
 @pytest.fixture(scope="session")

@@ -114,8 +114,7 @@ def start(
     place = RunFolder(folder)
     with _alone(place):
         if ranks.is_first():
-            if place.begun:
-                raise UserError(f"{folder} already holds a run; go on with --resume {folder} or choose another --out")
+            place.refuse_if_begun()
             place.create(config.to_yaml())
         return experiment.run(folder, listeners)
 

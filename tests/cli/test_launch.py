@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from gatf.errors import UserError
 from gatf.experiment import resume
 
 Tiny = Callable[..., RunConfig]
+MadeOnce = Callable[[str, Callable[[Path], None]], Path]
 ALONE = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
@@ -28,19 +30,20 @@ def together(*command: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory, tiny_config: Tiny) -> Path:
+def undisturbed(made_once: MadeOnce, tiny_config: Tiny) -> Path:
     """A finished run of two processes through the command line, and what it printed."""
-    folder = tmp_path_factory.mktemp("undisturbed")
-    recipe = folder / "recipe.yaml"
     settings = {"scenario.stop_after": 2, "optimisation.next.epochs": 6}
-    recipe.write_text(tiny_config("gatf", **settings).to_yaml())
-    command = ("-m", "gatf", "run", "--recipe", str(recipe), "--devices", "2", "--out", str(folder / "run"))
-    command += ("--force-devices",)
-    done = together(sys.executable, *command)
-    assert done.returncode == 0, done.stderr
-    (folder / "printed").write_text(done.stdout)
-    assert done.stderr == ""
-    return folder
+
+    def make(folder: Path) -> None:
+        recipe = folder / "recipe.yaml"
+        recipe.write_text(tiny_config("gatf", **settings).to_yaml())
+        command = ("-m", "gatf", "run", "--recipe", str(recipe), "--devices", "2", "--out", str(folder / "run"))
+        done = together(sys.executable, *command, "--force-devices")
+        assert done.returncode == 0, done.stderr
+        (folder / "printed").write_text(done.stdout)
+        assert done.stderr == ""
+
+    return made_once("undisturbed", make)
 
 
 def test_one_process_prints_and_writes(undisturbed: Path) -> None:
@@ -112,12 +115,22 @@ def test_a_terminated_job_stops_together_and_resumes_in_one_process(undisturbed:
     assert len(resume(folder).accuracy_seen) == 2
 
 
-def test_a_mistake_is_told_once(undisturbed: Path) -> None:
+def test_a_mistake_is_told_once(tmp_path: Path) -> None:
+    """Only the processes notice that there is no such data."""
     done = together(
-        sys.executable, "-m", "gatf", "run", "--out", str(undisturbed / "run"), "--devices", "2", "--force-devices"
-    )
+        sys.executable, "-m", "gatf", "run", "--dataset", "cifar100", "--data-root", str(tmp_path / "none"), "--out",
+        str(tmp_path / "run"), "--devices", "2", "--force-devices",
+    )  # fmt: skip
     assert done.returncode == 2
-    assert done.stderr.count("already holds a run") == len(done.stderr.splitlines()) == 1
+    assert done.stderr.count("'cifar100' is not in") == len(done.stderr.splitlines()) == 1, done.stderr
+
+
+def test_a_folder_that_holds_a_run_is_refused_before_anything_is_tried(
+    undisturbed: Path, call: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gatf.cli.run.refuse_if_slower", lambda *_: pytest.fail("tried"))
+    code, _, told = call("run", "--out", undisturbed / "run", "--devices", 2)
+    assert (code, told.count("already holds a run"), len(told.splitlines())) == (2, 1, 1)
 
 
 def test_more_processes_are_refused_where_a_trial_shows_a_loss(

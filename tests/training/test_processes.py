@@ -15,10 +15,11 @@ from gatf.config import RunConfig
 from gatf.methods import METHODS
 
 Tiny = Callable[..., RunConfig]
+MadeOnce = Callable[[str, Callable[[Path], None]], Path]
 HERE = Path(__file__).resolve().parent
 ALONE = {**os.environ, "OMP_NUM_THREADS": "1"}
 COMPARED = ("gatf", "adagauss", "lwf")
-SHORT = {"scenario.stop_after": 2, "optimisation.next.epochs": 1}
+SHORT = {"scenario.stop_after": 2, "optimisation.first.epochs": 1, "optimisation.next.epochs": 1}
 """For all methods: whether they run at all, and end with one state."""
 AUGMENTED = {"data.augment": ["crop:1", "trivial"], "optimisation.next.drop_last": False}
 
@@ -33,9 +34,12 @@ def wanted(folder: Path, config: RunConfig) -> None:
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory, tiny_config: Tiny) -> Path:
+def runs(made_once: MadeOnce, tiny_config: Tiny) -> Path:
     """Folders `one` and `two`: runs of one process and of two, with the same batches."""
-    folder = tmp_path_factory.mktemp("processes")
+    return made_once("processes", lambda folder: _make(folder, tiny_config))
+
+
+def _make(folder: Path, tiny_config: Tiny) -> None:
     for place in ("one", "two"):
         for name in COMPARED:
             wanted(folder / place / name, tiny_config(name, **AUGMENTED))
@@ -47,7 +51,6 @@ def runs(tmp_path_factory: pytest.TempPathFactory, tiny_config: Tiny) -> Path:
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     both = together(sys.executable, *torchrun, worker, str(folder / "two"))
     assert both.returncode == 0, both.stderr
-    return folder
 
 
 @pytest.mark.parametrize("name", COMPARED)

@@ -65,6 +65,7 @@ def run(
     from gatf import experiment
     from gatf.cli.summary import print_summary
     from gatf.config import parse_overrides
+    from gatf.io.run_folder import RunFolder
     from gatf.training.display import LiveDisplay
     from gatf.training.loop import Interrupted
 
@@ -93,8 +94,10 @@ def run(
         }
         chosen = choose_config(dataset, method, recipe, options, settings or [])
         folder = out or _new_folder(chosen)
-    if devices > 1 and nodes == 1 and chosen is not None and not force_devices and "WORLD_SIZE" not in os.environ:
-        refuse_if_slower(chosen, devices)
+    if chosen is not None and "WORLD_SIZE" not in os.environ:
+        RunFolder(folder).refuse_if_begun()  # before anything that takes long; the run itself asks again
+        if devices > 1 and nodes == 1 and not force_devices:
+            refuse_if_slower(chosen, devices)
     if devices * nodes > 1:
         raise typer.Exit(_launch(folder, devices, nodes, given_out=out is not None or resume is not None))
     go_on = partial(experiment.resume, force_config=force_config, overrides=parse_overrides(settings or []))

@@ -175,6 +175,11 @@ class RunFolder:
         """Whether there is a run that can go on."""
         return self.config.is_file()
 
+    def refuse_if_begun(self) -> None:
+        """A `UserError` where a new run would take the folder of another one."""
+        if self.begun:
+            raise UserError(f"{self.path} already holds a run; go on with --resume {self.path} or choose another --out")
+
     @property
     def finished(self) -> bool:
         return self.summary.is_file()
