@@ -54,6 +54,7 @@ def test_rows_seeds_and_settings_can_be_chosen(tmp_path: Path) -> None:
     assert all(run.config.diagnostics for run in plan.runs)
     assert plan.index()["runs"][1] == {"folder": "gatf-seed2", "setting": "digits", "row": "gatf", "seed": 2}
     assert len(load_plan("paper-table3", methods="gatf", seeds="0").runs) == 16  # every row of the method
+    assert [run.row for run in load_plan("cifar100-16px", methods="gatf", seeds="0").runs] == ["gatf"]
     assert load_plan("digits", overrides={"backbone.width": 8}).runs[0].setting == "digits, changed"
     (tmp_path / "own.yaml").write_text(
         "recipe: digits\nseeds: [0]\nmethods: [joint, {row: 'gatf, no anchor', method: gatf}]\n",

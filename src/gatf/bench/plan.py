@@ -112,13 +112,13 @@ def load_plan(
 
 
 def _chosen(rows: Sequence[Row], wanted: str | None, recipe: str) -> list[Row]:
-    """Rows by name; `--methods gatf` also takes all rows of that method."""
+    """Rows by name; the name of a method that no row has takes all rows of that method."""
     if wanted is None:
         return list(rows)
     chosen = []
     known = {name for row in rows for name in (row.row, row.method)}
     for name in rejoined(wanted.split(","), known):
-        found = [row for row in rows if name in (row.row, row.method)]
+        found = [row for row in rows if name == row.row] or [row for row in rows if name == row.method]
         if not found:
             hint = near_misses(name, [row.row for row in rows])
             raise UserError(f"the bench '{recipe}' has no method '{name}'{hint}")

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 def bench(
     recipe: Annotated[str, typer.Argument(help="Bench recipe: a shipped name or a YAML file.")] = "digits",
     out: Annotated[Path | None, typer.Option(help="Folder of the bench. [default: runs/bench-RECIPE]")] = None,
-    methods: Annotated[str | None, typer.Option(help="Only these, comma-separated.")] = None,
+    methods: Annotated[
+        str | None, typer.Option(help="Only these rows, comma-separated; or all rows of a method none is called by.")
+    ] = None,
     seeds: Annotated[str | None, typer.Option(help="Only these, e.g. 0-4 or 0,3.")] = None,
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="A setting of every run, e.g. device=cuda.")
