@@ -35,6 +35,11 @@ def test_results_of_some_methods_leave_the_rows_of_others(update_docs: ModuleTyp
     table = "| method | seeds | A_last % | seconds |\n|---|---:|---:|---:|\n| slda | 2 | 97 | 3 |\n"
     told = update_docs.renewed(page, "some", table)
     assert told == "| method | seeds | A_last % |\n|---|---:|---:|\n| ncm | 5 | 70 |\n| slda | 2 | 97 |\n"
+    more = "| method | seeds | A_last % |\n|---|---:|---:|\n| ncm | 2 | 71 |\n| klda | 2 | 98 |\n"
+    told = update_docs.renewed(page, "some", more)
+    assert told.splitlines()[2:] == ["| ncm | 2 | 71 |", "| klda | 2 | 98 |", "| slda | 5 | 96 |"]
+    fewer = "| method | seeds |\n|---|---:|\n| slda | 2 |\n"
+    assert update_docs.renewed(page, "some", fewer).splitlines()[3] == "| slda | 2 | – |"
     whole = table + "| ncm | 2 | 71 | 4 |\n"
     assert update_docs.renewed(page, "some", whole) == whole
 

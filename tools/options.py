@@ -1,4 +1,5 @@
-"""GATF's options, one at a time and together, on validation images: what preset `plus` is chosen by.
+"""GATF's options, one at a time and together, on validation images: what preset `plus` is chosen by; and AdaGauss with
+less of what holds its features back.
 
 python tools/options.py digits --seeds 0 1               run what benchmarks/results/options.json lacks
 python tools/options.py glyphs cifar100-16px --only rda  rows whose name contains this
@@ -66,17 +67,27 @@ AFTER: dict[str, dict[str, Any]] = {
 }
 ALWAYS = ("", "rda", "identity, rda")
 """What follows every training; the rest follows the paper's alone."""
+NEXT_BEST: dict[str, dict[str, Any]] = {
+    "adagauss": {},
+    "adagauss, weight 2": {"method.distill": 2.0},
+    "adagauss, weight 0.4": {"method.distill": 0.4},
+}
+"""Whether it gains likewise from less of what holds its features back."""
 KEPT = ("a_last", "a_inc", "forgetting", "cpu_seconds")
 
 
 def rows(dataset: str, seeds: tuple[int, ...]) -> list[Row]:
+    wanted = [
+        ("gatf", training, after) for training in TRAININGS for after in (AFTER if training == "paper" else ALWAYS)
+    ]
+    wanted += [("adagauss", training, after) for training in NEXT_BEST for after in ("", "rda")]
+    trainings = TRAININGS | NEXT_BEST
     return [
         Row(
-            "options", dataset, "gatf", ": ".join(filter(None, (training, after))), DATA[dataset] | settings,
+            "options", dataset, method, ": ".join(filter(None, (training, after))), DATA[dataset] | trainings[training],
             AFTER[after], seeds=seeds,
         )
-        for training, settings in TRAININGS.items()
-        for after in (AFTER if training == "paper" else ALWAYS)
+        for method, training, after in wanted
     ]  # fmt: skip
 
 

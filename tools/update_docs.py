@@ -119,8 +119,12 @@ def renewed(page: str, name: str, table: str) -> str:
     old, new = rows_of(page, name), rows_of(replace_between(page, f"results:{name}", table), name)
     if old.keys() <= new.keys():
         return table
-    headings = list(next(iter(old.values())))
-    rows = [[row[heading] for heading in headings] for row in (old | new).values()]
+    headings, order, before = list(next(iter(old.values()))), list(old), None
+    for method in new:
+        if method not in order:  # where the new table has it
+            order.insert(order.index(before) + 1 if before else 0, method)
+        before = method
+    rows = [[(old | new)[method].get(heading, "–") for heading in headings] for method in order]
     return str(results().table(headings, rows))
 
 
