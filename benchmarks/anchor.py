@@ -18,7 +18,7 @@ from gatf.geometry import PairedMoments, solve_sylvester
 
 RIDGE = 0.01
 TARGETS = {64: 5, 512: 10}
-TURNS = {64: (15, 50), 512: (7, 3)}
+TURNS = {64: (9, 50), 512: (5, 3)}
 """How many turns, and calls in each."""
 
 

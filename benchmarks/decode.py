@@ -18,7 +18,7 @@ from harness import Report, options, per_second, take_turns
 from PIL import Image
 from torch import Tensor
 
-from gatf.data.decode import RandomWindows
+from gatf.data.decode import CENTRAL_SHARE, RandomWindows
 from gatf.data.encoded import Files
 from gatf.data.lazy import DecodePiece
 
@@ -72,6 +72,12 @@ def pillow_test(paths: tuple[str, ...]) -> Tensor:
     return torch.stack(batch)
 
 
+def pieces(paths: tuple[str, ...], windows: RandomWindows) -> tuple[DecodePiece, DecodePiece]:
+    """What decodes images for training and for testing."""
+    train, test = (DecodePiece(Files(paths), SIZE, choice, CENTRAL_SHARE) for choice in (windows, None))
+    return train, test
+
+
 def main() -> None:
     arguments = options("decode", __doc__, threads=1)
     images = f"{PHOTOS} JPEG photos of 500 x 375, cut from scikit-learn's samples"
@@ -81,7 +87,7 @@ def main() -> None:
         paths = write_photos(Path(folder), PHOTOS)
         numbers = list(range(PHOTOS))
         windows = RandomWindows((0.08, 1.0), (0, "benchmark"))
-        train, test = (DecodePiece(Files(paths), SIZE, choice) for choice in (windows, None))
+        train, test = pieces(paths, windows)
         calls = {
             "train": (lambda: pillow_train(paths, windows), lambda: train(numbers)),
             "test": (lambda: pillow_test(paths), lambda: test(numbers)),

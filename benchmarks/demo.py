@@ -4,7 +4,7 @@
 
 The command runs in a fresh process as it is typed, report included, with a clock around its parts. What one part does
 inside another counts for the inner one alone: training is the steps without clipping, a refresh without the folding of
-networks. Of several runs the one that took least in all is told.
+networks.
 """
 
 import importlib
@@ -38,7 +38,6 @@ PARTS = {
 }  # fmt: skip
 IMPORTS, REST = "starting Python, imports", "the rest"
 TRAINING = "training"
-THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
 class Clock:
@@ -120,7 +119,9 @@ def run_here(folder: Path, *options: str) -> dict[str, Any]:
 
 def measure(options: tuple[str, ...]) -> dict[str, Any]:
     """The same in a fresh process, with the number of threads that a run chooses."""
-    environment = {name: value for name, value in os.environ.items() if name not in THREADS}
+    from harness import LIBRARIES  # not above: the process that is measured imports this file
+
+    environment = {name: value for name, value in os.environ.items() if name not in LIBRARIES}
     with tempfile.TemporaryDirectory() as place:
         told = Path(place) / "told.json"
         command = [sys.executable, __file__, "--tell", str(told), str(Path(place) / "run"), *options]
@@ -134,12 +135,11 @@ def main() -> None:
     from harness import options as parsed
 
     arguments = parsed("demo", __doc__, threads=1)
-    runs = [measure(("--epochs", "2") if arguments.quick else ()) for _ in range(1 if arguments.quick else 2)]
-    best = min(runs, key=lambda run: sum(run["seconds"].values()))
-    seconds = best["seconds"]
+    found = measure(("--epochs", "2") if arguments.quick else ())
+    seconds = found["seconds"]
     order = [TRAINING, *sorted(set(seconds) - {TRAINING, REST}, key=lambda part: -seconds[part]), REST]
     report = Report(arguments, {
-        "clock": "processor", "seconds": {part: seconds[part] for part in order}, "calls": best["calls"],
+        "clock": "processor", "seconds": {part: seconds[part] for part in order}, "calls": found["calls"],
     })  # fmt: skip
     whole = sum(seconds.values())
     for part in order:

@@ -14,7 +14,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -30,6 +30,8 @@ from gatf.io.files import write_text
 
 RESULTS = Path(__file__).resolve().parent / "results"
 THREADS = 2
+LIBRARIES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+"""Set together: torch goes by MKL's number if OpenMP's is another."""
 LONG_TURN = 0.1
 """Seconds."""
 Call = Callable[[], object]
@@ -54,8 +56,7 @@ def set_threads(threads: int) -> None:
     """The same number for torch, for BLAS libraries already loaded (SciPy brings its own) and for child processes."""
     torch.set_num_threads(threads)
     threadpool_limits(threads)
-    for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
-        os.environ[variable] = str(threads)
+    os.environ.update(dict.fromkeys(LIBRARIES, str(threads)))
 
 
 def process(*arguments: str) -> Call:
@@ -77,6 +78,18 @@ def seconds(call: Call, clock: Callable[[], float] = time.perf_counter, calls: i
 def processor_time() -> float:
     """Seconds of all processors that this process and the children it has waited for took so far."""
     return sum(os.times()[:4])
+
+
+def idle(seconds: float = 1.0) -> float:
+    """The share of all processors' time that nobody uses, by Linux's own count."""
+    before = _ticks()
+    time.sleep(seconds)
+    passed = [now - then for now, then in zip(_ticks(), before, strict=True)]
+    return (passed[3] + passed[4]) / max(sum(passed), 1)  # idle, and waiting for a disk
+
+
+def _ticks() -> Sequence[int]:
+    return [int(word) for word in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
 
 
 def take_turns(

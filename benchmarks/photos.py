@@ -52,7 +52,7 @@ def main() -> None:
             turns = take_turns(bare, asked, repeats=repeats, warm_up=False)
             report.add(f"gatf predict of {many} photos, against the bare network{how}", **turns, target=OWN_SPEED)
             export.unlink(missing_ok=True)
-        turns = take_turns(torch_alone, process("-m", "gatf", "export", str(model), str(export)), repeats=repeats)
+        turns = take_turns(torch_alone, process("-m", "gatf", "export", str(model), str(export)), repeats=1)
         report.add("gatf export of that model", **turns)
     report.write("onnxruntime")
 

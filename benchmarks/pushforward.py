@@ -137,7 +137,7 @@ def study(few: Gaussians, adapter: Adapter, draws: int) -> dict[str, Any]:
 def main() -> None:
     arguments = options("pushforward", __doc__)
     classes = CLASSES // 10 if arguments.quick else CLASSES
-    repeats, draws = (1, 2) if arguments.quick else (3, 4)
+    repeats, draws = (1, 2) if arguments.quick else (2, 3)
     gaussians = make_gaussians(classes)
     few = gaussians[: 2 if arguments.quick else 5]
     report = Report(arguments, {"dim": DIM, "classes": classes, "classes_of_errors": len(few), "draws": draws})
@@ -156,7 +156,7 @@ def main() -> None:
     found = {size: study(few, Adapter(gaussians, size), draws) for size in SIZES}
     report.add(
         f"transport of {classes} classes, {usual} samples against {SAMPLES}",
-        **compare(gaussians, Adapter(gaussians, SIZES[0]), usual, 2, warm_up=False),
+        **compare(gaussians, Adapter(gaussians, SIZES[0]), usual, 1, warm_up=False),
         target=TARGET,
         errors={
             size: {"ours": one["usual"], "reference": one["curve"]["loop"][SAMPLES]} for size, one in found.items()

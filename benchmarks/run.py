@@ -17,10 +17,10 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 NAMES = (
     "startup", "photos", "augment", "decode", "scoring", "pushforward", "anchor", "training", "refresh", "memory",
-    "whole_run", "growth", "commands", "demo", "sharing", "waiting",
+    "whole_run", "growth", "commands", "demo", "sharing",
 )  # fmt: skip
-ASKED_FOR = ("compiling", "scaling", "covariance", "serving")
-"""Not comparisons of speed, and not quick: only run by name."""
+ASKED_FOR = ("waiting", "compiling", "scaling", "covariance", "serving")
+"""Not quick, and most are no comparisons of speed: only run by name."""
 THREADS = 2
 
 
@@ -31,6 +31,7 @@ def run(name: str, *, quick: bool) -> bool:
         print(f"-- {name}: no such file, passed over", flush=True)
         return True
     print(f"-- {name}", flush=True)
+    # harness.py has them too, but takes seconds to import
     libraries = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
     environment = os.environ | dict.fromkeys(libraries, str(THREADS))
     start = time.perf_counter()

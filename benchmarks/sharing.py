@@ -12,11 +12,9 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Sequence
 from pathlib import Path
 
-from harness import Report, options, processor_time
+from harness import LIBRARIES, Report, idle, options, processor_time
 from scaling import random_archive
 
 from gatf.config import load_config
@@ -25,7 +23,7 @@ from gatf.io.run_folder import RunFolder
 
 WIDTH, BATCH, TASKS, PER_CLASS = 16, 128, 2, 10
 """Images of each of 100 classes: four steps per epoch."""
-EPOCHS = (1, 5)
+EPOCHS = (1, 4)
 WAYS = {"one process, one thread": (1, 1), "one process, two threads": (1, 2), "two processes, one thread each": (2, 1)}
 """Processes, and threads of each."""
 WANTED, FREE = 1.6, 0.9
@@ -78,22 +76,11 @@ def run(config: str, processes: int, threads: int) -> tuple[float, float]:
         command = [sys.executable, "-m", "gatf", "run", "--recipe", str(recipe), "--out", str(folder), "--quiet"]
         command += ["--no-report", "--devices", str(processes), "--force-devices"]
         before = processor_time()
-        subprocess.run(command, check=True, env=os.environ | {"OMP_NUM_THREADS": str(threads)}, capture_output=True)
+        environment = os.environ | dict.fromkeys(LIBRARIES, str(threads))
+        subprocess.run(command, check=True, env=environment, capture_output=True)
         taken = processor_time() - before
         epochs = [event for event in RunFolder(folder).read_events() if isinstance(event, Epoch)]
         return min(event.seconds for event in epochs if event.task > 0), taken
-
-
-def idle(seconds: float = 1.0) -> float:
-    """The share of all processors' time that nobody uses, by Linux's own count."""
-    before = _ticks()
-    time.sleep(seconds)
-    passed = [now - then for now, then in zip(_ticks(), before, strict=True)]
-    return (passed[3] + passed[4]) / max(sum(passed), 1)  # idle, and waiting for a disk
-
-
-def _ticks() -> Sequence[int]:
-    return [int(word) for word in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ def main() -> None:
     report = Report(arguments, {"reference": "import torch", "clock": "processor", "empty_process": empty})
 
     def compare(*command: str) -> dict[str, float]:
-        repeats = 2 if arguments.quick else 4
+        repeats = 2 if arguments.quick else 3
         return take_turns(process(*TORCH), process(*command), repeats=repeats, clock=processor_time)
 
     report.add("import gatf", **compare("-c", "import gatf"), at_most=LIMIT)

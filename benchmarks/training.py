@@ -129,7 +129,7 @@ class ReferenceEpochs:
 
 def main() -> None:
     arguments = options("training", __doc__)
-    count, repeats = (4 * BATCH, 1) if arguments.quick else (10 * BATCH, 3)
+    count, repeats = (4 * BATCH, 1) if arguments.quick else (8 * BATCH, 2)
     report = Report(arguments, {"batch": BATCH, "width": WIDTH, "images": count, "reference_workers": WORKERS})
     ours, plain, reference = Apart(Ours, count), Apart(Ours, count, False), Apart(ReferenceEpochs, count)
     epoch, networks = partial(ours.call, "epoch"), partial(ours.call, "networks")

@@ -1,11 +1,11 @@
-"""Threads that wait for each other: a step of small networks alone, and while another process takes a core.
+"""Threads that wait for each other: a step of small networks alone, and while other processes want the cores.
 
     python benchmarks/waiting.py [--quick] [--out benchmarks/results/waiting.json]
 
 The reference has as many threads as torch takes by itself, and they wait as they do by default. Ours is what `gatf run`
 does: one thread where a step is light (gatf.training.threads), else as many, which sleep soon while they wait. A step
 is one of training the recipe's network on random images; each side runs for a moment in a process of its own, and a
-turn is the median of its steps. Rows say the load of the machine beforehand, 0 if it is quiet.
+turn is the median of its steps. Rows say how idle the processors were beforehand.
 """
 
 import os
@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
-from harness import Report, options
+from harness import LIBRARIES, Report, idle, options
 
 from gatf.cli import LOOKS, WAITING
 from gatf.config import load_config
@@ -27,7 +27,8 @@ from gatf.training.threads import LIGHT, multiplications, one_thread_if
 
 CHANNELS, SIDES = 1, {"digits": 8, "glyphs": 16}
 """Of the recipes' images."""
-THREADS = "OMP_NUM_THREADS"
+BUSY = (0, 4)
+"""Processes that take a core meanwhile."""
 
 
 def steps(recipe: str, ours: bool, budget: float) -> None:
@@ -52,40 +53,38 @@ def steps(recipe: str, ours: bool, budget: float) -> None:
 
 
 def step_seconds(recipe: str, *, ours: bool, budget: float) -> float:
-    environment = {name: value for name, value in os.environ.items() if name not in (*WAITING, THREADS)}
+    environment = {name: value for name, value in os.environ.items() if name not in (*WAITING, *LIBRARIES)}
     environment |= {WAITING[0]: LOOKS} if ours else {}
     command = [sys.executable, __file__, "steps", recipe, str(int(ours)), str(budget)]
     return float(subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout)
 
 
 @contextmanager
-def busy_process(wanted: bool) -> Iterator[None]:
-    """Inside, another process does nothing but take a core."""
-    if not wanted:
-        yield
-        return
-    process = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+def busy_processes(number: int) -> Iterator[None]:
+    """Inside, so many other processes do nothing but take a core."""
+    processes = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(number)]
     try:
         yield
     finally:
-        process.kill()
-        process.wait()
+        for process in processes:
+            process.kill()
+            process.wait()
 
 
 def main() -> None:
     arguments = options("waiting", __doc__, threads=os.cpu_count())
     budget, repeats = (0.2, 1) if arguments.quick else (0.6, 2)
     report = Report(arguments, {"reference": "torch's own number of threads", "looks": int(LOOKS), "light": LIGHT})
-    load = f"load {os.getloadavg()[0]:.0f}"
+    quiet = f"processors {100 * idle():.0f} % idle"
     for recipe in SIDES:
-        for busy in (False, True):
-            with busy_process(busy):
+        for busy in BUSY:
+            with busy_processes(busy):
                 turns = [
                     tuple(step_seconds(recipe, ours=ours, budget=budget) for ours in (False, True))
                     for _ in range(repeats)
                 ]
             report.add(
-                f"a step of {recipe}, {load}{' and a busy process more' if busy else ''}",
+                f"a step of {recipe}, {quiet}{f', then {busy} busy processes' if busy else ''}",
                 ours=statistics.median(own for _, own in turns),
                 reference=statistics.median(theirs for theirs, _ in turns),
                 ratio=statistics.median(theirs / own for theirs, own in turns),

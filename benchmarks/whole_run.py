@@ -1,4 +1,4 @@
-"""Wall and processor time of a whole run: five tasks of CIFAR-100, 100 images per class, training to evaluation.
+"""Wall and processor time of a whole run: four tasks of CIFAR-100, 20 images per class, training to evaluation.
 
     python benchmarks/whole_run.py [--quick] [--out benchmarks/results/whole_run.json]
 
@@ -23,7 +23,7 @@ from gatf.data.sources import SOURCES
 from gatf.experiment import Experiment, start
 from gatf.settings import DataConfig
 
-TASKS, PER_CLASS, BATCH, WIDTH, DIM, WORKERS, REFRESH = 5, 100, 128, 16, 64, 2, 10
+TASKS, PER_CLASS, BATCH, WIDTH, DIM, WORKERS, REFRESH = 4, 20, 128, 16, 64, 2, 10
 Images = tuple[np.ndarray, np.ndarray]
 
 
@@ -47,7 +47,7 @@ def main() -> None:
         report = Report(arguments, {"data": source, "tasks": TASKS, "epochs": epochs, "images": len(train[0])})
         mine = Apart(Ours, config, Path(place) / "run").call("run")
         theirs = Apart(Theirs, train, test, epochs).call("run")
-        what = f"whole run, 5 tasks of {source}, 100 images per class, {epochs} epoch"
+        what = f"whole run, {TASKS} tasks of {source}, {PER_CLASS} images per class, {epochs} epoch"
         for kind, target in (("", 2.5), (", processor time", 2.2)):
             clock = "processor" if kind else "wall"
             report.add(

@@ -5,9 +5,11 @@ import importlib
 import itertools
 import json
 import multiprocessing
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -211,10 +213,37 @@ def test_shared_steps_are_of_the_network_that_is_told(load: LOAD, tmp_path: Path
 
 def test_idle_processors_are_counted_by_the_system(load: LOAD, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 20 ticks 10 idle and 5 waiting for a disk."""
-    sharing = load("sharing")
+    harness = load("harness")
     counts = iter([[0, 0, 0, 0, 0, 0, 0, 0], [3, 0, 1, 10, 5, 0, 1, 0]])
-    monkeypatch.setattr(sharing, "_ticks", lambda: next(counts))
-    assert sharing.idle(0) == 0.75
+    monkeypatch.setattr(harness, "_ticks", lambda: next(counts))
+    assert harness.idle(0) == 0.75
+
+
+def test_one_thread_is_one_whatever_a_library_was_told(load: LOAD, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch goes by MKL's number, and a benchmark is started with two of each."""
+    sharing, told = load("sharing"), []
+    monkeypatch.setenv("MKL_NUM_THREADS", "2")
+    ask = "import torch; print(torch.get_num_threads())"
+
+    def run(command: list[str], *, env: dict[str, str], **options: Any) -> None:
+        told.append(subprocess.run([sys.executable, "-c", ask], env=env, text=True, **options).stdout.strip())
+        raise InterruptedError
+
+    monkeypatch.setattr(sharing, "subprocess", SimpleNamespace(run=run))
+    with pytest.raises(InterruptedError):
+        sharing.run("", 1, 1)
+    assert told == ["1"]
+
+
+def test_photos_are_decoded_as_pillow_does(load: LOAD, tmp_path: Path) -> None:
+    decode = load("decode")
+    paths = decode.write_photos(tmp_path, 2)
+    windows = decode.RandomWindows((0.08, 1.0), (0, "test"))
+    train, test = decode.pieces(paths, windows)
+    pillow = decode.pillow_train(paths, windows), decode.pillow_test(paths)
+    for ours, usual in zip((train([0, 1]), test([0, 1])), pillow, strict=True):
+        assert ours.shape == usual.shape == (2, 3, 224, 224)
+        assert (ours.float() - usual.float()).abs().mean() < 5  # of 255; chroma is decoded otherwise
 
 
 def test_what_is_apart_starts_its_workers_as_any_process_does(load: LOAD) -> None:

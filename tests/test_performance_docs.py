@@ -78,7 +78,10 @@ def results(load: Load, tmp_path: Path) -> Path:
         "peak_bytes": {"report": {"10": 1e6, "1000": 5e7}},
     }
     wholes["demo"] = {"seconds": {"training": 15.0, "report": 5.0}, "calls": {"training": 5, "report": 1}}
-    wholes["sharing"] = {"processor_seconds_per_image": {"one process": 0.004, "two processes": 0.005}}
+    wholes["sharing"] = {
+        "processor_seconds_per_image": {"one process": 0.004, "two processes": 0.005},
+        "images_per_second": {"one process": 250.0, "two processes": 400.0},
+    }
     accuracies = {"32-true": [90.0, 92.0], "bf16-mixed": [89.0, 88.0]}
     runs = {
         name: {str(seed): {"a_last": value, "a_inc": value} for seed, value in enumerate(values)}
@@ -105,7 +108,7 @@ def test_every_table_has_its_rows(load: Load, results: Path) -> None:
         "covariances": "| digits, `full` | 2 | 90.0 ± 1.5 | 90.0 ± 1.5 | 8 576 |",
         "growth": "| transport, S = 64 | 100 ms | 1 s | 12 s | 1.1 |",
         "growth-memory": "| transport | 50 MB, C = 1 000 | 2 GB, C = 100 |",
-        "sharing": "| two processes | – | 5 ms | 1.6 |",
+        "sharing": "| two processes | 400 | 1.6 | 5 ms |",
         "precision": "| digits, A_last % | 2 | 91.0 ± 1.4 | 88.5 ± 0.7 | -2.5 ± 2.1 | **no** |",
         "growth-commands": "| report | 100 ms | 1.5 s | 0.91 | 50 MB |",
         "bytes": "| `full`, S = 64 | 8 576 | 33 792 |",

@@ -264,12 +264,12 @@ def growth_of_commands(whole: Whole) -> str:
 def sharing(whole: Whole) -> str:
     """Training steps of one process and of two: images per second where nothing else ran, and processor time."""
     costs, speeds = whole["processor_seconds_per_image"], whole.get("images_per_second", {})
-    alone = next(iter(costs.values()))
-    rows = [
-        (way, number(speeds.get(way)), duration(cost), number(alone / cost * (1 if cost == alone else 2)))
-        for way, cost in costs.items()
-    ]
-    return table(("training steps", "images per second", "processor time of an image", "× one thread, at best"), rows)
+    alone = next(iter(costs))
+    rows = []
+    for way, cost in costs.items():
+        gain = speeds[way] / speeds[alone] if speeds else None
+        rows.append((way, number(speeds.get(way)), number(gain), duration(cost)))
+    return table(("training steps", "images per second", "× one thread", "processor time of an image"), rows)
 
 
 def draw_growth(whole: Whole, path: Path) -> None:

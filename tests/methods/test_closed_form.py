@@ -202,7 +202,7 @@ def test_full_shrinkage_is_the_nearest_mean() -> None:
 
 
 def test_the_kernel_is_approximated() -> None:
-    kernel = build("klda", projections=20_000, gamma=0.3).kernel
+    kernel = build("klda", projections=6_000, gamma=0.3).kernel
     points = torch.randn(5, DIM, generator=torch.Generator().manual_seed(0)) / 2
     embedded = kernel(points)  # type: ignore[operator]
     exact = (-0.3 * torch.cdist(points, points).square()).exp()
