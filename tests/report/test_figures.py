@@ -117,6 +117,19 @@ def test_lines_have_room_below_the_top(runs: list[Run]) -> None:
     assert highest <= high - 0.04 * (high - low)
 
 
+def test_percentages_have_room_and_names_too() -> None:
+    def panel(highest: float, rows: int) -> tuple[float, float]:
+        series = {f"row {number}": [[highest, 10.0]] for number in range(rows)}
+        figure = figures.lines_over_tasks(series, first=1, label="")
+        return figure.axes[0].get_ylim()[1], figure.get_figheight()
+
+    assert panel(73.0, 3) == (80.0, 3.0)
+    assert panel(80.0, 3)[0] == 100.0
+    assert panel(80.1, 3)[0] == 102.0  # a marker at 100 % is seen whole
+    assert panel(0.0, 3)[0] == 20.0
+    assert panel(73.0, 20)[1] > 4.0
+
+
 def test_a_row_has_its_colour_also_where_others_have_no_table(runs: list[Run]) -> None:
     kept = [Run(run.folder, run.setting, row, run.summary, run.config, run.diagnostics)
             for run in runs if run.row == "gatf" for row in ("b", "c")]  # fmt: skip

@@ -56,6 +56,15 @@ def test_a_method_looks_the_same_in_every_report_and_no_two_look_alike() -> None
     assert len({(style.color, style.marker, style.dash) for style in many.values()}) == len(names)
 
 
+def test_rows_called_after_a_method_have_its_colour() -> None:
+    rows = ["dpcr", "gatf", "gatf plus", "gatf refined", "gatf without anchor, refined", "adagauss, rda", "gatforce"]
+    styles = line_styles(rows)
+    assert {styles[row].color for row in rows if row.startswith("gatf ")} == {styles["gatf"].color}
+    assert styles["adagauss, rda"].color == line_styles(["adagauss"])["adagauss"].color
+    assert styles["gatforce"].color not in (styles["gatf"].color, styles["adagauss, rda"].color)
+    assert len({(style.color, style.marker, style.dash) for style in styles.values()}) == len(rows)
+
+
 def luminance(colour: str) -> float:
     channels = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
     linear = [value / 12.92 if value <= 0.04045 else ((value + 0.055) / 1.055) ** 2.4 for value in channels]

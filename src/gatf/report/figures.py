@@ -27,6 +27,7 @@ from gatf.report.style import (
     PAPER,
     SERIES,
     LineStyle,
+    height_for,
     label_ends,
     line_styles,
     new_figure,
@@ -79,10 +80,10 @@ def confusion_over_tasks(runs: Sequence[Run]) -> Figure:
 @styled
 def lines_over_tasks(series: Mapping[str, Sequence[Sequence[float]]], *, first: int, label: str) -> Figure:
     """Percentages after every task, one line per row."""
-    figure, axes = new_figure(3.0)
+    figure, axes = new_figure(height_for(len(series)))
     styles = line_styles(series)
     ends: dict[str, float] = {}
-    longest = 0
+    longest, highest = 0, 0.0
     for row, values in series.items():
         shortest = min(map(len, values))
         mean, std = over_seeds([one[:shortest] for one in values])
@@ -91,8 +92,8 @@ def lines_over_tasks(series: Mapping[str, Sequence[Sequence[float]]], *, first: 
         if std is not None:
             axes.fill_between(tasks, mean - std, mean + std, color=styles[row].color, alpha=0.14, linewidth=0)
         ends[row] = float(mean[-1])
-        longest = max(longest, int(tasks[-1]))
-    axes.set_ylim(0, 102)
+        longest, highest = max(longest, int(tasks[-1])), max(highest, float(mean.max()))
+    axes.set_ylim(0, 102 if highest > 80 else 20 * (highest // 20 + 1))
     span = max(longest - first, 1)
     axes.set_xlim(first - 0.03 * span, longest + 0.03 * span)
     axes.set_xticks(whole_ticks(first, longest))

@@ -104,17 +104,24 @@ LANDMARKS = {
     "joint": LineStyle(MUTED, "_", "--", 1.5),
     "finetune": LineStyle(MUTED, ".", ":", 1.5),
     "gatf": LineStyle(SERIES[0], "o", "-", 2.6),
+    "gatf plus": LineStyle(SERIES[0], "D", "--", 2.6),
     "adagauss": LineStyle(SERIES[1], "s"),
 }
-"""The ceiling and the floor are grey; the two that are compared most keep their colour in every report."""
+"""The ceiling and the floor are grey; the two that are compared most keep their colour in every report, and rows that
+are called after them have it too."""
 
 
 def line_styles(rows: Iterable[str]) -> dict[str, LineStyle]:
     """A style for every row of a comparison."""
     rows = list(rows)
     styles = {row: LANDMARKS[row] for row in rows if row in LANDMARKS}
+    for landmark in ("gatf", "adagauss"):
+        called_after = (row for row in rows if row not in LANDMARKS and re.match(rf"{landmark}\b", row))
+        for number, row in enumerate(called_after):
+            marker = MARKERS[(number + 4) % len(MARKERS)]
+            styles[row] = LineStyle(LANDMARKS[landmark].color, marker, ("-.", ":", "--")[number % 3])
     free = [color for color in SERIES if color not in {style.color for style in styles.values()}]
-    for number, row in enumerate(row for row in rows if row not in LANDMARKS):
+    for number, row in enumerate(row for row in rows if row not in styles):
         dash = ("-", "--", "-.")[number // len(free) % 3]
         styles[row] = LineStyle(free[number % len(free)], MARKERS[(number + 2) % len(MARKERS)], dash)
     return styles
@@ -168,8 +175,13 @@ def unread(name: str) -> str:
     return name.replace("$", r"\$")
 
 
-NAME_HEIGHT = 0.07
-"""Of the height of the axes: what a name takes, with some air."""
+NAME_HEIGHT = 0.21
+"""Inches of a figure's height that a name beside a line takes, with some air."""
+
+
+def height_for(names: int) -> float:
+    """Inches of a figure in which so many names stand beside their lines."""
+    return max(3.0, NAME_HEIGHT * names)
 
 
 def label_ends(axes: Axes, ends: Mapping[str, float], styles: Mapping[str, LineStyle]) -> None:
@@ -181,8 +193,11 @@ def label_ends(axes: Axes, ends: Mapping[str, float], styles: Mapping[str, LineS
     to_share = axes.transData + axes.transAxes.inverted()  # of the height of the axes
     shares = [float(to_share.transform((right, height))[1]) for height in ends.values()]
     low, high = 0.03, 1.0
-    size = RC["font.size"] * min(1.0, (high - low) / (NAME_HEIGHT * max(len(ends) - 1, 1)))  # very many are smaller
-    for row, height in zip(ends, spread_apart(shares, NAME_HEIGHT, low, high), strict=True):
+    figure = axes.get_figure(root=True)
+    assert figure is not None
+    gap = NAME_HEIGHT / figure.get_figheight()
+    size = RC["font.size"] * min(1.0, (high - low) / (gap * max(len(ends) - 1, 1)))  # very many are smaller
+    for row, height in zip(ends, spread_apart(shares, gap, low, high), strict=True):
         axes.annotate(
             unread(row), (1.0, height), xycoords="axes fraction", xytext=(6, 0), textcoords="offset points",
             va="center", color=styles[row].color, weight="bold" if styles[row].width > 2 else "normal", size=size,
