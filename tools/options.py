@@ -39,6 +39,7 @@ CLIP, COSINE, AVERAGE = both(clip_by="module"), both(schedule="cosine"), both(av
 RATE = {"optimisation.next.lr": 0.05}
 EVAL = {"method.residual_target": "eval"}
 REFRESH, IDENTITY = {"method.final_refresh": True}, {"method.anchor": "identity"}
+RESURRECTED = {"method.resurrected": 20}
 RDA, LINEAR = {"method.readout": "rda"}, {"method.readout": "linear"}
 TRAININGS: dict[str, dict[str, Any]] = {
     "paper": {},
@@ -58,12 +59,14 @@ AFTER: dict[str, dict[str, Any]] = {
     "low rank": REFRESH | {"method.anchor": "lowrank"},
     "procrustes": REFRESH | {"method.anchor": "procrustes"},
     "identity, ridge chosen": REFRESH | IDENTITY | {"method.ridge": "auto"},
+    "identity, resurrected": REFRESH | IDENTITY | RESURRECTED,
     "linear": LINEAR,
     "final refresh, linear": REFRESH | LINEAR,
     "rda": RDA,
     "final refresh, rda": REFRESH | RDA,
     "identity, rda": REFRESH | IDENTITY | RDA,
     "procrustes, rda": REFRESH | RDA | {"method.anchor": "procrustes"},
+    "identity, resurrected, rda": REFRESH | IDENTITY | RESURRECTED | RDA,
 }
 ALWAYS = ("", "rda", "identity, rda")
 """What follows every training; the rest follows the paper's alone."""
