@@ -212,3 +212,13 @@ def test_smaller_errors_certify_more(bench: Path, load: Load, tmp_path: Path) ->
     assert "| ÷ 100 |" in results.certified_table("digits", tmp_path)
     with pytest.raises(UserError, match="stores no Gaussians"):
         certified.shares(bench / "finetune-seed0")
+
+
+def test_what_turned_copies_say_together(load: Load) -> None:
+    """Two images, two classes: of the copy turned k times, the two logits of turn k, averaged over k."""
+    turned = torch.zeros(8, 8)
+    for turn in range(4):
+        turned[2 * turn, 2 * turn : 2 * turn + 2] = torch.tensor([4.0, turn])
+        turned[2 * turn + 1, 2 * turn : 2 * turn + 2] = torch.tensor([-1.0, 8.0])
+    turned[0, 5] = turned[7, 0] = 100.0  # another turn's columns say nothing
+    assert load("rotations").agreed(turned, 2).tolist() == [[4.0, 1.5], [-1.0, 8.0]]
