@@ -15,8 +15,8 @@ from torch import Tensor
 
 from gatf.geometry.spd import symmetrise
 
-CHUNK_ELEMENTS = 4 * 2**20
-"""Float64 elements in one padded block of `class_moments` (32 MB)."""
+CHUNK_ELEMENTS = 2**20
+"""Float64 elements in one padded block of `class_moments`, or in its products (8 MB)."""
 
 
 @dataclass(frozen=True)
@@ -103,25 +103,25 @@ def class_moments(features: Tensor, labels: Tensor, *, classes: int) -> Moments:
     largest_first = counts.argsort(descending=True)
     sizes: list[int] = counts[largest_first].tolist()
 
-    blocks: list[Moments] = []
+    # filled block by block: at many classes, memory that is only passed through costs more than the products
+    found = Moments(
+        counts.to(torch.float64),
+        torch.empty(classes, dim, dtype=torch.float64, device=features.device),
+        torch.empty(classes, dim, dim, dtype=torch.float64, device=features.device),
+    )
     done = 0
     while done < classes:
         longest = max(sizes[done], 1)
-        members = largest_first[done : done + max(1, CHUNK_ELEMENTS // (longest * dim))]  # [k]
+        members = largest_first[done : done + max(1, CHUNK_ELEMENTS // (max(longest, dim) * dim))]  # [k]
         slots = torch.arange(longest, device=features.device)
         mask = slots < counts[members, None]  # [k, longest]
         rows = by_class[(starts[members, None] + slots).clamp_max(samples - 1)]
         # rows past a class's end belong to other classes
         block = features[rows].to(torch.float64).masked_fill(~mask[..., None], 0.0)  # [k, longest, S]
-        blocks.append(_masked_moments(block, counts[members].to(torch.float64), mask=mask[..., None]))
+        own = _masked_moments(block, found.count[members], mask=mask[..., None])
+        found.mean[members], found.scatter[members] = own.mean, own.scatter
         done += len(members)
-
-    back = largest_first.argsort()
-    return Moments(
-        torch.cat([block.count for block in blocks])[back],
-        torch.cat([block.mean for block in blocks])[back],
-        torch.cat([block.scatter for block in blocks])[back],
-    )
+    return found
 
 
 @dataclass(frozen=True)

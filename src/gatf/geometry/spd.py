@@ -28,7 +28,7 @@ CLIP_GUARD = 1e-10
 def symmetrise(m: Tensor) -> Tensor:
     """(M + Mᵀ)/2, [..., S, S] → [..., S, S]."""
     m = m.to(torch.float64)
-    return (m + m.mT) / 2
+    return (m + m.mT).div_(2)
 
 
 def _mean_variance(cov: Tensor) -> Tensor:
