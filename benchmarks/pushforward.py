@@ -171,7 +171,7 @@ def main() -> None:
         counts = {kind: fewest(one["curve"][kind], wanted) for kind in KINDS[1:]}
         report.add(
             f"the same of {len(part)} at equal error, g = {size}, {counts['mirrored']} samples against {SAMPLES}",
-            **compare(part, Adapter(gaussians, size), counts["mirrored"], repeats),
+            **compare(part, Adapter(gaussians, size), counts["mirrored"], 1),
             target=TARGET,
             samples_of_equal_error=counts,
             bent_share=one["bent_share"],

@@ -1,4 +1,4 @@
-"""Wall and processor time of a whole run: four tasks of CIFAR-100, 20 images per class, training to evaluation.
+"""Wall and processor time of a whole run: three tasks of CIFAR-100, 20 images per class, training to evaluation.
 
     python benchmarks/whole_run.py [--quick] [--out benchmarks/results/whole_run.json]
 
@@ -23,7 +23,7 @@ from gatf.data.sources import SOURCES
 from gatf.experiment import Experiment, start
 from gatf.settings import DataConfig
 
-TASKS, PER_CLASS, BATCH, WIDTH, DIM, WORKERS, REFRESH = 4, 20, 128, 16, 64, 2, 10
+TASKS, PER_CLASS, BATCH, WIDTH, DIM, WORKERS, REFRESH = 3, 20, 128, 16, 64, 2, 10
 Images = tuple[np.ndarray, np.ndarray]
 
 
