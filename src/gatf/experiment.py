@@ -43,6 +43,7 @@ from gatf.io import events
 from gatf.io.events import Event, JsonLines, Listener, reason
 from gatf.io.run_folder import CONFIG, RunFolder, Summary
 from gatf.io.text import COMMAND
+from gatf.lender import Lender
 from gatf.methods import Method
 from gatf.methods.parts.features import FeatureMethod
 from gatf.model import file as model_file
@@ -73,6 +74,8 @@ class Progress:
     repaired: list[int] = field(default_factory=list)
     config_changes: list[str] = field(default_factory=list)
     """Settings that were changed on purpose when the run went on."""
+    networks_from: str | None = None
+    """The run whose networks were taken."""
     seconds_of_task: float = 0.0
     """Spent on the task in hand by earlier processes."""
     processor_seconds_of_task: float = 0.0
@@ -107,23 +110,27 @@ def read_progress(meta: Mapping[str, Any]) -> Progress:
 
 
 def start(
-    config: RunConfig, folder: Path, listeners: tuple[Listener, ...] = (), *, backbone: nn.Module | None = None
-) -> Summary:
-    """Begin a run in a new folder; returns its summary. `backbone` takes the place of the one the config names."""
+    config: RunConfig, folder: Path, listeners: tuple[Listener, ...] = (), *, backbone: nn.Module | None = None,
+    networks_from: Path | None = None,
+) -> Summary:  # fmt: skip
+    """Begin a run in a new folder; returns its summary. `backbone` takes the place of the one the config names,
+    `networks_from` is the folder of a run whose networks are taken instead of training the same ones."""
+    lender = None if networks_from is None else Lender(networks_from, config)
     experiment = Experiment(config, backbone)  # what can be wrong with the config is found before the folder is made
     place = RunFolder(folder)
     with _alone(place):
         if ranks.is_first():
             place.refuse_if_begun()
             place.create(config.to_yaml())
-        return experiment.run(folder, listeners)
+        return experiment.run(folder, listeners, lender=lender)
 
 
 def resume(
     folder: Path, listeners: tuple[Listener, ...] = (), *, backbone: nn.Module | None = None,
-    force_config: bool = False, overrides: Mapping[str, Any] | None = None,
+    force_config: bool = False, overrides: Mapping[str, Any] | None = None, networks_from: Path | None = None,
 ) -> Summary:  # fmt: skip
     """Go on with an interrupted run, or return the summary of a finished one; `backbone` as it was given to `start`.
+    Without `networks_from` the remaining tasks are trained.
 
     A checkpoint of another config than the folder's is refused, unless `force_config` says that this is meant; then the
     run records what was changed. `overrides` (dotted paths) change the folder's config first.
@@ -134,11 +141,12 @@ def resume(
     if place.finished:
         return place.read_summary()
     config = validated(with_overrides(read_recipe(str(place.config)), overrides))
+    lender = None if networks_from is None else Lender(networks_from, config)
     experiment = Experiment(config, backbone)
     with _alone(place):
         if overrides and ranks.is_first():
             place.create(experiment.config.to_yaml())
-        return experiment.run(folder, listeners, force_config=force_config)
+        return experiment.run(folder, listeners, force_config=force_config, lender=lender)
 
 
 def _alone(place: RunFolder) -> AbstractContextManager[None]:
@@ -209,8 +217,11 @@ class Experiment:
         classes = sum(self.scenario.task_sizes)
         return kept + round(len(images) * math.prod(self.scenario.source.image_shape) / classes)
 
-    def run(self, folder: Path, listeners: tuple[Listener, ...], *, force_config: bool = False) -> Summary:
-        """Train all tasks; of several processes the first one writes and tells. `force_config` as `resume` has it."""
+    def run(
+        self, folder: Path, listeners: tuple[Listener, ...], *, force_config: bool = False, lender: Lender | None = None
+    ) -> Summary:
+        """Train all tasks, but for networks that a lender has; of several processes the first one writes and tells.
+        `force_config` as `resume` has it."""
         place = RunFolder(folder)
         written = JsonLines(place.events if ranks.is_first() else None)
         listeners = listeners if ranks.is_first() else ()
@@ -221,7 +232,7 @@ class Experiment:
             stop = stopping if ranks.world() == 1 else AgreedStop(stopping, self.session.device)
             try:
                 with losing_a_process(folder), self.session.threads():
-                    return _Run(self, place, written, listeners, stop).run(force_config)
+                    return _Run(self, place, written, listeners, stop, lender).run(force_config)
             except Diverged as error:
                 raise error.offer(folder) from error
             finally:
@@ -285,9 +296,9 @@ class _Run:
 
     def __init__(
         self, experiment: Experiment, folder: RunFolder, written: JsonLines, listeners: tuple[Listener, ...],
-        stop: Callable[[], bool],
+        stop: Callable[[], bool], lender: Lender | None,
     ) -> None:  # fmt: skip
-        self.experiment, self.folder, self.written, self.stop = experiment, folder, written, stop
+        self.experiment, self.folder, self.written, self.stop, self.lender = experiment, folder, written, stop, lender
         self.session, self.method, self.config = experiment.session, experiment.method, experiment.config
         self.listeners: tuple[Listener, ...] = (written, *listeners)
         self.progress = Progress()
@@ -308,6 +319,8 @@ class _Run:
             self.tell(events.Warning(text=sentence))
         if found is not None and found.changes:
             self._record_changes(found)
+        if self.lender is not None:
+            self.progress.networks_from = self.lender.name
         for task in range(first, tasks):
             self._learn(task, resumed if task == first else None)
             if self.stop() and task + 1 < tasks:
@@ -329,8 +342,9 @@ class _Run:
         """One task: train and end it, evaluate, checkpoint."""
         self._clock, self._processor_clock = time.monotonic(), time.process_time()
         circumstances = Circumstances(
-            partial(self._tell_after_notices, task), self.stop, partial(self._save, task), self.config.checkpoint_every
-        )
+            partial(self._tell_after_notices, task), self.stop, partial(self._save, task), self.config.checkpoint_every,
+            None if self.lender is None else self.lender.tensors,
+        )  # fmt: skip
         with spd.counting() as self._ladder:
             self.session.learn(self.experiment.task_data(task), circumstances, resumed=resumed)
             self._drain_notices(task)
@@ -484,6 +498,7 @@ class _Run:
             versions=versions(),
             repaired=progress.repaired,
             config_changes=progress.config_changes,
+            networks_from=progress.networks_from,
             machine=machine(self.method.device),
         )
 

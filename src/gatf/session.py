@@ -3,7 +3,7 @@ saved and restored. A run is a loop over a scenario's tasks on it; an update of 
 
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -34,6 +34,7 @@ from gatf.training import checkpoint
 from gatf.training.divergence import check_finite, diverged, noticing
 from gatf.training.loop import Position
 from gatf.training.memory import keep_freed_memory
+from gatf.training.phase import Phase
 from gatf.training.precision import chosen
 from gatf.training.processes import open_alone, open_fabric
 from gatf.training.task import Resumed, SaveAt, train_task
@@ -90,6 +91,8 @@ class Circumstances:
     save: SaveAt = lambda phase, position, optimiser: None
     save_every: int | None = None
     """Epochs between two saves within a phase; None: only when `stop` says so."""
+    networks: Callable[[int], dict[str, Tensor]] | None = None
+    """The checkpoint after a task of a run that trains the same networks, which are then not trained again."""
 
 
 class Session:
@@ -156,10 +159,27 @@ class Session:
             train_task(
                 self.method, data, self.fabric,
                 listener=run.listener, resumed=resumed, save=run.save, stop=run.stop, save_every=run.save_every,
+                taken=self._taker(run.networks(task)) if run.networks else lambda phase: False,
             )  # fmt: skip
             run.listener(Trained(task=data.info.index))
             self._end(data, end or self.method.end_task)
         data.close()
+
+    def _taker(self, tensors: dict[str, Tensor]) -> Callable[[Phase], bool]:
+        """Puts into what a phase trains what a checkpoint has of it, if that is the network."""
+
+        def taken(phase: Phase) -> bool:
+            if "backbone" not in phase.modules:
+                return False
+            places = {id(module): name for name, module in self.method.named_modules()}
+            for module in phase.modules.values():
+                found = _under(tensors, f"{METHOD}{places[id(module)]}.")
+                if found or module is self.method.backbone:  # heads of one task are gone with it
+                    with _fitting():
+                        module.load_state_dict(found)
+            return True
+
+        return taken
 
     def _end(self, data: TaskData, end: Callable[[TaskData], None]) -> None:
         self.method.eval()
@@ -212,17 +232,24 @@ class Session:
 
     def restore(self, tensors: dict[str, Tensor], meta: dict[str, Any], within: TaskInfo | None) -> Resumed | None:
         """Put the method where a checkpoint was; returns the place within the task, if it was within one."""
-        try:
+        with _fitting():
             if within is not None:
                 self.method.begin_task(within)
             self.method.load_state_dict(_under(tensors, METHOD))
-        except (RuntimeError, LookupError, ValueError) as error:
-            reason = " ".join(str(error).split())[:200]
-            raise UserError(f"the checkpoint is not one of this method and scenario: {reason}") from None
         if within is None:
             return None
         phase, epoch, step = (whole_number(meta, name) for name in ("phase", "epoch", "step"))
         return Resumed(phase, Position(epoch, step, _under(tensors, SUMS)), tensors)
+
+
+@contextmanager
+def _fitting() -> Iterator[None]:
+    """Inside, tensors that do not fit the method are a `UserError`."""
+    try:
+        yield
+    except (RuntimeError, LookupError, ValueError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(f"the checkpoint is not one of this method and scenario: {reason}") from None
 
 
 def whole_number(meta: Mapping[str, Any], name: str) -> int:

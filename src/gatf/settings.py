@@ -279,6 +279,11 @@ class MethodConfig(Strict):
             return deep_merge(cls.preset_layer(values["preset"]).get("method", {}), values)
         return values
 
+    def training(self) -> dict[str, Any]:
+        """What of these settings decides the networks. Methods that agree in it train the same ones, if all other
+        settings of their runs agree too; so it has the name, unless other methods train alike."""
+        return self.model_dump(mode="json")
+
     @classmethod
     def presets(cls) -> dict[str, dict[str, Any]]:
         """What each preset changes, shaped like a config: this method's fields under `method`, and what belongs to them

@@ -44,6 +44,14 @@ def run(
         bool,
         typer.Option("--force-config", help="With --resume: go on though the config was changed; --set may change it."),
     ] = False,
+    networks_from: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="RUN",
+            help="Take the networks of this finished run, which kept them (keep_networks=true), instead of training "
+            "the same ones.",
+        ),
+    ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only the result.")] = False,
     diagnostics: Annotated[
         bool, typer.Option("--diagnostics", help="Also measure why it forgets, on old images the method cannot reach.")
@@ -100,15 +108,19 @@ def run(
             refuse_if_slower(chosen, devices)
     if devices * nodes > 1:
         raise typer.Exit(_launch(folder, devices, nodes, given_out=out is not None or resume is not None))
-    go_on = partial(experiment.resume, force_config=force_config, overrides=parse_overrides(settings or []))
+    begin = partial(experiment.start, networks_from=networks_from)
+    go_on = partial(
+        experiment.resume, force_config=force_config, overrides=parse_overrides(settings or []),
+        networks_from=networks_from,
+    )  # fmt: skip
     if not tells():
-        experiment.start(chosen, folder) if chosen else go_on(folder)
+        begin(chosen, folder) if chosen else go_on(folder)
         return
     display = LiveDisplay(console)
     trackers = _trackers(track or [], folder, chosen)
     listeners = (*(() if quiet else (display,)), *trackers)
     try:
-        summary = experiment.start(chosen, folder, listeners) if chosen else go_on(folder, listeners)
+        summary = begin(chosen, folder, listeners) if chosen else go_on(folder, listeners)
     except Interrupted:
         display.close()
         tell(console, f"stopped and saved; go on with: gatf run --resume {shlex.quote(str(folder))}")

@@ -86,6 +86,8 @@ class Summary:
     Empty in files from before it was counted."""
     config_changes: list[str] = field(default_factory=list)
     """Settings that were changed on the way, with `--force-config`; `config.yaml` has the last ones."""
+    networks_from: str | None = None
+    """The run whose networks were taken instead of training the same ones, which `seconds` then leave out."""
     machine: dict[str, str] = field(default_factory=dict)
     """When, where and how the run ended: `date` (UTC), `processor`, `threads`, `device` if that is another, and where
     they are known the `command` and the `commit` of gatf's own code."""

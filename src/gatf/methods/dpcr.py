@@ -46,6 +46,14 @@ class DPCRConfig(MethodConfig):
     stats_transform: Literal["mixed", "train", "test"] = "mixed"
     """Images of the statistics: stored ones plain and the regressions' augmented (release), or all alike."""
 
+    @property
+    def base(self) -> LwfBaseConfig:
+        """How the backbone is trained, as that of `adc` and `ldc` is."""
+        return LwfBaseConfig(distill=self.distill, temperature=self.temperature)
+
+    def training(self) -> dict[str, Any]:
+        return {"base": self.base.model_dump(mode="json")}
+
 
 def shift_projection(gram: Tensor, cross: Tensor, ridge: float) -> tuple[Tensor, dict[str, float]]:
     """TSSP: P = (G + εI)⁻¹D for G = Σ x_oᵀx_o and D = Σ x_oᵀx_n, [S, S] each; and the rank and condition of G.
@@ -193,8 +201,7 @@ class DPCR(Method[DPCRConfig]):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        config = self.config
-        self.base = LwfBase(self.feature_dim, LwfBaseConfig(distill=config.distill, temperature=config.temperature))
+        self.base = LwfBase(self.feature_dim, self.config.base)
         self.memory = GramMemory(self.feature_dim)
         self.readout = Weights(self.feature_dim)
 

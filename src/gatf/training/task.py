@@ -44,17 +44,23 @@ SaveAt = Callable[[int, Position, torch.optim.Optimizer], None]
 
 def train_task(
     learner: Learner, data: TaskData, fabric: "Fabric", *, listener: Listener, resumed: Resumed | None, save: SaveAt,
-    stop: Callable[[], bool], save_every: int | None,
+    stop: Callable[[], bool], save_every: int | None, taken: Callable[[Phase], bool] = lambda phase: False,
 ) -> None:  # fmt: skip
     """Begin the task, unless resumed, and train its phases in order. `Interrupted` when `stop` says so; `Diverged`
-    when training leaves the finite numbers."""
+    when training leaves the finite numbers. `taken` says whether a phase's networks were put in from elsewhere, so that
+    it is not trained."""
     if resumed is None:
         learner.begin_task(data.info)
     phases = learner.phases(data.info)
-    steps = sum(phase.stage.epochs * data.steps(phase.loaded, phase.stage.drop_last, phase.order) for phase in phases)
+    first = 0
+    while resumed is None and first < len(phases) and taken(phases[first]):
+        first += 1
+    steps = sum(
+        phase.stage.epochs * data.steps(phase.loaded, phase.stage.drop_last, phase.order) for phase in phases[first:]
+    )
     listener(TaskStart(task=data.info.index, classes=data.info.new, images=len(data), steps=steps))
     for number, phase in enumerate(phases):
-        if resumed is not None and number < resumed.phase:
+        if number < (first if resumed is None else resumed.phase):
             continue
         here = resumed if resumed is not None and number == resumed.phase else None
         position = here.position if here else Position()

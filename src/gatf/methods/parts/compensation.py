@@ -41,6 +41,10 @@ class DriftConfig(MethodConfig):
     compensate: bool = True
     """Move old prototypes after each task (off: they stay where they were learnt)."""
 
+    def training(self) -> dict[str, Any]:
+        """The base learner's settings: prototypes and what moves them come after it."""
+        return {"base": self.base.model_dump(mode="json")}
+
     @field_validator("base", mode="before")
     @classmethod
     def _base_by_name(cls, value: Any) -> Any:

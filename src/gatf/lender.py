@@ -1,0 +1,56 @@
+"""The networks of a finished run, for another one that would train the same.
+
+`sdc`, `adc`, `ldc` and `dpcr` train their network alike and differ in what follows; so do runs of one method with other
+read-outs. What one of them has trained, the others can take: the same bits in a fraction of the time, and a comparison
+of transports on the very same networks.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from gatf.config import ELSEWHERE, RunConfig, read_recipe, validated
+from gatf.errors import UserError
+from gatf.io.run_folder import RunFolder
+from gatf.settings import flat
+from gatf.training import checkpoint
+
+
+class Lender:
+    """A finished run that has kept the network of every task, and trained it as `config` would."""
+
+    def __init__(self, folder: Path, config: RunConfig) -> None:
+        place = RunFolder(folder)
+        if not place.finished:
+            raise UserError(f"{folder} holds no finished run whose networks could be taken")
+        differing = _differences(validated(read_recipe(str(place.config))), config)
+        if differing:
+            raise UserError(f"{folder} has trained other networks than this run would: {'; '.join(differing)}")
+        missing = [str(task + 1) for task in range(place.read_summary().tasks) if not place.after_task(task).is_file()]
+        if missing:
+            tasks = f"task{'s' * (len(missing) > 1)} {', '.join(missing)}"
+            raise UserError(
+                f"{folder} has not kept the networks of {tasks}: run it again with --set keep_networks=true"
+            )
+        self.place = place
+
+    @property
+    def name(self) -> str:
+        return self.place.path.resolve().name
+
+    def tensors(self, task: int) -> dict[str, Tensor]:
+        """Of the checkpoint after a task."""
+        return checkpoint.load(self.place.after_task(task))[0]
+
+
+def _differences(theirs: RunConfig, ours: RunConfig) -> list[str]:
+    """Settings by which the two train other networks, each as a half sentence."""
+    there, here = (_training(config) for config in (theirs, ours))
+    paths = [path for path in {**there, **here} if path not in ELSEWHERE and there.get(path) != here.get(path)]
+    return [f"{path} is {there.get(path)} there and {here.get(path)} here" for path in paths]
+
+
+def _training(config: RunConfig) -> dict[str, Any]:
+    """What the networks of a run depend on, by dotted path."""
+    return flat(config.model_dump(mode="json") | {"method": config.method.training()})

@@ -1,0 +1,104 @@
+"""A run that takes the networks of another one ends as if it had trained them."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from gatf.config import RunConfig
+from gatf.errors import UserError
+from gatf.experiment import resume, start
+from gatf.io.events import Epoch, Task
+from gatf.io.run_folder import RunFolder
+
+Tiny = Callable[..., RunConfig]
+
+
+@pytest.fixture(scope="module")
+def lender(tmp_path_factory: pytest.TempPathFactory, tiny_config: Tiny) -> Path:
+    folder = tmp_path_factory.mktemp("lender") / "sdc-seed0"
+    start(tiny_config("sdc", keep_networks=True), folder)
+    return folder
+
+
+def same_model(one: Path, other: Path) -> bool:
+    ours, theirs = (load_file(RunFolder(folder).model) for folder in (one, other))
+    return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+@pytest.mark.parametrize("method", ["adc", "ldc", "dpcr"])
+def test_the_same_bits_without_training(lender: Path, method: str, tiny_config: Tiny, tmp_path: Path) -> None:
+    trained = start(tiny_config(method), tmp_path / "trained")
+    taken = start(tiny_config(method), tmp_path / "taken", networks_from=lender)
+    assert taken.accuracy_matrix == trained.accuracy_matrix
+    assert same_model(tmp_path / "trained", tmp_path / "taken")
+    assert (trained.networks_from, taken.networks_from) == (None, "sdc-seed0")
+    phases = {event.phase for event in RunFolder(tmp_path / "taken").read_events() if isinstance(event, Epoch)}
+    assert phases == ({"projector"} if method == "ldc" else set())  # which is trained on the two networks
+
+
+def test_another_readout_on_the_same_networks(tiny_config: Tiny, tmp_path: Path) -> None:
+    start(tiny_config("adagauss", keep_networks=True), tmp_path / "lender")
+    other = tiny_config("adagauss", **{"method.readout": "rda", "method.adapter_lr": 0.02})
+    trained = start(other, tmp_path / "trained")
+    taken = start(other, tmp_path / "taken", networks_from=tmp_path / "lender")
+    assert taken.accuracy_matrix == trained.accuracy_matrix
+    assert same_model(tmp_path / "trained", tmp_path / "taken")
+
+
+def test_a_run_that_goes_on_may_train_the_rest(lender: Path, tiny_config: Tiny, tmp_path: Path) -> None:
+    class Stop(Exception):
+        pass
+
+    def after_the_first_task(event: Any) -> None:
+        if isinstance(event, Task):
+            raise Stop
+
+    start(tiny_config("adc"), tmp_path / "whole", networks_from=lender)
+    for name, networks in (("taken", lender), ("trained", None)):
+        with pytest.raises(Stop):
+            start(tiny_config("adc"), tmp_path / name, (after_the_first_task,), networks_from=lender)
+        resume(tmp_path / name, networks_from=networks)
+        assert same_model(tmp_path / "whole", tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("method", "settings", "words"),
+    [
+        ("adc", {"seed": 1}, "seed is 0 there and 1 here"),
+        ("adc", {"method.base": "feature"}, "method.base.name is lwf there and feature here"),
+        ("adc", {"optimisation.next.lr": 0.5}, "optimisation.next.lr is"),
+        ("dpcr", {"method.distill": 1.0}, "method.base.distill is 10.0 there and 1.0 here"),
+        ("gatf", {}, "method.name is None there and gatf here"),
+    ],
+)
+def test_what_would_train_another_network_is_refused(
+    lender: Path, method: str, settings: dict[str, Any], words: str, tiny_config: Tiny, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match="has trained other networks than this run would: ") as told:
+        start(tiny_config(method, **settings), tmp_path / "run", networks_from=lender)
+    assert words in str(told.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_cannot_lend_is_refused(lender: Path, tiny_config: Tiny, tmp_path: Path) -> None:
+    start(tiny_config("sdc"), tmp_path / "forgetful")
+    with pytest.raises(UserError, match="has not kept the networks of tasks 1, 2: run it again with --set keep_net"):
+        start(tiny_config("adc"), tmp_path / "run", networks_from=tmp_path / "forgetful")
+    with pytest.raises(UserError, match="holds no finished run"):
+        start(tiny_config("adc"), tmp_path / "run", networks_from=tmp_path / "nowhere")
+
+
+def test_on_the_command_line(lender: Path, call: Any, tiny_config: Tiny, tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(tiny_config("adc").to_yaml())
+    code, _, told = call("run", "--recipe", recipe, "--networks-from", lender, "--out", tmp_path / "run")
+    assert code == 0, told
+    assert RunFolder(tmp_path / "run").read_summary().networks_from == "sdc-seed0"
+    code, _, told = call("run", "--recipe", recipe, "--seed", 3, "--networks-from", lender, "--out", tmp_path / "other")
+    assert code == 2
+    assert "seed is 0 there and 3 here" in told
+    assert len(told.splitlines()) == 1
