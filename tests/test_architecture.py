@@ -16,7 +16,7 @@ LAYERS = [
     {"bench"},
     {"experiment"},
     {"model"},
-    {"session"},
+    {"session", "lender"},
     {"config"},
     {"methods"},
     {"training", "evaluation"},

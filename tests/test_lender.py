@@ -6,8 +6,11 @@ from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 from safetensors.torch import load_file
 
+from gatf.bench.plan import Plan, PlannedRun
+from gatf.bench.suite import run_plan
 from gatf.config import RunConfig
 from gatf.errors import UserError
 from gatf.experiment import resume, start
@@ -102,3 +105,17 @@ def test_on_the_command_line(lender: Path, call: Any, tiny_config: Tiny, tmp_pat
     assert code == 2
     assert "seed is 0 there and 3 here" in told
     assert len(told.splitlines()) == 1
+
+
+def test_runs_of_a_bench_take_what_another_row_has_trained(tiny_config: Tiny, tmp_path: Path) -> None:
+    runs = [
+        PlannedRun(f"{row}-seed{seed}", "tiny", row, tiny_config(row, seed=seed, keep_networks=True))
+        for row in ("sdc", "adc", "finetune")
+        for seed in (0, 1)
+    ]
+    assert run_plan(Plan("tiny", "tiny", tuple(runs)), tmp_path, Console(quiet=True)) == {}
+    taken = {run.name: RunFolder(tmp_path / run.name).read_summary().networks_from for run in runs}
+    assert taken == {run.name: run.name.replace("adc", "sdc") if run.row == "adc" else None for run in runs}
+    told = (tmp_path / "results.md").read_text()
+    assert "- adc, seed 1: with the networks of sdc-seed1; its seconds are without their training\n" in told
+    assert told.count("with the networks of") == 2

@@ -44,6 +44,18 @@ class Lender:
         return checkpoint.load(self.place.after_task(task))[0]
 
 
+def lender_beside(folder: Path) -> Path | None:
+    """A run beside that in a folder whose networks it can take, the first by name; None where there is none."""
+    config = validated(read_recipe(str(RunFolder(folder).config)))
+    for place in map(RunFolder, sorted(folder.resolve().parent.iterdir())):
+        if place.finished and place.after_task(0).is_file():
+            try:
+                return Lender(place.path, config).place.path
+            except UserError:
+                continue
+    return None
+
+
 def _differences(theirs: RunConfig, ours: RunConfig) -> list[str]:
     """Settings by which the two train other networks, each as a half sentence."""
     there, here = (_training(config) for config in (theirs, ours))

@@ -174,10 +174,10 @@ def test_a_run_that_diverges_or_breaks_is_told_and_the_others_are_done(
     wild = replace(first, config=first.config.model_copy(update={"optimisation": optimisation}))
     resume = experiment.resume
 
-    def breaks(folder: Path, *args: Any) -> Summary:
+    def breaks(folder: Path, *args: Any, **options: Any) -> Summary:
         if folder.name == second.name:
             raise RuntimeError("a bug\nin two lines")
-        return resume(folder, *args)
+        return resume(folder, *args, **options)
 
     monkeypatch.setattr(experiment, "resume", breaks)
     failures = run_plan(replace(plan, runs=(wild, second, *others)), tmp_path / "out", quiet())

@@ -19,6 +19,7 @@ from gatf.config import read_recipe, validated
 from gatf.errors import ExitCode, UserError
 from gatf.io.events import Listener
 from gatf.io.run_folder import RunFolder
+from gatf.lender import lender_beside
 from gatf.training.loop import Interrupted
 
 POLL_SECONDS = 0.5
@@ -68,7 +69,7 @@ class InProcess:
         for run in jobs:
             watcher.started(run)
             try:
-                experiment.resume(folder / run.name, (watcher.listener(run),))
+                go_on(folder / run.name, (watcher.listener(run),))
             except Interrupted:
                 raise
             except Exception as error:  # one run's failure, foreseen or not, is not the end of the others
@@ -180,5 +181,10 @@ def run_job(folder: str, threads: int) -> str:
     import torch
 
     torch.set_num_threads(max(1, threads))
-    experiment.resume(Path(folder))
+    go_on(Path(folder))
     return folder
+
+
+def go_on(folder: Path, listeners: tuple[Listener, ...] = ()) -> None:
+    """Do the run in a folder, with the networks of one beside it that has trained the same and kept them."""
+    experiment.resume(folder, listeners, networks_from=lender_beside(folder))

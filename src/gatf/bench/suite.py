@@ -55,6 +55,12 @@ def write_tables(plan: Plan, results: list[Result], folder: Path, failures: Mapp
     text = to_markdown(table)
     text += f"\n{len(results)} of {len(plan.runs)} runs so far.\n" if len(results) < len(plan.runs) else ""
     text += "".join(f"\n- failed: {name}: {why}" for name, why in (failures or {}).items()) + ("\n" if failures else "")
+    text += "".join(
+        f"\n- {each.row}, seed {each.summary.seed}: with the networks of {each.summary.networks_from}; its seconds are "
+        "without their training"
+        for each in results
+        if each.summary.networks_from
+    )
     text += f"\nBeside published numbers:\n\n{beside}" if beside else ""
     write_text(folder / "results.csv", to_csv(table))
     write_text(folder / "results.md", text)

@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from gatf import experiment
+from gatf.bench.executors import go_on
 from gatf.errors import ExitCode, UserError
 from gatf.io.text import harmless
 from gatf.training.loop import Interrupted
@@ -12,7 +12,7 @@ from gatf.training.loop import Interrupted
 def main(folder: str) -> ExitCode:
     """Exit codes as the command line's: done, a mistake, stopped and saved."""
     try:
-        experiment.resume(Path(folder))
+        go_on(Path(folder))
     except UserError as error:
         sys.stderr.write(f"gatf: {harmless(error)}\n")
         return ExitCode.MISTAKE
