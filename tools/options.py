@@ -74,8 +74,9 @@ NEXT_BEST: dict[str, dict[str, Any]] = {
     "adagauss": {},
     "adagauss, weight 2": {"method.distill": 2.0},
     "adagauss, weight 0.4": {"method.distill": 0.4},
+    "adagauss, logits": {"method.distillation": "logit"},
 }
-"""Whether it gains likewise from less of what holds its features back."""
+"""Whether it gains likewise from less of what holds its features back, or from holding back logits instead."""
 KEPT = ("a_last", "a_inc", "forgetting", "cpu_seconds")
 
 
