@@ -43,11 +43,22 @@ def test_the_same_bits_without_training(lender: Path, method: str, tiny_config: 
     assert phases == ({"projector"} if method == "ldc" else set())  # which is trained on the two networks
 
 
-def test_another_readout_on_the_same_networks(tiny_config: Tiny, tmp_path: Path) -> None:
-    start(tiny_config("adagauss", keep_networks=True), tmp_path / "lender")
-    other = tiny_config("adagauss", **{"method.readout": "rda", "method.adapter_lr": 0.02})
-    trained = start(other, tmp_path / "trained")
-    taken = start(other, tmp_path / "taken", networks_from=tmp_path / "lender")
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [
+        ("adagauss", {"method.readout": "rda", "method.adapter_lr": 0.02}),
+        ("gatf", {"method.readout": "rda", "method.final_refresh": True}),
+        ("gatf", {"method.refine": True}),
+        ("sdc", {"method.base": "feature", "method.sigma": 0.1}),
+    ],
+)
+def test_what_follows_training_on_the_same_networks(
+    method: str, settings: dict[str, Any], tiny_config: Tiny, tmp_path: Path
+) -> None:
+    base = {name: value for name, value in settings.items() if name == "method.base"}
+    start(tiny_config(method, **base, keep_networks=True), tmp_path / "lender")
+    trained = start(tiny_config(method, **settings), tmp_path / "trained")
+    taken = start(tiny_config(method, **settings), tmp_path / "taken", networks_from=tmp_path / "lender")
     assert taken.accuracy_matrix == trained.accuracy_matrix
     assert same_model(tmp_path / "trained", tmp_path / "taken")
 
@@ -76,6 +87,7 @@ def test_a_run_that_goes_on_may_train_the_rest(lender: Path, tiny_config: Tiny, 
         ("adc", {"optimisation.next.lr": 0.5}, "optimisation.next.lr is"),
         ("dpcr", {"method.distill": 1.0}, "method.base.distill is 10.0 there and 1.0 here"),
         ("gatf", {}, "method.name is None there and gatf here"),
+        ("lwf", {}, "method.name is None there and lwf here"),
     ],
 )
 def test_what_would_train_another_network_is_refused(

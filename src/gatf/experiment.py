@@ -304,6 +304,8 @@ class _Run:
         self.progress = Progress()
         self._clock, self._processor_clock = time.monotonic(), time.process_time()
         self._ladder = spd.Ladder()
+        self._trained: dict[str, Tensor] = {}
+        """In the task in hand, where it is to be kept."""
 
     def tell(self, event: Event) -> None:
         for listener in self.listeners:
@@ -343,7 +345,7 @@ class _Run:
         self._clock, self._processor_clock = time.monotonic(), time.process_time()
         circumstances = Circumstances(
             partial(self._tell_after_notices, task), self.stop, partial(self._save, task), self.config.checkpoint_every,
-            None if self.lender is None else self.lender.tensors,
+            None if self.lender is None else self.lender.trained, self._keep if self.config.keep_networks else None,
         )  # fmt: skip
         with spd.counting() as self._ladder:
             self.session.learn(self.experiment.task_data(task), circumstances, resumed=resumed)
@@ -359,6 +361,9 @@ class _Run:
         seconds = self.progress.seconds[-1]
         self.tell(events.Task(task=task, seen=result.seen, accuracies=result.by_task, seconds=seconds))
         self._save(task + 1, 0, Position(), None)
+
+    def _keep(self, trained: dict[str, Tensor]) -> None:
+        self._trained = trained
 
     def _write_model(self) -> None:
         """The finished classifier, as `gatf learn` would have written it: it predicts, and it can learn more."""
@@ -426,7 +431,8 @@ class _Run:
             progress["repaired_of_task"] = self._repaired_of_task()
         meta = {"task": task, "progress": progress, "events": self.written.position()}
         target = self.folder.checkpoint(task, phase, position.epoch, position.step)
-        self.session.save(target, meta, phase=phase, position=position, optimiser=optimiser)
+        trained = None if optimiser is not None else self._trained
+        self.session.save(target, meta, phase=phase, position=position, optimiser=optimiser, trained=trained)
         self.folder.prune_checkpoints(self._kept())
 
     def _kept(self) -> set[Path]:

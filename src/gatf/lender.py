@@ -1,8 +1,8 @@
 """The networks of a finished run, for another one that would train the same.
 
-`sdc`, `adc`, `ldc` and `dpcr` train their network alike and differ in what follows; so do runs of one method with other
-read-outs. What one of them has trained, the others can take: the same bits in a fraction of the time, and a comparison
-of transports on the very same networks.
+`sdc`, `adc`, `ldc` and `dpcr` train their network alike and differ in what follows; so do runs of `gatf` or `adagauss`
+with other read-outs. What one of them has trained, the others can take: the same bits in a fraction of the time, and
+transports compared on the very same networks.
 """
 
 from pathlib import Path
@@ -13,6 +13,7 @@ from torch import Tensor
 from gatf.config import ELSEWHERE, RunConfig, read_recipe, validated
 from gatf.errors import UserError
 from gatf.io.run_folder import RunFolder
+from gatf.session import TRAINED, under
 from gatf.settings import flat
 from gatf.training import checkpoint
 
@@ -39,9 +40,12 @@ class Lender:
     def name(self) -> str:
         return self.place.path.resolve().name
 
-    def tensors(self, task: int) -> dict[str, Tensor]:
-        """Of the checkpoint after a task."""
-        return checkpoint.load(self.place.after_task(task))[0]
+    def trained(self, task: int) -> dict[str, Tensor]:
+        """What it has trained in a task, by place in its method."""
+        found = under(checkpoint.load(self.place.after_task(task))[0], TRAINED)
+        if not found:
+            raise UserError(f"{self.place.path} did not keep what it trained in task {task + 1}: run it again")
+        return found
 
 
 def lender_beside(folder: Path) -> Path | None:

@@ -42,7 +42,7 @@ from gatf.training.threads import LIGHT, multiplications, one_thread_if
 
 CONFIG = "config"
 """In the description of a checkpoint."""
-METHOD, SUMS = "method.", "sums."
+METHOD, SUMS, TRAINED = "method.", "sums.", "trained."
 """Prefixes of tensors in a checkpoint; the optimiser's are `checkpoint.flatten_optimiser`'s."""
 
 
@@ -92,7 +92,9 @@ class Circumstances:
     save_every: int | None = None
     """Epochs between two saves within a phase; None: only when `stop` says so."""
     networks: Callable[[int], dict[str, Tensor]] | None = None
-    """The checkpoint after a task of a run that trains the same networks, which are then not trained again."""
+    """What another run has trained in a task that would train the same; it is then not trained again."""
+    trained: Callable[[dict[str, Tensor]], None] | None = None
+    """Is given what a task has trained for that, before the method ends the task and drops some of it."""
 
 
 class Session:
@@ -156,28 +158,39 @@ class Session:
         with self.threads():
             if data.info.index == 0 and resumed is None:
                 start_bottleneck(self.method.backbone, self.config.backbone, data)
-            train_task(
+            phases = train_task(
                 self.method, data, self.fabric,
                 listener=run.listener, resumed=resumed, save=run.save, stop=run.stop, save_every=run.save_every,
                 taken=self._taker(run.networks(task)) if run.networks else lambda phase: False,
             )  # fmt: skip
+            if run.trained is not None:
+                run.trained({
+                    f"{place}.{name}": value.detach().clone()
+                    for phase in phases
+                    for place, module in self._parts(phase)
+                    for name, value in module.state_dict().items()
+                })  # fmt: skip
             run.listener(Trained(task=data.info.index))
             self._end(data, end or self.method.end_task)
         data.close()
 
+    def _parts(self, phase: Phase) -> list[tuple[str, nn.Module]]:
+        """What a phase leaves behind that another run could take, by its place in the method; nothing if it does not
+        train the network."""
+        if "backbone" not in phase.modules:
+            return []
+        places = {id(module): name for name, module in self.method.named_modules()}
+        return [(places[id(module)], module) for module in (*phase.modules.values(), *phase.follows.values())]
+
     def _taker(self, tensors: dict[str, Tensor]) -> Callable[[Phase], bool]:
-        """Puts into what a phase trains what a checkpoint has of it, if that is the network."""
+        """Puts into a phase what another run has trained in it, and says whether that was something."""
 
         def taken(phase: Phase) -> bool:
-            if "backbone" not in phase.modules:
-                return False
-            places = {id(module): name for name, module in self.method.named_modules()}
-            for module in phase.modules.values():
-                found = _under(tensors, f"{METHOD}{places[id(module)]}.")
-                if found or module is self.method.backbone:  # heads of one task are gone with it
-                    with _fitting():
-                        module.load_state_dict(found)
-            return True
+            parts = self._parts(phase)
+            for place, module in parts:
+                with _fitting():
+                    module.load_state_dict(under(tensors, f"{place}."))
+            return bool(parts)
 
         return taken
 
@@ -207,12 +220,14 @@ class Session:
 
     def save(
         self, path: Path, meta: dict[str, Any], *, phase: int = 0, position: Position | None = None,
-        optimiser: torch.optim.Optimizer | None = None,
+        optimiser: torch.optim.Optimizer | None = None, trained: Mapping[str, Tensor] | None = None,
     ) -> None:  # fmt: skip
-        """Write a checkpoint: between tasks, or with an optimiser within one. It has the config, for `changes`."""
+        """Write a checkpoint: between tasks, with what the last one `trained` where other runs are to have it, or with
+        an optimiser within one. It has the config, for `changes`."""
         position = position or Position()
         tensors = {METHOD + name: value for name, value in self.method.state_dict().items()}
         tensors |= {SUMS + name: value for name, value in position.sums.items()}
+        tensors |= {TRAINED + name: value for name, value in (trained or {}).items()}
         if optimiser is not None:
             tensors |= checkpoint.flatten_optimiser(optimiser)
         place = {"phase": phase, "epoch": position.epoch, "step": position.step, "within_task": optimiser is not None}
@@ -235,11 +250,11 @@ class Session:
         with _fitting():
             if within is not None:
                 self.method.begin_task(within)
-            self.method.load_state_dict(_under(tensors, METHOD))
+            self.method.load_state_dict(under(tensors, METHOD))
         if within is None:
             return None
         phase, epoch, step = (whole_number(meta, name) for name in ("phase", "epoch", "step"))
-        return Resumed(phase, Position(epoch, step, _under(tensors, SUMS)), tensors)
+        return Resumed(phase, Position(epoch, step, under(tensors, SUMS)), tensors)
 
 
 @contextmanager
@@ -260,7 +275,8 @@ def whole_number(meta: Mapping[str, Any], name: str) -> int:
     return value
 
 
-def _under(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+def under(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """Tensors whose names begin so, without that."""
     return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
 
 

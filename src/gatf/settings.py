@@ -11,7 +11,7 @@ import types
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Annotated, Any, Literal, Self, Union, cast, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Literal, Self, Union, cast, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, ValidationError, model_validator
 from pydantic.fields import FieldInfo
@@ -279,10 +279,13 @@ class MethodConfig(Strict):
             return deep_merge(cls.preset_layer(values["preset"]).get("method", {}), values)
         return values
 
+    afterwards: ClassVar[frozenset[str]] = frozenset()
+    """Settings that act when the network of a task is trained."""
+
     def training(self) -> dict[str, Any]:
         """What of these settings decides the networks. Methods that agree in it train the same ones, if all other
         settings of their runs agree too; so it has the name, unless other methods train alike."""
-        return self.model_dump(mode="json")
+        return self.model_dump(mode="json", exclude=set(self.afterwards))
 
     @classmethod
     def presets(cls) -> dict[str, dict[str, Any]]:

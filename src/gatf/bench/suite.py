@@ -49,18 +49,20 @@ def _run_plan(plan: Plan, folder: Path, console: Console, executor: Executor) ->
 
 
 def write_tables(plan: Plan, results: list[Result], folder: Path, failures: Mapping[str, str] | None = None) -> None:
-    """results.csv, results.md and results.tex; the second one also names the runs that failed, and why."""
+    """results.csv, results.md and results.tex; the second one also names the runs that failed, and why, and those that
+    took the networks of another one."""
     table = aggregate(results)
     beside = comparison(table)
     text = to_markdown(table)
     text += f"\n{len(results)} of {len(plan.runs)} runs so far.\n" if len(results) < len(plan.runs) else ""
-    text += "".join(f"\n- failed: {name}: {why}" for name, why in (failures or {}).items()) + ("\n" if failures else "")
-    text += "".join(
-        f"\n- {each.row}, seed {each.summary.seed}: with the networks of {each.summary.networks_from}; its seconds are "
-        "without their training"
+    notes = [f"- failed: {name}: {why}\n" for name, why in (failures or {}).items()]
+    notes += [
+        f"- {each.row}, seed {each.summary.seed}: with the networks of {each.summary.networks_from}; its seconds are "
+        "without their training\n"
         for each in results
         if each.summary.networks_from
-    )
+    ]
+    text += "".join(["\n", *notes] if notes else [])
     text += f"\nBeside published numbers:\n\n{beside}" if beside else ""
     write_text(folder / "results.csv", to_csv(table))
     write_text(folder / "results.md", text)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import PositiveInt
@@ -25,15 +25,12 @@ from gatf.nets.heads import Heads
 from gatf.nets.mlp import feature_mlp
 from gatf.settings import NotNegative, Positive
 
-BEFORE_THE_ADAPTER = {
-    "name", "distillation", "distill", "temperature", "reduction", "anti_collapse", "clamp", "rotation", "projector",
-    "expansion",
-}  # fmt: skip
-"""Settings that decide the network."""
-
 
 class AdaGaussConfig(CovarianceConfig):
     name: Literal["adagauss"] = "adagauss"
+    afterwards: ClassVar[frozenset[str]] = CovarianceConfig.afterwards | {
+        "adapter", "adapter_lr", "adapter_milestones", "transport", "shrink", "readout", "readout_shrink",
+    }  # fmt: skip
     distillation: Literal["projected", "feature", "logit", "none"] = "projected"
     """Distil through a learned projector new → old, on the features themselves, on the logits of the heads of all past
     tasks, which then are kept and trained further (LwF), or not at all."""
@@ -73,10 +70,6 @@ class AdaGaussConfig(CovarianceConfig):
     readout_shrink: NotNegative | None = None
     """Shrinkage of the covariances in the distances of bayes and mahalanobis. Default: 3 as released, or 0.001; the
     paper, which speaks against shrinking, is readout mahalanobis with 0."""
-
-    def training(self) -> dict[str, Any]:
-        """Without the adapter, which is trained after the network, and what it carries."""
-        return self.model_dump(mode="json", include=BEFORE_THE_ADAPTER)
 
 
 def summed(phase: Phase, term: str, dim: int) -> Phase:

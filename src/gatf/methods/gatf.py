@@ -4,7 +4,7 @@ Backbone, heads, rotation, warm-up, Gaussians and classifier are AdaGauss's, so 
 """
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import NonNegativeInt, PositiveInt, model_validator
@@ -36,6 +36,9 @@ from gatf.settings import Fraction, NotNegative, Positive
 
 class GATFConfig(CovarianceConfig):
     name: Literal["gatf"] = "gatf"
+    afterwards: ClassVar[frozenset[str]] = CovarianceConfig.afterwards | {
+        "preset", "refine", "adapter_lr", "final_refresh", "resurrected", "readout",
+    }  # fmt: skip
     preset: Literal["paper", "release", "plus"] = "paper"
     """The paper's equations; what the authors' released code does, which differs in all that the preset changes; or
     plus, what did best on validation images here (docs/methods.md), at the same bytes per class."""
@@ -218,6 +221,7 @@ class GATF(GaussianMethod[GATFConfig]):
         training = Phase(
             "backbone", modules, lambda batch: self._loss(batch, task), stage, groups=groups,
             batch_size=stage.batch_size // 4 if self._rotates(task) else None, on_epoch_start=self._refresh,
+            follows={} if self.anchor is None else {"anchor": self.anchor},
         )  # fmt: skip
         if task.index == 0 or not config.refine:
             return [training]

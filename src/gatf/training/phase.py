@@ -38,6 +38,8 @@ class Phase:
     """The setting that its learning rate comes from, where that is not the `lr` of the task's stage."""
     set_mode: Callable[[], None] | None = None
     """Puts networks into train or eval mode; default: all of `modules` into train mode."""
+    follows: dict[str, nn.Module] = field(default_factory=dict)
+    """What it changes without training it, such as an anchor that is refreshed between epochs."""
 
     @property
     def loaded(self) -> int:

@@ -45,10 +45,10 @@ SaveAt = Callable[[int, Position, torch.optim.Optimizer], None]
 def train_task(
     learner: Learner, data: TaskData, fabric: "Fabric", *, listener: Listener, resumed: Resumed | None, save: SaveAt,
     stop: Callable[[], bool], save_every: int | None, taken: Callable[[Phase], bool] = lambda phase: False,
-) -> None:  # fmt: skip
-    """Begin the task, unless resumed, and train its phases in order. `Interrupted` when `stop` says so; `Diverged`
-    when training leaves the finite numbers. `taken` says whether a phase's networks were put in from elsewhere, so that
-    it is not trained."""
+) -> list[Phase]:  # fmt: skip
+    """Begin the task, unless resumed, and train its phases in order, which are returned. `Interrupted` when `stop` says
+    so; `Diverged` when training leaves the finite numbers. `taken` says whether a phase's networks were put in from
+    elsewhere, so that it is not trained."""
     if resumed is None:
         learner.begin_task(data.info)
     phases = learner.phases(data.info)
@@ -74,6 +74,7 @@ def train_task(
                 stop=stop,
                 save_every=save_every,
             )  # fmt: skip
+    return phases
 
 
 def _noticing(phase: Phase, position: Position, task: int) -> AbstractContextManager[None]:

@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Callable, Iterator
 from copy import deepcopy
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import torch
 from pydantic import Field, PositiveInt
@@ -51,6 +51,10 @@ CHUNK_ELEMENTS = 2**21
 class CovarianceConfig(MethodConfig):
     """Settings of a method that keeps one Gaussian per class."""
 
+    afterwards: ClassVar[frozenset[str]] = frozenset({
+        "covariance", "covariance_rank", "samples", "matched_noise", "rda_mixture", "rda_shrinkage", "noise_epsilon",
+        "noise_delta", "noise_clip",
+    })  # fmt: skip
     covariance: Literal["full", "lowrank", "diag", "shared"] = "full"
     """What is kept of each covariance: all of it, a few directions and the variances (lowrank), the variances (diag),
     or one mean of all classes' covariances (shared). At S = 64: 8 576, 2 560, 512 and 256 bytes per class with the
