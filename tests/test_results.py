@@ -42,6 +42,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory, tiny_config: Tiny) -> Path:
 def test_what_is_collected_is_small_and_enough(bench: Path, load: Load, tmp_path: Path) -> None:
     collect, results = load("collect"), load("results")
     assert set(collect.collect(bench, tmp_path, threads=1, processor="a chip")) == {"finetune-seed0", "gatf-seed0"}
+    assert results.borrowed("digits", tmp_path) == ""
     files = {path.name: path.stat().st_size for path in (tmp_path / "digits" / "gatf-seed0").iterdir()}
     assert set(files) == {"about.json", "config.yaml", "summary.json", "curves.csv", "explain.json"}
     assert sum(files.values()) < 20_000
@@ -222,3 +223,19 @@ def test_what_turned_copies_say_together(load: Load) -> None:
         turned[2 * turn + 1, 2 * turn : 2 * turn + 2] = torch.tensor([-1.0, 8.0])
     turned[0, 5] = turned[7, 0] = 100.0  # another turn's columns say nothing
     assert load("rotations").agreed(turned, 2).tolist() == [[4.0, 1.5], [-1.0, 8.0]]
+
+
+def test_minutes_of_a_run_that_trained_nothing_are_with_those_of_its_networks(
+    tmp_path: Path, tiny_config: Tiny, load: Load
+) -> None:
+    collect, results, bench = load("collect"), load("results"), tmp_path / "bench-digits"
+    start(tiny_config("sdc", keep_networks=True), bench / "sdc-seed0")
+    start(tiny_config("adc"), bench / "adc-seed0", networks_from=bench / "sdc-seed0")
+    for name, added in (("sdc-seed0", 5400.0), ("adc-seed0", 600.0)):
+        summary = json.loads((bench / name / "summary.json").read_text())
+        summary["processor_seconds"] = [added, 0.0, 0.0]
+        (bench / name / "summary.json").write_text(json.dumps(summary))
+    collect.collect(bench, tmp_path / "out", threads=1, processor="a chip")
+    minutes = {each.run.row: each.about["minutes"] for each in results.read("digits", tmp_path / "out")}
+    assert minutes == {"sdc": 90.0, "adc": 100.0}
+    assert "adc took the networks of sdc-seed0." in results.borrowed("digits", tmp_path / "out")

@@ -3,7 +3,8 @@
 python tools/collect.py BENCHFOLDER [--threads N] [--processor NAME]
 
 results/<bench>/<run>/ gets
-  about.json     row, setting, seed, processor, threads, minutes of the processor (of the clock in old runs)
+  about.json     row, setting, seed, processor, threads, minutes of the processor (of the clock in old runs); and the
+                 run whose networks it took, if it did, whose minutes are then counted too
   config.yaml    every setting: gatf run --recipe results/<bench>/<run>/config.yaml repeats the run
   summary.json   the run's summary without accuracies per class, numbers to four decimals
   curves.csv     task, phase, epoch, loss and learning rate of every epoch
@@ -43,11 +44,14 @@ def collect(folder: Path, out: Path, *, threads: int, processor: str) -> list[st
         summary = place.read_summary()
         target = out / bench / run
         target.mkdir(parents=True, exist_ok=True)
-        spent = sum(summary.processor_seconds or summary.seconds)
+        spent = seconds(summary)
         about = {
             "bench": bench, "setting": setting, "row": row, "seed": summary.seed,
             "processor": processor, "threads": threads, "minutes": round(spent / 60, 1),
         }  # fmt: skip
+        if summary.networks_from is not None:
+            lender = RunFolder(folder / summary.networks_from).read_summary()
+            about |= {"minutes": round((spent + seconds(lender)) / 60, 1), "networks_from": summary.networks_from}
         write_text(target / results.ABOUT, json.dumps(about, indent=1, ensure_ascii=False) + "\n")
         write_text(target / results.CONFIG, place.config.read_text(encoding="utf-8"))
         write_text(target / results.SUMMARY, json.dumps(small(summary)) + "\n")
@@ -56,6 +60,11 @@ def collect(folder: Path, out: Path, *, threads: int, processor: str) -> list[st
             write_text(target / results.EXPLAINED, place.explained_in_words.read_text(encoding="utf-8"))
         done.append(run)
     return done
+
+
+def seconds(summary: Summary) -> float:
+    """Of the processor, or of the clock in old runs."""
+    return sum(summary.processor_seconds or summary.seconds)
 
 
 def planned(bench: str, folder: Path) -> list[tuple[str, str, str]]:

@@ -103,6 +103,17 @@ def accuracy_table(bench: str, root: Path = RESULTS) -> str:
     return table(headings, rows)
 
 
+def borrowed(bench: str, root: Path = RESULTS) -> str:
+    """Which rows did not train their networks themselves."""
+    taken = {each.run.row: each.about["networks_from"] for each in read(bench, root) if "networks_from" in each.about}
+    if not taken:
+        return ""
+    told = "; ".join(f"{row} took the networks of {lender}" for row, lender in taken.items())
+    return (
+        f"Rows that train the same networks share them (`--networks-from`), and minutes count them in each: {told}.\n"
+    )
+
+
 def settings_table(bench: str, root: Path = RESULTS) -> str:
     """A line for every row of a bench with several settings, and for each setting A_last and A_inc, ours and the
     paper's. Where a row's config is the same in two settings, as `joint`'s of one task, either run counts for both."""
@@ -448,6 +459,7 @@ def results_page() -> str:
         machines=machines(MAIN),
         picture=picture(MAIN, "Accuracy over all classes so far, after each task, every method a line"),
         accuracies=accuracy_table(MAIN),
+        borrowed=borrowed(MAIN),
         plus=paired(MAIN, "gatf plus", "gatf"),
         long=LONG,
         long_accuracies=accuracy_table(LONG),
@@ -487,7 +499,7 @@ results/{bench}/<run>/config.yaml` repeats it.
 {accuracies}
 *old → new* is the share of old-class test images that are taken for a class of the newest task after the last one.
 joint learns all classes in one task, every image as often as the others see it, so that its A_inc is its A_last.
-
+{borrowed}
 {plus}
 In 20 tasks of 5 classes (`gatf bench {long}`):
 
@@ -500,6 +512,11 @@ by a network that saw the classes task by task. *Stored* is the rule with what i
 where a method's answers rest on more, as DPCR's do on augmented images of the newest classes.
 
 {losses}
+Networks whose old logits are held (lwf, sdc, adc, ldc, dpcr) end with better features than those whose features are
+held (efc with as many features, adagauss and gatf with half as many), and lose more of that on the way to an answer.
+gatf plus holds its features less than gatf does. Our reading: in forty epochs, what is held firmly learns too little
+of later tasks.
+
 ## Which map carries old classes
 
 ```console
