@@ -296,7 +296,7 @@ class _Run:
 
     def __init__(
         self, experiment: Experiment, folder: RunFolder, written: JsonLines, listeners: tuple[Listener, ...],
-        stop: Callable[[], bool], lender: Lender | None,
+        stop: Callable[[], bool], lender: Lender | None = None,
     ) -> None:  # fmt: skip
         self.experiment, self.folder, self.written, self.stop, self.lender = experiment, folder, written, stop, lender
         self.session, self.method, self.config = experiment.session, experiment.method, experiment.config
