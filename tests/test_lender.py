@@ -1,5 +1,7 @@
 """A run that takes the networks of another one ends as if it had trained them."""
 
+import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,8 @@ from gatf.errors import UserError
 from gatf.experiment import resume, start
 from gatf.io.events import Epoch, Task
 from gatf.io.run_folder import RunFolder
+from gatf.lender import Lender, lender_beside
+from gatf.training import checkpoint
 
 Tiny = Callable[..., RunConfig]
 
@@ -105,6 +109,35 @@ def test_what_cannot_lend_is_refused(lender: Path, tiny_config: Tiny, tmp_path: 
         start(tiny_config("adc"), tmp_path / "run", networks_from=tmp_path / "forgetful")
     with pytest.raises(UserError, match="holds no finished run"):
         start(tiny_config("adc"), tmp_path / "run", networks_from=tmp_path / "nowhere")
+
+
+def test_a_lender_must_have_trained_all_tasks_alike(lender: Path, tiny_config: Tiny, tmp_path: Path) -> None:
+    changed = tmp_path / "changed"
+    shutil.copytree(lender, changed)
+    summary = json.loads((changed / "summary.json").read_text())
+    (changed / "summary.json").write_text(json.dumps(summary | {"config_changes": ["seed was 0, is 1"]}))
+    with pytest.raises(UserError, match="other networks than this run would: seed was 0, is 1"):
+        Lender(changed, tiny_config("adc"))
+
+
+def test_networks_of_an_earlier_version_are_refused_and_a_bench_trains_its_own(
+    lender: Path, tiny_config: Tiny, tmp_path: Path
+) -> None:
+    old = tmp_path / "old"
+    shutil.copytree(lender, old)
+    path = RunFolder(old).after_task(0)
+    tensors, meta = checkpoint.load(path)
+    checkpoint.save(path, {name: value for name, value in tensors.items() if not name.startswith("trained.")}, meta)
+    with pytest.raises(UserError, match="nothing that could be taken, or with a version that did not keep it"):
+        Lender(old, tiny_config("adc"))
+    RunFolder(tmp_path / "adc").create(tiny_config("adc").to_yaml())
+    assert lender_beside(tmp_path / "adc") is None
+
+
+def test_tasks_that_train_nothing_take_nothing(tiny_config: Tiny, tmp_path: Path) -> None:
+    trained = start(tiny_config("fetril", keep_networks=True), tmp_path / "lender")
+    taken = start(tiny_config("fetril"), tmp_path / "taken", networks_from=tmp_path / "lender")
+    assert taken.accuracy_matrix == trained.accuracy_matrix
 
 
 def test_on_the_command_line(lender: Path, call: Any, tiny_config: Tiny, tmp_path: Path) -> None:

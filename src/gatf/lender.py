@@ -25,16 +25,20 @@ class Lender:
         place = RunFolder(folder)
         if not place.finished:
             raise UserError(f"{folder} holds no finished run whose networks could be taken")
+        summary = place.read_summary()
         differing = _differences(validated(read_recipe(str(place.config))), config)
-        if differing:
-            raise UserError(f"{folder} has trained other networks than this run would: {'; '.join(differing)}")
-        missing = [str(task + 1) for task in range(place.read_summary().tasks) if not place.after_task(task).is_file()]
+        if differing or summary.config_changes:
+            told = "; ".join(differing or summary.config_changes)
+            raise UserError(f"{folder} has trained other networks than this run would: {told}")
+        missing = [str(task + 1) for task in range(summary.tasks) if not place.after_task(task).is_file()]
         if missing:
             tasks = f"task{'s' * (len(missing) > 1)} {', '.join(missing)}"
             raise UserError(
                 f"{folder} has not kept the networks of {tasks}: run it again with --set keep_networks=true"
             )
         self.place = place
+        if not self.trained(0):
+            raise UserError(f"{folder} has trained nothing that could be taken, or with a version that did not keep it")
 
     @property
     def name(self) -> str:
@@ -42,10 +46,7 @@ class Lender:
 
     def trained(self, task: int) -> dict[str, Tensor]:
         """What it has trained in a task, by place in its method."""
-        found = under(checkpoint.load(self.place.after_task(task))[0], TRAINED)
-        if not found:
-            raise UserError(f"{self.place.path} did not keep what it trained in task {task + 1}: run it again")
-        return found
+        return under(checkpoint.load(self.place.after_task(task))[0], TRAINED)
 
 
 def lender_beside(folder: Path) -> Path | None:

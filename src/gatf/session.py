@@ -161,7 +161,7 @@ class Session:
             phases = train_task(
                 self.method, data, self.fabric,
                 listener=run.listener, resumed=resumed, save=run.save, stop=run.stop, save_every=run.save_every,
-                taken=self._taker(run.networks(task)) if run.networks else lambda phase: False,
+                taken=lambda phase: run.networks is not None and self._take(phase, partial(run.networks, task)),
             )  # fmt: skip
             if run.trained is not None:
                 run.trained({
@@ -182,17 +182,14 @@ class Session:
         places = {id(module): name for name, module in self.method.named_modules()}
         return [(places[id(module)], module) for module in (*phase.modules.values(), *phase.follows.values())]
 
-    def _taker(self, tensors: dict[str, Tensor]) -> Callable[[Phase], bool]:
-        """Puts into a phase what another run has trained in it, and says whether that was something."""
-
-        def taken(phase: Phase) -> bool:
-            parts = self._parts(phase)
-            for place, module in parts:
-                with _fitting():
-                    module.load_state_dict(under(tensors, f"{place}."))
-            return bool(parts)
-
-        return taken
+    def _take(self, phase: Phase, networks: Callable[[], dict[str, Tensor]]) -> bool:
+        """Put into a phase what another run has trained in it, if that is the network; says whether it is."""
+        parts = self._parts(phase)
+        tensors = networks() if parts else {}
+        for place, module in parts:
+            with _fitting():
+                module.load_state_dict(under(tensors, f"{place}."))
+        return bool(parts)
 
     def _end(self, data: TaskData, end: Callable[[TaskData], None]) -> None:
         self.method.eval()
