@@ -5,6 +5,8 @@ VENV := .venv
 PYTHON := python3
 PIP := $(VENV)/bin/pip install --quiet --disable-pip-version-check -c constraints-cpu.txt
 SOURCES := pyproject.toml constraints-cpu.txt
+# modules are compiled once, whatever the environment says: the tests start many processes
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test slowest bench docs torture fuzz mutants coverage lock install-locked audit lint clean
 
