@@ -12,6 +12,7 @@ rows that differ after training alone repeat the ends of its tasks, as tools/ord
 import argparse
 import json
 import sys
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -95,15 +96,14 @@ def rows(dataset: str, seeds: tuple[int, ...]) -> list[Row]:
     ]  # fmt: skip
 
 
-def table(records: list[dict[str, Any]]) -> str:
-    """A line for each row with results, mean ± standard deviation over its seeds."""
+def table(records: list[dict[str, Any]], order: Iterable[tuple[str, str]] | None = None) -> str:
+    """A line for each row with results, mean ± standard deviation over its seeds; `order` names data and rows."""
     lines = ["| data | what | seeds | A_last % | A_inc % | forgetting |", "|---|---|---:|---:|---:|---:|"]
-    for dataset in DATA:
-        for what in dict.fromkeys(row.what for row in rows(dataset, ())):
-            own = [record for record in records if (record["dataset"], record["what"]) == (dataset, what)]
-            if own:
-                numbers = [spread([record[name] for record in own]) for name in ("a_last", "a_inc", "forgetting")]
-                lines.append("| " + " | ".join([dataset, what, str(len(own)), *numbers]) + " |")
+    for dataset, what in order or [(name, row.what) for name in DATA for row in rows(name, ())]:
+        own = [record for record in records if (record["dataset"], record["what"]) == (dataset, what)]
+        if own:
+            numbers = [spread([record[name] for record in own]) for name in ("a_last", "a_inc", "forgetting")]
+            lines.append("| " + " | ".join([dataset, what, str(len(own)), *numbers]) + " |")
     return "\n".join(lines) + "\n"
 
 

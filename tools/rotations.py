@@ -16,8 +16,8 @@ import sys
 from typing import Any
 
 import torch
-from options import DATA, IDENTITY, RDA, REFRESH
-from orderings import PAGE, Row, run, spread, trained
+from options import DATA, IDENTITY, RDA, REFRESH, table
+from orderings import PAGE, Row, run, trained
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from update_docs import ROOT, replace_between
@@ -97,16 +97,6 @@ def rows(dataset: str) -> list[tuple[str, Row]]:
     ]  # fmt: skip
 
 
-def table(records: list[dict[str, Any]]) -> str:
-    """A line for each row with results, mean ± standard deviation over its seeds."""
-    lines = ["| data | what | seeds | A_last % | A_inc % | forgetting |", "|---|---|---:|---:|---:|---:|"]
-    for dataset, what in dict.fromkeys((record["dataset"], record["what"]) for record in records):
-        own = [record for record in records if (record["dataset"], record["what"]) == (dataset, what)]
-        numbers = [spread([record[name] for record in own]) for name in ("a_last", "a_inc", "forgetting")]
-        lines.append("| " + " | ".join([dataset, what, str(len(own)), *numbers]) + " |")
-    return "\n".join(lines) + "\n"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", nargs="+", choices=DATA)
@@ -130,7 +120,8 @@ def main() -> None:
             if row.after:
                 trained.cache_clear()  # the next variant has the same settings
     page = PAGE.read_text(encoding="utf-8")
-    PAGE.write_text(replace_between(page, "rotations", table(records)), encoding="utf-8")
+    told = table(records, dict.fromkeys((record["dataset"], record["what"]) for record in records))
+    PAGE.write_text(replace_between(page, "rotations", told), encoding="utf-8")
 
 
 if __name__ == "__main__":
