@@ -31,7 +31,12 @@ MEASURED: dict[str, Any] = {
     "machine": {},
 }
 """What a summary says of the machine rather than of the run."""
-BRIEF = {"scenario.stop_after": 2, "optimisation.first.epochs": 3, "optimisation.next.epochs": 3}
+BRIEF = {
+    "scenario.stop_after": 2,
+    "optimisation.first.epochs": 3,
+    "optimisation.next.epochs": 3,
+    "checkpoint_every": 1,
+}
 
 
 def write_images(
@@ -75,16 +80,15 @@ def small_config(method: str, data: Path, **overrides: Any) -> RunConfig:
         "scenario.tasks": 3,
         "backbone.name": "small",
         "backbone.width": 8,
-        "optimisation.first.epochs": 20,
-        "optimisation.next.epochs": 20,
+        "optimisation.first.epochs": 12,
+        "optimisation.next.epochs": 16,
         "optimisation.next.lr": 0.1,  # enough to make fine-tuning forget
         "optimisation.first.batch_size": 32,
         "optimisation.next.batch_size": 32,
-        "checkpoint_every": 1,
     }
     if method in ("gatf", "adagauss"):
         settings |= {"backbone.bottleneck": 12, "method.samples": 300, "method.adapter_lr": 0.1}
-    own = {  # made for hundreds of epochs; a task here has some 120 steps
+    own = {  # made for hundreds of epochs; a task here has some 80 steps
         "gatf": {"method.refresh": 2},
         # a softmax this sure has Fisher values near 1e-10: a penalty to match, capped where SGD would not be stable
         "ewc": {"method.preset": "facil", "method.penalty": 5e8, "method.fisher_cap": 1e-8},
@@ -159,14 +163,14 @@ def finished(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable
 
 @pytest.fixture(scope="session")
 def brief(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Finished]:
-    """`brief(method, seed=1)`: two tasks of three epochs, made once per process; `again` makes the same run anew."""
-    runs: dict[tuple[str, int, bool], Finished] = {}
+    """`brief(method, seed=1)`: two tasks of three epochs, made once per process."""
+    runs: dict[tuple[str, int], Finished] = {}
 
-    def get(method: str, *, seed: int = 0, again: bool = False) -> Finished:
-        if (method, seed, again) not in runs:
+    def get(method: str, *, seed: int = 0) -> Finished:
+        if (method, seed) not in runs:
             config = small_config(method, images, seed=seed, **BRIEF)
-            runs[method, seed, again] = run(config, tmp_path_factory.mktemp(method))
-        return runs[method, seed, again]
+            runs[method, seed] = run(config, tmp_path_factory.mktemp(method))
+        return runs[method, seed]
 
     return get
 

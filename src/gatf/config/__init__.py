@@ -1,6 +1,8 @@
 """One run, wholly described: `RunConfig`, recipes and dotted overrides."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from copy import deepcopy
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
@@ -107,11 +109,16 @@ def read_recipe(name_or_file: str, package: str = RECIPES) -> dict[str, Any]:
         except (OSError, UnicodeDecodeError) as error:
             raise UserError(f"recipe '{path}' cannot be read: {error}") from None
     elif name_or_file in recipe_names(package):
-        text = files(package).joinpath(f"{name_or_file}.yaml").read_text(encoding="utf-8")
+        return deepcopy(_shipped(name_or_file, package))
     else:
         hint = near_misses(name_or_file, recipe_names(package))
         raise UserError(f"no recipe is called '{name_or_file}'{hint} (a file must end in .yaml)")
     return _mapping(text, name_or_file)
+
+
+@cache
+def _shipped(name: str, package: str) -> dict[str, Any]:
+    return _mapping(files(package).joinpath(f"{name}.yaml").read_text(encoding="utf-8"), name)
 
 
 def _mapping(text: str, origin: str) -> dict[str, Any]:
