@@ -33,8 +33,8 @@ MEASURED: dict[str, Any] = {
 """What a summary says of the machine rather than of the run."""
 BRIEF = {
     "scenario.stop_after": 2,
-    "optimisation.first.epochs": 3,
-    "optimisation.next.epochs": 3,
+    "optimisation.first.epochs": 2,
+    "optimisation.next.epochs": 2,
     "checkpoint_every": 1,
 }
 
@@ -163,7 +163,7 @@ def finished(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable
 
 @pytest.fixture(scope="session")
 def brief(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Finished]:
-    """`brief(method, seed=1)`: two tasks of three epochs, made once per process."""
+    """`brief(method, seed=1)`: two tasks of two epochs, made once per process."""
     runs: dict[tuple[str, int], Finished] = {}
 
     def get(method: str, *, seed: int = 0) -> Finished:

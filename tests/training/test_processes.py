@@ -19,8 +19,19 @@ MadeOnce = Callable[[str, Callable[[Path], None]], Path]
 HERE = Path(__file__).resolve().parent
 ALONE = {**os.environ, "OMP_NUM_THREADS": "1"}
 COMPARED = ("gatf", "adagauss", "lwf")
-SHORT = {"scenario.stop_after": 2, "optimisation.first.epochs": 1, "optimisation.next.epochs": 1}
+SHORT = {
+    "scenario.stop_after": 2,
+    "optimisation.first.epochs": 1,
+    "optimisation.next.epochs": 1,
+    "data.max_per_class": 25,
+    "checkpoint_every": None,
+}
 """For all methods: whether they run at all, and end with one state."""
+SMALL = {
+    "ranpac": {"method.projections": 100},
+    "klda": {"method.projections": 100},
+    "ldc": {"method.projector_updates": 20},
+}
 AUGMENTED = {"data.augment": ["crop:1", "trivial"], "optimisation.next.drop_last": False}
 
 
@@ -44,7 +55,7 @@ def _make(folder: Path, tiny_config: Tiny) -> None:
         for name in COMPARED:
             wanted(folder / place / name, tiny_config(name, **AUGMENTED))
         for name in METHODS:
-            wanted(folder / place / f"float32-{name}", tiny_config(name, **SHORT))
+            wanted(folder / place / f"float32-{name}", tiny_config(name, **SHORT, **SMALL.get(name, {})))
     worker = str(HERE / "worker.py")
     alone = together(sys.executable, worker, str(folder / "one"))
     assert alone.returncode == 0, alone.stderr

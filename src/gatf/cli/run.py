@@ -68,16 +68,6 @@ def run(
     ] = False,
 ) -> None:
     """Learn the classes of a data set task by task, and measure what is remembered."""
-    from rich.console import Console
-
-    from gatf import experiment
-    from gatf.cli.summary import print_summary
-    from gatf.config import parse_overrides
-    from gatf.io.run_folder import RunFolder
-    from gatf.training.display import LiveDisplay
-    from gatf.training.loop import Interrupted
-
-    console = Console()
     if resume is not None:
         folder, chosen = resume, None
         _refuse_with_resume(
@@ -103,11 +93,23 @@ def run(
         chosen = choose_config(dataset, method, recipe, options, settings or [])
         folder = out or _new_folder(chosen)
     if chosen is not None and "WORLD_SIZE" not in os.environ:
+        from gatf.io.run_folder import RunFolder
+
         RunFolder(folder).refuse_if_begun()  # before anything that takes long; the run itself asks again
         if devices > 1 and nodes == 1 and not force_devices:
             refuse_if_slower(chosen, devices)
     if devices * nodes > 1:
         raise typer.Exit(_launch(folder, devices, nodes, given_out=out is not None or resume is not None))
+
+    from rich.console import Console
+
+    from gatf import experiment
+    from gatf.cli.summary import print_summary
+    from gatf.config import parse_overrides
+    from gatf.training.display import LiveDisplay
+    from gatf.training.loop import Interrupted
+
+    console = Console()
     begin = partial(experiment.start, networks_from=networks_from)
     go_on = partial(
         experiment.resume, force_config=force_config, overrides=parse_overrides(settings or []),
