@@ -260,17 +260,18 @@ def both_orders(bench: str, root: Path = RESULTS) -> tuple[list[str], dict[str, 
 
 
 def reasons(turned: list[tuple[float, str, str]], explained: dict[str, dict[str, float]]) -> str:
-    """A sentence for every pair that is not in the paper's order and was explained."""
-    found = []
-    for _, better, worse in turned:
-        if {better, worse} <= explained.keys():
-            lost = {name: explained[name]["probe"] - explained[name]["own"] for name in (better, worse)}
-            found.append(
-                f"A linear probe on all images has {explained[worse]['probe']:.1f} % on the network of {worse} and "
-                f"{explained[better]['probe']:.1f} % on that of {better}; of these, carrying old classes and telling "
-                f"classes apart lose {lost[worse]:.1f} points in {worse} and {lost[better]:.1f} in {better}.\n"
-            )
-    return "".join(found)
+    """What the networks of methods that are not in the paper's order know, and how much of it shows; those of pairs
+    of which both were explained."""
+    pairs = [{better, worse} for _, better, worse in turned if {better, worse} <= explained.keys()]
+    names = sorted({name for pair in pairs for name in pair}, key=lambda name: (-explained[name]["probe"], name))
+    if not names:
+        return ""
+    rows = [
+        [name, f"{explained[name]['probe']:.1f}", f"{explained[name]['probe'] - explained[name]['own']:.1f}"]
+        for name in names
+    ]
+    headings = ["network of", "linear probe on all images %", "lost by carrying old classes and telling classes apart"]
+    return "\nWhat the networks know, and how much of it is lost, in points:\n\n" + table(headings, rows)
 
 
 # what needs a GPU
