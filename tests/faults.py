@@ -13,6 +13,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,8 @@ def with_fault(act: Callable[[], Any], root: Path, at: int, fault: str) -> int:
         except UserError:
             os._exit(SENTENCE)
         except BaseException:
-            traceback.print_exc()
+            with suppress(OSError):  # that disk is full, too
+                traceback.print_exc()
             os._exit(TRACEBACK)
         os._exit(0)
     _, status = os.waitpid(child, 0)
