@@ -84,6 +84,8 @@ def tiny_config() -> Callable[..., RunConfig]:
         }
         if method in ("gatf", "adagauss"):
             small |= {"backbone.bottleneck": 8, "method.samples": 200}
+        if method in ("ranpac", "klda"):
+            small |= {"method.projections": 200}
         return load_config("digits", method=method, overrides=small | overrides)
 
     return build

@@ -314,7 +314,7 @@ ROWS = {
 
 @pytest.mark.parametrize("row", ROWS)
 def test_every_variant_learns(tiny_config: Tiny, tmp_path: Path, row: str) -> None:
-    more = {f"optimisation.{stage}.epochs": 15 for stage in ("first", "next")}
+    more = {f"optimisation.{stage}.epochs": 12 for stage in ("first", "next")}
     more |= {"method.adapter_lr": 0.1, "checkpoint_every": None}
     summary = start(tiny_config("gatf", **{**more, **ROWS[row]}), tmp_path / "run")
     assert summary.a_last > 40  # six classes: chance is 17

@@ -27,11 +27,7 @@ SHORT = {
     "checkpoint_every": None,
 }
 """For all methods: whether they run at all, and end with one state."""
-SMALL = {
-    "ranpac": {"method.projections": 100},
-    "klda": {"method.projections": 100},
-    "ldc": {"method.projector_updates": 20},
-}
+SMALL = {"ldc": {"method.projector_updates": 20}}
 AUGMENTED = {"data.augment": ["crop:1", "trivial"], "optimisation.next.drop_last": False}
 
 
