@@ -9,6 +9,7 @@ import errno
 import os
 import resource
 import signal
+import subprocess
 import sys
 import time
 import traceback
@@ -83,6 +84,15 @@ def killed_after(act: Callable[[], Any], seconds: float) -> int:
     os.kill(child, signal.SIGKILL)
     _, status = os.waitpid(child, 0)
     return os.waitstatus_to_exitcode(status)
+
+
+def wait_for_task(task: int, job: "subprocess.Popen[Any]", folder: Path) -> None:
+    """Until the run in the folder has trained an epoch of the task."""
+    events, deadline = folder / "metrics.jsonl", time.monotonic() + 120
+    while not (events.exists() and f'"task": {task}, "phase"' in events.read_text(encoding="utf-8")):
+        assert job.poll() is None, job.stderr.read() if job.stderr else ""
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
 
 
 def _watch(root: Path, at: int | None, fault: str) -> list[int]:

@@ -26,6 +26,8 @@ from gatf.report.load import read_csv
 from gatf.settings import deep_merge
 from gatf.training.loop import Interrupted
 
+from .faults import wait_for_task
+
 Tiny = Callable[..., RunConfig]
 LONGER = {"optimisation.next.epochs": 12}
 RESULTS = ("a_last", "a_inc", "forgetting", "accuracy_matrix", "accuracy_seen", "accuracy_by_class", "task_aware")
@@ -72,12 +74,7 @@ def test_a_run_killed_at_a_random_moment_resumes_to_the_same_bits(whole: Path, t
     command = [sys.executable, "-m", "gatf", "run", *options]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-    events = folder / "metrics.jsonl"
-    deadline = time.monotonic() + 120
-    while not (events.exists() and f'"task": {task}, "phase"' in events.read_text(encoding="utf-8")):
-        assert process.poll() is None, process.stderr.read().decode() if process.stderr else ""
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
+    wait_for_task(task, process, folder)
     time.sleep(random.Random(whole.name).uniform(0, 0.03))
     process.send_signal(signal.SIGKILL)
     process.communicate()

@@ -1,5 +1,6 @@
 """What a run writes at its end is a model like any other: it predicts, is inspected and exported, and learns more."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 import torch
 
 from gatf import IncrementalClassifier
-from gatf.config import load_config
+from gatf.config import RunConfig, load_config
 from gatf.data.base import ImageSet
 from gatf.errors import UserError
 from gatf.experiment import Experiment, start
@@ -35,9 +36,10 @@ def images_of_test(experiment: Experiment) -> tuple[np.ndarray, np.ndarray]:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_run_s_model_answers_as_the_run_did(tmp_path: Path, method: str) -> None:
-    few = {"method.projections": 200} if method in ("ranpac", "klda") else {}
-    config = load_config("digits", method=method, overrides=SHORT | few)
+def test_a_run_s_model_answers_as_the_run_did(
+    tiny_config: Callable[..., RunConfig], tmp_path: Path, method: str
+) -> None:
+    config = tiny_config(method, **SHORT)
     summary = start(config, tmp_path / "run")
     classifier = IncrementalClassifier.load(tmp_path / "run")
     images, names = images_of_test(Experiment(config))

@@ -6,7 +6,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,8 @@ from gatf.cli.launch import launch
 from gatf.config import RunConfig
 from gatf.errors import UserError
 from gatf.experiment import resume
+
+from ..faults import wait_for_task
 
 Tiny = Callable[..., RunConfig]
 MadeOnce = Callable[[str, Callable[[Path], None]], Path]
@@ -97,15 +98,6 @@ def test_a_killed_process_ends_the_job_with_one_message_and_the_run_resumes(undi
     assert done.stdout.count("A_last") == 1
     expected, found = (load_file(place / "model.safetensors") for place in (undisturbed / "run", folder))
     assert all(torch.equal(expected[name], found[name]) for name in expected)
-
-
-def wait_for_task(task: int, job: "subprocess.Popen[str]", folder: Path) -> None:
-    """Until the run in the folder has trained an epoch of the task."""
-    events, deadline = folder / "metrics.jsonl", time.monotonic() + 120
-    while not (events.exists() and f'"task": {task}, "phase"' in events.read_text()):
-        assert job.poll() is None, job.stderr.read() if job.stderr else ""
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
 
 
 def second_process(launcher: int) -> int:

@@ -101,6 +101,7 @@ def run(
     if devices * nodes > 1:
         raise typer.Exit(_launch(folder, devices, nodes, given_out=out is not None or resume is not None))
 
+    # not before: a launcher of several processes does without them
     from rich.console import Console
 
     from gatf import experiment
