@@ -16,7 +16,7 @@ from gatf.bench.suite import run_plan
 from gatf.config import RunConfig
 from gatf.errors import UserError
 from gatf.experiment import resume, start
-from gatf.io.events import Epoch, Task
+from gatf.io.events import Epoch, Task, Warning
 from gatf.io.run_folder import RunFolder
 from gatf.lender import Lender, lender_beside
 from gatf.training import checkpoint
@@ -28,6 +28,13 @@ Tiny = Callable[..., RunConfig]
 def lender(tmp_path_factory: pytest.TempPathFactory, tiny_config: Tiny) -> Path:
     folder = tmp_path_factory.mktemp("lender") / "sdc-seed0"
     start(tiny_config("sdc", keep_networks=True), folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def lends_first(tmp_path_factory: pytest.TempPathFactory, tiny_config: Tiny) -> Path:
+    folder = tmp_path_factory.mktemp("first") / "gatf-seed0"
+    start(tiny_config("gatf", keep_networks=True), folder)
     return folder
 
 
@@ -67,6 +74,71 @@ def test_what_follows_training_on_the_same_networks(
     assert same_model(tmp_path / "trained", tmp_path / "taken")
 
 
+@pytest.mark.parametrize(
+    ("method", "settings", "words"),
+    [
+        ("gatf", {"method.aga": False, "method.refine": True}, "method.aga is True there and False here"),
+        ("gatf", {"optimisation.next.lr": 0.002}, "optimisation.next.lr is"),
+        ("adagauss", {"method.distill": 0.4}, "method.name is gatf there and adagauss here"),
+    ],
+)
+def test_what_differs_later_has_the_first_task_in_common(
+    lends_first: Path, method: str, settings: dict[str, Any], words: str, tiny_config: Tiny, tmp_path: Path
+) -> None:
+    trained = start(tiny_config(method, **settings), tmp_path / "trained")
+    told: list[Any] = []
+    taken = start(tiny_config(method, **settings), tmp_path / "taken", (told.append,), networks_from=lends_first)
+    assert taken.accuracy_matrix == trained.accuracy_matrix
+    assert same_model(tmp_path / "trained", tmp_path / "taken")
+    assert (taken.networks_from, taken.networks_of) == ("gatf-seed0", [0])
+    assert {event.task for event in told if isinstance(event, Epoch)} == {1, 2}
+    [warning] = [event.text for event in told if isinstance(event, Warning)]
+    assert "of gatf-seed0 the first task's network is taken; later ones would differ: " in warning
+    assert words in warning
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"method.perturb": 0.5}, "method.perturb is 0.0 there and 0.5 here"),
+        ({"method.rotation": False}, "method.rotation is True there and False here"),
+        ({"optimisation.first.lr": 0.02}, "optimisation.first.lr is"),
+        ({"scenario.tasks": 10}, "scenario.tasks is 5 there and 10 here"),
+    ],
+)
+def test_another_first_task_is_refused(
+    settings: dict[str, Any], words: str, lends_first: Path, tiny_config: Tiny, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match="has trained other networks than this run would: ") as told:
+        Lender(lends_first, tiny_config("gatf", **{"method.topology": 1.0} | settings))
+    assert words in str(told.value)
+
+
+def test_of_those_beside_the_one_that_has_most_lends(lends_first: Path, tiny_config: Tiny) -> None:
+    folder = lends_first.parent
+    RunFolder(folder / "rda").create(tiny_config("gatf", **{"method.topology": 1.0, "method.readout": "rda"}).to_yaml())
+    assert lender_beside(folder / "rda") == lends_first
+    start(tiny_config("gatf", **{"method.topology": 1.0}, keep_networks=True), folder / "topology")
+    assert lender_beside(folder / "rda") == folder / "topology"
+
+
+def test_a_first_task_begun_alone_takes_nothing(lends_first: Path, tiny_config: Tiny, tmp_path: Path) -> None:
+    """Where the run was killed within its first task, it goes on with its own, and says so."""
+
+    class Stop(Exception):
+        pass
+
+    def after_an_epoch(event: Any) -> None:
+        if isinstance(event, Epoch) and event.epoch == 1:
+            raise Stop
+
+    config = tiny_config("gatf", **{"method.topology": 1.0}, checkpoint_every=1)
+    with pytest.raises(Stop):
+        start(config, tmp_path / "run", (after_an_epoch,))
+    summary = resume(tmp_path / "run", networks_from=lends_first)
+    assert (summary.networks_from, summary.networks_of) == (None, [])
+
+
 def test_a_run_that_goes_on_may_train_the_rest(lender: Path, tiny_config: Tiny, tmp_path: Path) -> None:
     class Stop(Exception):
         pass
@@ -88,7 +160,7 @@ def test_a_run_that_goes_on_may_train_the_rest(lender: Path, tiny_config: Tiny, 
     [
         ("adc", {"seed": 1}, "seed is 0 there and 1 here"),
         ("adc", {"method.base": "feature"}, "method.base.name is lwf there and feature here"),
-        ("adc", {"optimisation.next.lr": 0.5}, "optimisation.next.lr is"),
+        ("adc", {"optimisation.next.batch_size": 16}, "optimisation.next.batch_size is"),
         ("dpcr", {"method.distill": 1.0}, "method.base.distill is 10.0 there and 1.0 here"),
         ("gatf", {}, "method.name is None there and gatf here"),
         ("lwf", {}, "method.name is None there and lwf here"),
@@ -162,5 +234,5 @@ def test_runs_of_a_bench_take_what_another_row_has_trained(tiny_config: Tiny, tm
     taken = {run.name: RunFolder(tmp_path / run.name).read_summary().networks_from for run in runs}
     assert taken == {run.name: run.name.replace("adc", "sdc") if run.row == "adc" else None for run in runs}
     told = (tmp_path / "results.md").read_text()
-    assert "- adc, seed 1: with the networks of sdc-seed1; its seconds are without their training\n" in told
+    assert "- adc, seed 1: with the networks of sdc-seed1; its seconds are without that training\n" in told
     assert told.count("with the networks of") == 2

@@ -231,11 +231,14 @@ def test_minutes_of_a_run_that_trained_nothing_are_with_those_of_its_networks(
     collect, results, bench = load("collect"), load("results"), tmp_path / "bench-digits"
     start(tiny_config("sdc", keep_networks=True), bench / "sdc-seed0")
     start(tiny_config("adc"), bench / "adc-seed0", networks_from=bench / "sdc-seed0")
-    for name, added in (("sdc-seed0", 5400.0), ("adc-seed0", 600.0)):
-        summary = json.loads((bench / name / "summary.json").read_text())
-        summary["processor_seconds"] = [added, 0.0, 0.0]
+    start(tiny_config("ldc"), bench / "ldc-seed0", networks_from=bench / "sdc-seed0")
+    spent = {"sdc-seed0": [3600.0, 1200.0, 600.0], "adc-seed0": [600.0, 0.0, 0.0], "ldc-seed0": [0.0, 60.0, 60.0]}
+    for name, seconds in spent.items():
+        summary = json.loads((bench / name / "summary.json").read_text()) | {"processor_seconds": seconds}
+        summary |= {"networks_of": [0]} if name == "ldc-seed0" else {}
         (bench / name / "summary.json").write_text(json.dumps(summary))
     collect.collect(bench, tmp_path / "out", threads=1, processor="a chip")
     minutes = {each.run.row: each.about["minutes"] for each in results.read("digits", tmp_path / "out")}
-    assert minutes == {"sdc": 90.0, "adc": 100.0}
-    assert "adc took the networks of sdc-seed0." in results.borrowed("digits", tmp_path / "out")
+    assert minutes == {"sdc": 90.0, "adc": 100.0, "ldc": 62.0}
+    told = results.borrowed("digits", tmp_path / "out")
+    assert "ldc-seed0 took the first task's network of sdc-seed0; adc-seed0 took the networks of sdc-seed0." in told

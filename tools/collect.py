@@ -3,8 +3,8 @@
 python tools/collect.py BENCHFOLDER [--threads N] [--processor NAME]
 
 results/<bench>/<run>/ gets
-  about.json     row, setting, seed, processor, threads, minutes of the processor (of the clock in old runs); and the
-                 run whose networks it took, if it did, whose minutes are then counted too
+  about.json     row, setting, seed, processor, threads, minutes of the processor (of the clock in old runs), with
+                 those of a run whose networks it took
   config.yaml    every setting: gatf run --recipe results/<bench>/<run>/config.yaml repeats the run
   summary.json   the run's summary without accuracies per class, numbers to four decimals
   curves.csv     task, phase, epoch, loss and learning rate of every epoch
@@ -44,14 +44,10 @@ def collect(folder: Path, out: Path, *, threads: int, processor: str) -> list[st
         summary = place.read_summary()
         target = out / bench / run
         target.mkdir(parents=True, exist_ok=True)
-        spent = seconds(summary)
         about = {
             "bench": bench, "setting": setting, "row": row, "seed": summary.seed,
-            "processor": processor, "threads": threads, "minutes": round(spent / 60, 1),
+            "processor": processor, "threads": threads, "minutes": round(sum(seconds(place)) / 60, 1),
         }  # fmt: skip
-        if summary.networks_from is not None:
-            lender = RunFolder(folder / summary.networks_from).read_summary()
-            about |= {"minutes": round((spent + seconds(lender)) / 60, 1), "networks_from": summary.networks_from}
         write_text(target / results.ABOUT, json.dumps(about, indent=1, ensure_ascii=False) + "\n")
         write_text(target / results.CONFIG, place.config.read_text(encoding="utf-8"))
         write_text(target / results.SUMMARY, json.dumps(small(summary)) + "\n")
@@ -62,9 +58,14 @@ def collect(folder: Path, out: Path, *, threads: int, processor: str) -> list[st
     return done
 
 
-def seconds(summary: Summary) -> float:
-    """Of the processor, or of the clock in old runs."""
-    return sum(summary.processor_seconds or summary.seconds)
+def seconds(place: RunFolder) -> list[float]:
+    """Of each task, of the processor, or of the clock in old runs; with those of the run whose network was taken."""
+    summary = place.read_summary()
+    own = summary.processor_seconds or summary.seconds
+    if summary.networks_from is None:
+        return own
+    theirs, taken = seconds(RunFolder(place.path.parent / summary.networks_from)), summary.networks_of
+    return [mine + theirs[task] * (task in taken or not taken) for task, mine in enumerate(own)]
 
 
 def planned(bench: str, folder: Path) -> list[tuple[str, str, str]]:

@@ -105,10 +105,13 @@ def accuracy_table(bench: str, root: Path = RESULTS) -> str:
 
 def borrowed(bench: str, root: Path = RESULTS) -> str:
     """Which rows did not train their networks themselves."""
-    taken = {each.run.row: each.about["networks_from"] for each in read(bench, root) if "networks_from" in each.about}
+    taken: dict[str, list[str]] = {}
+    for each in read(bench, root):
+        if each.run.summary.networks_from is not None:
+            taken.setdefault(each.run.summary.taken, []).append(each.folder.name)
     if not taken:
         return ""
-    told = "; ".join(f"{row} took the networks of {lender}" for row, lender in taken.items())
+    told = "; ".join(f"{', '.join(runs)} took {what}" for what, runs in taken.items())
     return (
         f"Rows that train the same networks share them (`--networks-from`), and minutes count them in each: {told}.\n"
     )

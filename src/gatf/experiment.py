@@ -76,6 +76,8 @@ class Progress:
     """Settings that were changed on purpose when the run went on."""
     networks_from: str | None = None
     """The run whose networks were taken."""
+    networks_of: list[int] = field(default_factory=list)
+    """Tasks whose networks were."""
     seconds_of_task: float = 0.0
     """Spent on the task in hand by earlier processes."""
     processor_seconds_of_task: float = 0.0
@@ -321,8 +323,9 @@ class _Run:
             self.tell(events.Warning(text=sentence))
         if found is not None and found.changes:
             self._record_changes(found)
-        if self.lender is not None:
-            self.progress.networks_from = self.lender.name
+        if self.lender is not None and self.lender.why_first_alone is not None and first == 0 and resumed is None:
+            later = f"later ones would differ: {self.lender.why_first_alone}"
+            self.tell(events.Warning(text=f"of {self.lender.name} the first task's network is taken; {later}"))
         for task in range(first, tasks):
             self._learn(task, resumed if task == first else None)
             if self.stop() and task + 1 < tasks:
@@ -343,9 +346,13 @@ class _Run:
     def _learn(self, task: int, resumed: Resumed | None) -> None:
         """One task: train and end it, evaluate, checkpoint."""
         self._clock, self._processor_clock = time.monotonic(), time.process_time()
+        lender = self.lender if self.lender is not None and task < self.lender.tasks and resumed is None else None
+        if lender is not None:
+            self.progress.networks_from = lender.name
+            self.progress.networks_of.append(task)
         circumstances = Circumstances(
             partial(self._tell_after_notices, task), self.stop, partial(self._save, task), self.config.checkpoint_every,
-            None if self.lender is None else self.lender.trained, self._keep if self.config.keep_networks else None,
+            None if lender is None else lender.trained, self._keep if self.config.keep_networks else None,
         )  # fmt: skip
         with spd.counting() as self._ladder:
             self.session.learn(self.experiment.task_data(task), circumstances, resumed=resumed)
@@ -505,6 +512,7 @@ class _Run:
             repaired=progress.repaired,
             config_changes=progress.config_changes,
             networks_from=progress.networks_from,
+            networks_of=progress.networks_of,
             machine=machine(self.method.device),
         )
 

@@ -281,11 +281,17 @@ class MethodConfig(Strict):
 
     afterwards: ClassVar[frozenset[str]] = frozenset()
     """Settings that act when the network of a task is trained."""
+    later: ClassVar[frozenset[str]] = frozenset()
+    """Settings that act in training, but not before the second task."""
 
     def training(self) -> dict[str, Any]:
         """What of these settings decides the networks. Methods that agree in it train the same ones, if all other
         settings of their runs agree too; so it has the name, unless other methods train alike."""
         return self.model_dump(mode="json", exclude=set(self.afterwards))
+
+    def first_training(self) -> dict[str, Any]:
+        """Likewise for the network of the first task alone."""
+        return {name: value for name, value in self.training().items() if name not in self.later}
 
     @classmethod
     def presets(cls) -> dict[str, dict[str, Any]]:

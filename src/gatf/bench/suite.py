@@ -57,8 +57,7 @@ def write_tables(plan: Plan, results: list[Result], folder: Path, failures: Mapp
     text += f"\n{len(results)} of {len(plan.runs)} runs so far.\n" if len(results) < len(plan.runs) else ""
     notes = [f"- failed: {name}: {why}\n" for name, why in (failures or {}).items()]
     notes += [
-        f"- {each.row}, seed {each.summary.seed}: with the networks of {each.summary.networks_from}; its seconds are "
-        "without their training\n"
+        f"- {each.row}, seed {each.summary.seed}: with {each.summary.taken}; its seconds are without that training\n"
         for each in results
         if each.summary.networks_from
     ]

@@ -49,7 +49,7 @@ def run(
         typer.Option(
             metavar="RUN",
             help="Take the networks of this finished run, which kept them (keep_networks=true), instead of training "
-            "the same ones.",
+            "the same ones; that of the first task alone where later ones would differ.",
         ),
     ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only the result.")] = False,

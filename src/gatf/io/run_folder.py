@@ -88,9 +88,18 @@ class Summary:
     """Settings that were changed on the way, with `--force-config`; `config.yaml` has the last ones."""
     networks_from: str | None = None
     """The run whose networks were taken instead of training the same ones, which `seconds` then leave out."""
+    networks_of: list[int] = field(default_factory=list)
+    """Tasks, from 0, whose networks were taken. Empty where none were, and in files from before it was noted, where it
+    was all."""
     machine: dict[str, str] = field(default_factory=dict)
     """When, where and how the run ended: `date` (UTC), `processor`, `threads`, `device` if that is another, and where
     they are known the `command` and the `commit` of gatf's own code."""
+
+    @property
+    def taken(self) -> str:
+        """Which networks were taken, in words."""
+        one = "the first task's network" if self.networks_of == [0] and self.tasks > 1 else "the networks"
+        return f"{one} of {self.networks_from}"
 
     @property
     def accuracy_new(self) -> float:

@@ -31,6 +31,9 @@ class AdaGaussConfig(CovarianceConfig):
     afterwards: ClassVar[frozenset[str]] = CovarianceConfig.afterwards | {
         "adapter", "adapter_lr", "adapter_milestones", "transport", "shrink", "readout", "readout_shrink",
     }  # fmt: skip
+    later: ClassVar[frozenset[str]] = frozenset({
+        "distillation", "distill", "temperature", "reduction", "projector", "expansion",
+    })  # fmt: skip
     distillation: Literal["projected", "feature", "logit", "none"] = "projected"
     """Distil through a learned projector new → old, on the features themselves, on the logits of the heads of all past
     tasks, which then are kept and trained further (LwF), or not at all."""

@@ -39,6 +39,10 @@ class GATFConfig(CovarianceConfig):
     afterwards: ClassVar[frozenset[str]] = CovarianceConfig.afterwards | {
         "preset", "refine", "adapter_lr", "final_refresh", "resurrected", "readout",
     }  # fmt: skip
+    later: ClassVar[frozenset[str]] = frozenset({
+        "top_aware", "aga", "dead_residual", "residual_target", "topology", "distill", "anchor", "anchor_rank", "ridge",
+        "refresh", "ema", "bias_correct", "expansion", "map_lr", "map_weight_decay", "cycle", "pairwise",
+    })  # fmt: skip
     preset: Literal["paper", "release", "plus"] = "paper"
     """The paper's equations; what the authors' released code does, which differs in all that the preset changes; or
     plus, what did best on validation images here (docs/methods.md), at the same bytes per class."""
@@ -108,6 +112,14 @@ class GATFConfig(CovarianceConfig):
         terms = {"cycle": 2.0, "pairwise": 0.05}
         plus = {"topology": 1.0, "anchor": "identity", "final_refresh": True, "readout": "rda"}
         return {"release": {"method": method | terms, "data": {"val_fraction": 0.1}}, "plus": {"method": plus}}
+
+    def first_training(self) -> dict[str, Any]:
+        """AdaGauss's, where nothing is perturbed."""
+        own = super().first_training()
+        if not self.perturb:
+            del own["perturb"]
+            own["name"] = "adagauss"
+        return own
 
     @model_validator(mode="after")
     def _anchor_can_be_solved(self) -> "GATFConfig":
