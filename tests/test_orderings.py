@@ -9,6 +9,7 @@ from types import ModuleType
 import pytest
 
 from gatf.config import RunConfig, load_config
+from gatf.io.run_folder import RunFolder
 
 ROOT = Path(__file__).parent.parent
 
@@ -57,6 +58,22 @@ def test_ending_the_tasks_again_changes_nothing(
     again = orderings.replayed(once, {}, None)
     for name in ("a_last", "a_inc", "forgetting", "notes"):
         assert again[name] == once.result[name]
+
+
+def test_trainings_beside_each_other_share_their_first_task(
+    orderings: ModuleType, tiny_config: Callable[..., RunConfig], tmp_path: Path
+) -> None:
+    config = tiny_config("gatf").model_dump(mode="json")
+    base = {section: config[section] for section in ("data", "scenario", "backbone", "optimisation", "method")}
+    settings = json.dumps(base | {"method": config["method"] | {"topology": 1.0}})
+    alone = orderings.trained("digits", "gatf", settings)
+    orderings.trained("digits", "gatf", json.dumps(base), tmp_path)
+    shared = orderings.trained("digits", "gatf", settings, tmp_path)
+    assert {name: value for name, value in shared.result.items() if name != "cpu_seconds"} == {
+        name: value for name, value in alone.result.items() if name != "cpu_seconds"
+    }
+    taken = [RunFolder(place).read_summary().networks_of for place in tmp_path.iterdir()]
+    assert sorted(taken) == [[], [0]]
 
 
 def test_mean_and_deviation_by_hand(orderings: ModuleType) -> None:

@@ -6,13 +6,16 @@ python tools/options.py glyphs cifar100-16px --only rda  rows whose name contain
 Either also writes the table of docs/methods.md anew, from all that is on record.
 
 Settings are chosen on training images that are held out, never on test images. A row's training is done once per seed;
-rows that differ after training alone repeat the ends of its tasks, as tools/orderings.py does.
+rows that differ after training alone repeat the ends of its tasks, as tools/orderings.py does, and trainings that
+differ in later tasks alone share their first one, which `cpu_seconds` counts in one of them.
 """
 
 import argparse
 import json
 import sys
+import tempfile
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -115,17 +118,18 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     records = json.loads(RECORD.read_text(encoding="utf-8")) if RECORD.is_file() else []
-    for row in [row for dataset in options.data for row in rows(dataset, tuple(options.seeds))]:
-        if options.only not in row.what:
-            continue
-        for seed in row.seeds:
-            if not any(same(record, row, seed) for record in records):
-                found = run(row, seed)
-                records.append(identity(row, seed) | {"what": row.what} | {name: found[name] for name in KEPT})
-                lines = ",\n".join(json.dumps(record, ensure_ascii=False) for record in records)
-                write_text(RECORD, f"[\n{lines}\n]\n")
-                sys.stdout.write(f"{row.dataset}, seed {seed}, {row.what}: {found['a_last']}, {found['a_inc']}\n")
-                sys.stdout.flush()
+    wanted = [
+        row for dataset in options.data for row in rows(dataset, tuple(options.seeds)) if options.only in row.what
+    ]
+    missing = [(row, seed) for row in wanted for seed in row.seeds if not any(same(one, row, seed) for one in records)]
+    with tempfile.TemporaryDirectory() as trainings:
+        for row, seed in missing:
+            found = run(row, seed, Path(trainings))
+            records.append(identity(row, seed) | {"what": row.what} | {name: found[name] for name in KEPT})
+            lines = ",\n".join(json.dumps(record, ensure_ascii=False) for record in records)
+            write_text(RECORD, f"[\n{lines}\n]\n")
+            sys.stdout.write(f"{row.dataset}, seed {seed}, {row.what}: {found['a_last']}, {found['a_inc']}\n")
+            sys.stdout.flush()
     page = PAGE.read_text(encoding="utf-8")
     PAGE.write_text(replace_between(page, "options", table(records)), encoding="utf-8")
 

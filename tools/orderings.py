@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,8 @@ from gatf.evaluation.metrics import forgetting, incremental_accuracy, last_accur
 from gatf.experiment import Experiment
 from gatf.io import events
 from gatf.io.files import write_text
-from gatf.io.run_folder import CHECKPOINTS
+from gatf.io.run_folder import RunFolder
+from gatf.lender import Lender, lender_beside
 from gatf.methods import Method
 
 RECORD = ROOT / "benchmarks" / "results" / "orderings.json"
@@ -139,10 +141,11 @@ def build(dataset: str, method: str, settings: dict[str, Any]) -> Experiment:
 
 
 @cache
-def trained(dataset: str, method: str, settings: str) -> Trained:
-    """Train once; `settings` is JSON, so that it can be a key."""
+def trained(dataset: str, method: str, settings: str, beside: Path | None = None) -> Trained:
+    """Train once; `settings` is JSON, so that it can be a key. `beside`, a folder of other trainings, gets this one
+    and lends it the networks that would be the same."""
     loaded = json.loads(settings)
-    experiment = build(dataset, method, loaded)
+    experiment = build(dataset, method, loaded | {"keep_networks": beside is not None})
     networks: list[dict[str, dict[str, Tensor]]] = []
     notes: dict[str, list[float]] = {}
 
@@ -159,9 +162,12 @@ def trained(dataset: str, method: str, settings: str) -> Trained:
             take_note(notes, event.name, event.values)
 
     begun = time.process_time()
-    with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / CHECKPOINTS).mkdir()
-        summary = experiment.run(Path(folder), (listen,))
+    with tempfile.TemporaryDirectory() as alone:
+        place = RunFolder((beside or Path(alone)) / sha256(f"{dataset} {method} {settings}".encode()).hexdigest()[:12])
+        place.create(experiment.config.to_yaml())
+        found = lender_beside(place.path)
+        lender = None if found is None else Lender(found, experiment.config)
+        summary = experiment.run(place.path, (listen,), lender=lender)
     result = {name: round(getattr(summary, name), 3) for name in ("a_last", "a_inc", "forgetting")}
     result |= {"cpu_seconds": round(time.process_time() - begun, 1), "notes": notes}
     return Trained((dataset, method, loaded), result, networks)
@@ -243,8 +249,9 @@ ORACLES: dict[str, Callable[[Method, TaskData, list[TaskData]], None]] = {
 }  # fmt: skip
 
 
-def run(row: Row, seed: int) -> dict[str, Any]:
-    once = trained(row.dataset, row.method, json.dumps(row.training | {"seed": seed}))
+def run(row: Row, seed: int, beside: Path | None = None) -> dict[str, Any]:
+    """What a row gives; `beside` as `trained` has it."""
+    once = trained(row.dataset, row.method, json.dumps(row.training | {"seed": seed}), beside)
     result = once.result if not row.after and row.oracle is None else replayed(once, row.after, row.oracle)
     return identity(row, seed) | result
 
