@@ -82,7 +82,9 @@ def test_pairs_out_of_the_papers_order_have_their_reason(load: Load) -> None:
     assert reasons([(1.0, "efc", "dpcr")], explained) == ""
 
 
-def test_two_rows_are_compared_by_seeds_that_both_have(bench: Path, load: Load, tmp_path: Path) -> None:
+def test_two_rows_are_compared_by_seeds_that_both_have(
+    bench: Path, load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Gains of 1, 2 and 3 points: t = 2/(1/√3) = 3.46 with two degrees of freedom, of which p is 0.074."""
     results = load("results")
     summary = json.loads((bench / "gatf-seed0" / "summary.json").read_text(encoding="utf-8"))
@@ -94,6 +96,12 @@ def test_two_rows_are_compared_by_seeds_that_both_have(bench: Path, load: Load, 
             (folder / "about.json").write_text(json.dumps({"setting": "digits", "row": row}), encoding="utf-8")
             told = json.dumps(summary | {"seed": seed, "a_last": a_last})
             (folder / "summary.json").write_text(told, encoding="utf-8")
+    monkeypatch.setattr(
+        results, "ABLATION", {"topology-aware + MLP, refined": "lwf", "topology-aware + anchor": "gatf"}
+    )
+    first, second = results.ablation_table("digits", tmp_path).splitlines()[2:]
+    assert first == "| topology-aware + MLP, refined | lwf | 3 | 50.0 ± 0.0 | – | – | – |"
+    assert second == "| topology-aware + anchor | gatf | 4 | 63.8 ± 23.5 | – | +2.0 (3) | +1.7 |"  # 52.0 - 50.3 there
     told = results.paired("digits", "gatf", "lwf", tmp_path)
     assert "+1.0, +2.0, +3.0 points, +2.0 in the mean" in told
     assert "p = 0.074" in told

@@ -34,6 +34,13 @@ MAIN, LONG, PHOTOS = "cifar100-16px", "cifar100-16px-t20", "cub200-128px"
 NOT_YET = "not run yet"
 PAPER_SETTING = "cifar100-t10"
 """Where the paper's order of methods comes from."""
+ABLATION = {
+    "distillation + MLP, refined": "adagauss",
+    "topology-aware + MLP, refined": "gatf without anchor, refined",
+    "topology-aware + anchor, refined": "gatf refined",
+    "topology-aware + anchor": "gatf",
+}
+"""Rows of the paper's Table 3, and what they are called here."""
 PAPER_PHOTOS = ("cub200-t10", "cub200-t20")
 """What the paper has of CUB-200."""
 FROZEN, S, BATCH = ("fetril", "fecam"), 64, 128
@@ -142,14 +149,9 @@ def settings_table(bench: str, root: Path = RESULTS) -> str:
 
 def paired(bench: str, better: str, than: str, root: Path = RESULTS) -> str:
     """Whether one row is above another, by seeds that both have: a sentence with a paired t-test."""
-    found: dict[str, dict[int, float]] = {better: {}, than: {}}
-    for each in read(bench, root):
-        if each.run.row in found:
-            found[each.run.row][each.run.summary.seed] = each.run.summary.a_last
-    seeds = sorted(found[better].keys() & found[than].keys())
-    if not seeds:
+    ours, theirs = same_seeds(bench, better, than, root)
+    if not ours:
         return f"{better} against {than}: {NOT_YET}.\n"
-    ours, theirs = ([found[row][seed] for seed in seeds] for row in (better, than))
     gains = [mine - other for mine, other in zip(ours, theirs, strict=True)]
     told = ", ".join(f"{gain:+.1f}" for gain in gains)
     text = f"{better} against {than}, A_last with the same seed: {told} points"
@@ -161,6 +163,46 @@ def paired(bench: str, better: str, than: str, root: Path = RESULTS) -> str:
         text
         + f", {fmean(gains):+.1f} in the mean (paired t-test, two-sided: p = {ttest_rel(ours, theirs).pvalue:.2g}).\n"
     )
+
+
+def same_seeds(bench: str, one: str, other: str, root: Path = RESULTS) -> tuple[list[float], list[float]]:
+    """A_last of two rows by the seeds that both have."""
+    found: dict[str, dict[int, float]] = {one: {}, other: {}}
+    for each in read(bench, root):
+        if each.run.row in found:
+            found[each.run.row][each.run.summary.seed] = each.run.summary.a_last
+    seeds = sorted(found[one].keys() & found[other].keys())
+    return [found[one][seed] for seed in seeds], [found[other][seed] for seed in seeds]
+
+
+def ablation_table(bench: str, root: Path = RESULTS) -> str:
+    """The rows of the paper's Table 3, and by how much each is above the one before it, here and there."""
+    theirs = {row: cells[0].a_last for row, cells in load_published().numbers[PAPER_SETTING].items()}
+    known = {row["row"]: row for row in aggregate(each.run.result for each in read(bench, root))}
+    explained = losses(bench, root)
+    rows, before = [], None
+    for printed, name in ABLATION.items():
+        row = known.get(name)
+        cells = [NOT_YET] if row is None else [spread(row["a_last"], row["a_last_std"])]
+        lost = explained.get(name, {}).get("transport")
+        gain = paper = MISSING
+        if before is not None:
+            ours, earlier = same_seeds(bench, name, ABLATION[before], root)
+            gain = f"{fmean(ours) - fmean(earlier):+.1f} ({len(ours)})" if ours else MISSING
+            paper = f"{theirs[printed] - theirs[before]:+.1f}"
+        cells += [MISSING if lost is None else f"{lost:.1f}", gain, paper]
+        rows.append([printed, name, "0" if row is None else str(row["seeds"]), *cells])
+        before = printed
+    headings = [
+        "the paper's row",
+        "its name here",
+        "seeds",
+        "A_last %",
+        "lost by transport",
+        "gain (seeds)",
+        "gain there",
+    ]
+    return table(headings, rows, left=2)
 
 
 def losses_table(bench: str, root: Path = RESULTS) -> str:
@@ -468,6 +510,7 @@ def results_page() -> str:
         plus=paired(MAIN, "gatf plus", "gatf"),
         long=LONG,
         long_accuracies=accuracy_table(LONG),
+        ablation=ablation_table(MAIN),
         losses=losses_table(MAIN),
         transports=transports_table(MAIN),
         tails=picture(f"{MAIN}-transports", "Cumulated transport error by direction, each map a line"),
@@ -509,6 +552,13 @@ joint learns all classes in one task, every image as often as the others see it,
 In 20 tasks of 5 classes (`gatf bench {long}`):
 
 {long_accuracies}
+## The paper's ablation
+
+Table 3 adds one component at a time to AdaGauss, which is its first row. *Refined* is a map that is fitted further on
+the trained network, as AdaGauss fits its adapter; GATF's claim is that the anchor makes that unnecessary. *Gain* is
+A_last above the row before, mean over the seeds that both have; beside it the paper's, at 32 pixels and 200 epochs.
+
+{ablation}
 ## Where the points go
 
 `gatf explain run RUN` ([what it does](diagnostics.md#where-do-the-points-go)), after the last task. The last three
