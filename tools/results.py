@@ -510,6 +510,8 @@ def results_page() -> str:
         plus=paired(MAIN, "gatf plus", "gatf"),
         long=LONG,
         long_accuracies=accuracy_table(LONG),
+        long_borrowed=borrowed(LONG),
+        long_plus=paired(LONG, "gatf plus", "gatf"),
         ablation=ablation_table(MAIN),
         losses=losses_table(MAIN),
         transports=transports_table(MAIN),
@@ -552,6 +554,8 @@ joint learns all classes in one task, every image as often as the others see it,
 In 20 tasks of 5 classes (`gatf bench {long}`):
 
 {long_accuracies}
+{long_borrowed}
+{long_plus}
 ## The paper's ablation
 
 Table 3 adds one component at a time to AdaGauss, which is its first row. *Refined* is a map that is fitted further on
