@@ -2,7 +2,7 @@
 less of what holds its features back.
 
 python tools/options.py digits --seeds 0 1               run what benchmarks/results/options.json lacks
-python tools/options.py glyphs cifar100-16px --only rda  rows whose name contains this
+python tools/options.py glyphs cifar100-16px --only rda  rows whose name contains this, or one of several such words
 Either also writes the table of docs/methods.md anew, from all that is on record.
 
 Settings are chosen on training images that are held out, never on test images. A row's training is done once per seed;
@@ -114,13 +114,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", nargs="+", choices=DATA)
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1])
-    parser.add_argument("--only", default="", help="rows whose name contains this")
+    parser.add_argument("--only", nargs="+", default=[""], help="rows whose name contains one of these")
     options = parser.parse_args()
     torch.set_num_threads(1)
     records = json.loads(RECORD.read_text(encoding="utf-8")) if RECORD.is_file() else []
-    wanted = [
-        row for dataset in options.data for row in rows(dataset, tuple(options.seeds)) if options.only in row.what
-    ]
+    known = [row for dataset in options.data for row in rows(dataset, tuple(options.seeds))]
+    wanted = [row for row in known if any(word in row.what for word in options.only)]
     missing = [(row, seed) for row in wanted for seed in row.seeds if not any(same(one, row, seed) for one in records)]
     with tempfile.TemporaryDirectory() as trainings:
         for row, seed in missing:
