@@ -70,6 +70,10 @@ def test_tables_name_what_is_missing(bench: Path, load: Load, tmp_path: Path) ->
     summary = RunFolder(bench / "gatf-seed0").read_summary()
     assert f"| gatf | 1 | {summary.a_last:.1f} | {summary.a_inc:.1f} |" in table
     assert "| gatf | " in results.losses_table("digits", tmp_path)
+    other = RunFolder(bench / "finetune-seed0").read_summary().a_last
+    lost = results.losses("digits", tmp_path)["gatf"]["transport"]
+    assert summary.a_last > other
+    assert results.ranked("digits", tmp_path) == f"gatf {summary.a_last:.1f} ({lost:.1f}); finetune {other:.1f}"
     (picture,) = results.draw("digits", tmp_path, tmp_path / "img")
     assert picture.name == "digits.png"
 
