@@ -595,7 +595,7 @@ In 20 tasks of 5 classes:
 
 {long_losses}
 A task has half as many images there, and old classes are carried twice as often: more is lost by that than in ten
-tasks, though not by gatf plus, which leads with the features that a probe finds least in.
+tasks, least by gatf and by gatf plus, which leads though a probe finds more in the networks of the drift compensators.
 
 ## Which map carries old classes
 
