@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,29 @@ def test_what_follows_training_on_the_same_networks(
     start(tiny_config(method, **base, keep_networks=True), tmp_path / "lender")
     trained = start(tiny_config(method, **settings), tmp_path / "trained")
     taken = start(tiny_config(method, **settings), tmp_path / "taken", networks_from=tmp_path / "lender")
+    assert taken.accuracy_matrix == trained.accuracy_matrix
+    assert same_model(tmp_path / "trained", tmp_path / "taken")
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_refined_run_lends_its_map_as_it_was_before(killed: bool, tiny_config: Tiny, tmp_path: Path) -> None:
+    """Also where it was killed while the map was refined."""
+
+    class Stop(Exception):
+        pass
+
+    def while_refining(event: Any) -> None:
+        if killed and isinstance(event, Epoch) and event.phase == "adapter" and event.epoch == 1:
+            raise Stop
+
+    four = {"optimisation.next.epochs": 4}  # as many as it takes to refine for two
+    with pytest.raises(Stop) if killed else nullcontext():
+        refined = tiny_config("gatf", **four, **{"method.refine": True}, keep_networks=True)
+        start(refined, tmp_path / "lender", (while_refining,))
+    if killed:
+        resume(tmp_path / "lender")
+    trained = start(tiny_config("gatf", **four), tmp_path / "trained")
+    taken = start(tiny_config("gatf", **four), tmp_path / "taken", networks_from=tmp_path / "lender")
     assert taken.accuracy_matrix == trained.accuracy_matrix
     assert same_model(tmp_path / "trained", tmp_path / "taken")
 

@@ -50,7 +50,7 @@ from gatf.model import file as model_file
 from gatf.model.judge import NOTHING_CALIBRATED, NOTHING_STRANGE
 from gatf.model.record import UpdateRecord, remembered
 from gatf.model.state import Model
-from gatf.session import Circumstances, Preprocessing, Session, whole_number
+from gatf.session import TRAINED, Circumstances, Preprocessing, Session, under, whole_number
 from gatf.training import checkpoint
 from gatf.training.loop import Interrupted, Position
 from gatf.training.processes import AgreedStop, losing_a_process
@@ -307,7 +307,7 @@ class _Run:
         self._clock, self._processor_clock = time.monotonic(), time.process_time()
         self._ladder = spd.Ladder()
         self._trained: dict[str, Tensor] = {}
-        """In the task in hand, where it is to be kept."""
+        """In the phases of the task in hand that are over, where it is to be kept."""
 
     def tell(self, event: Event) -> None:
         for listener in self.listeners:
@@ -346,6 +346,7 @@ class _Run:
     def _learn(self, task: int, resumed: Resumed | None) -> None:
         """One task: train and end it, evaluate, checkpoint."""
         self._clock, self._processor_clock = time.monotonic(), time.process_time()
+        self._trained = {} if resumed is None else under(resumed.tensors, TRAINED)
         lender = self.lender if self.lender is not None and task < self.lender.tasks and resumed is None else None
         if lender is not None:
             self.progress.networks_from = lender.name
@@ -370,7 +371,7 @@ class _Run:
         self._save(task + 1, 0, Position(), None)
 
     def _keep(self, trained: dict[str, Tensor]) -> None:
-        self._trained = trained
+        self._trained |= trained
 
     def _write_model(self) -> None:
         """The finished classifier, as `gatf learn` would have written it: it predicts, and it can learn more."""
@@ -438,8 +439,7 @@ class _Run:
             progress["repaired_of_task"] = self._repaired_of_task()
         meta = {"task": task, "progress": progress, "events": self.written.position()}
         target = self.folder.checkpoint(task, phase, position.epoch, position.step)
-        trained = None if optimiser is not None else self._trained
-        self.session.save(target, meta, phase=phase, position=position, optimiser=optimiser, trained=trained)
+        self.session.save(target, meta, phase=phase, position=position, optimiser=optimiser, trained=self._trained)
         self.folder.prune_checkpoints(self._kept())
 
     def _kept(self) -> set[Path]:

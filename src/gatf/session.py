@@ -94,7 +94,7 @@ class Circumstances:
     networks: Callable[[int], dict[str, Tensor]] | None = None
     """What another run has trained in a task that would train the same; it is then not trained again."""
     trained: Callable[[dict[str, Tensor]], None] | None = None
-    """Is given what a task has trained for that, before the method ends the task and drops some of it."""
+    """Is given what a phase has trained for that, before a later phase changes it or the method drops it."""
 
 
 class Session:
@@ -158,18 +158,12 @@ class Session:
         with self.threads():
             if data.info.index == 0 and resumed is None:
                 start_bottleneck(self.method.backbone, self.config.backbone, data)
-            phases = train_task(
+            train_task(
                 self.method, data, self.fabric,
                 listener=run.listener, resumed=resumed, save=run.save, stop=run.stop, save_every=run.save_every,
                 taken=lambda phase: run.networks is not None and self._take(phase, partial(run.networks, task)),
+                done=partial(self._give, run),
             )  # fmt: skip
-            if run.trained is not None:
-                run.trained({
-                    f"{place}.{name}": value.detach().clone()
-                    for phase in phases
-                    for place, module in self._parts(phase)
-                    for name, value in module.state_dict().items()
-                })  # fmt: skip
             run.listener(Trained(task=data.info.index))
             self._end(data, end or self.method.end_task)
         data.close()
@@ -190,6 +184,15 @@ class Session:
             with _fitting():
                 module.load_state_dict(under(tensors, f"{place}."))
         return bool(parts)
+
+    def _give(self, run: Circumstances, phase: Phase) -> None:
+        """Hand on what a phase has trained, if somebody keeps it."""
+        if run.trained is not None and (parts := self._parts(phase)):
+            run.trained({
+                f"{place}.{name}": value.detach().clone()
+                for place, module in parts
+                for name, value in module.state_dict().items()
+            })  # fmt: skip
 
     def _end(self, data: TaskData, end: Callable[[TaskData], None]) -> None:
         self.method.eval()
@@ -219,8 +222,8 @@ class Session:
         self, path: Path, meta: dict[str, Any], *, phase: int = 0, position: Position | None = None,
         optimiser: torch.optim.Optimizer | None = None, trained: Mapping[str, Tensor] | None = None,
     ) -> None:  # fmt: skip
-        """Write a checkpoint: between tasks, with what the last one `trained` where other runs are to have it, or with
-        an optimiser within one. It has the config, for `changes`."""
+        """Write a checkpoint, between tasks, or with an optimiser within one; with what the task has `trained` so far
+        where other runs are to have it. It has the config, for `changes`."""
         position = position or Position()
         tensors = {METHOD + name: value for name, value in self.method.state_dict().items()}
         tensors |= {SUMS + name: value for name, value in position.sums.items()}

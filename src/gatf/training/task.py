@@ -45,15 +45,17 @@ SaveAt = Callable[[int, Position, torch.optim.Optimizer], None]
 def train_task(
     learner: Learner, data: TaskData, fabric: "Fabric", *, listener: Listener, resumed: Resumed | None, save: SaveAt,
     stop: Callable[[], bool], save_every: int | None, taken: Callable[[Phase], bool] = lambda phase: False,
-) -> list[Phase]:  # fmt: skip
-    """Begin the task, unless resumed, and train its phases in order, which are returned. `Interrupted` when `stop` says
-    so; `Diverged` when training leaves the finite numbers. `taken` says whether a phase's networks were put in from
-    elsewhere, so that it is not trained."""
+    done: Callable[[Phase], None] = lambda phase: None,
+) -> None:  # fmt: skip
+    """Begin the task, unless resumed, and train its phases in order. `Interrupted` when `stop` says so; `Diverged` when
+    training leaves the finite numbers. `taken` says whether a phase's networks were put in from elsewhere, so that it
+    is not trained. `done` hears of each phase when it is over, before the next one goes on with what it left."""
     if resumed is None:
         learner.begin_task(data.info)
     phases = learner.phases(data.info)
     first = 0
     while resumed is None and first < len(phases) and taken(phases[first]):
+        done(phases[first])
         first += 1
     steps = sum(
         phase.stage.epochs * data.steps(phase.loaded, phase.stage.drop_last, phase.order) for phase in phases[first:]
@@ -74,7 +76,7 @@ def train_task(
                 stop=stop,
                 save_every=save_every,
             )  # fmt: skip
-    return phases
+        done(phase)
 
 
 def _noticing(phase: Phase, position: Position, task: int) -> AbstractContextManager[None]:
