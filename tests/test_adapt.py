@@ -104,6 +104,14 @@ class TestTheChoice:
         everything = make(adapt="never").fit(*photos(0, 1)).partial_fit(*photos(2, 3)).partial_fit(*photos(4))
         assert (again.decision_function(images) == everything.decision_function(images)).all()
 
+    def test_a_bottleneck_may_be_wider_than_what_it_reads(self, make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        """There are not so many principal axes: the bottleneck keeps its own weights."""
+        monkeypatch.setattr(adapt, "MARGIN", -1000.0)
+        classifier = make(feature_dim=100, adapt="never").fit(*photos(0, 1))
+        assert classifier.model_.method.backbone.feature_dim == 64
+        classifier.set_params(adapt="auto").partial_fit(*photos(2, 3))
+        assert classifier.report_.chosen == "adapted"
+
     def test_an_adapted_network_goes_on_from_where_it_is(self, make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(adapt, "MARGIN", -1000.0)
         classifier = make().fit(*photos(0, 1))

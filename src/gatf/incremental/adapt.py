@@ -20,7 +20,7 @@ from gatf.geometry.gaussians import Gaussians
 from gatf.incremental import update
 from gatf.incremental.update import Conditions, with_own_weights
 from gatf.methods import method_class
-from gatf.methods.parts.bottleneck import whitening
+from gatf.methods.parts.bottleneck import keep_axes, wider_than_read
 from gatf.methods.parts.gaussian import GaussianMethod, carries_gaussians
 from gatf.methods.slda import SLDA
 from gatf.model.judge import NOTHING_CALIBRATED
@@ -138,8 +138,8 @@ def _trainable(frozen: Model, config: RunConfig) -> Model:
     """The same knowledge as the adapting method keeps it: the frozen network with a bottleneck, and in its features one
     Gaussian per class, with the covariance that the frozen classifier has for all.
 
-    The bottleneck keeps the principal axes of all features so far, which the frozen classifier's sums tell; a model
-    without classes has none yet, and its first task will set it.
+    The bottleneck keeps the principal axes of all features so far, which the frozen classifier's sums tell, if it is no
+    wider than the features; a model without classes has no axes yet, and its first task will set it.
     """
     method = build_method(with_own_weights(config), frozen.preprocessing.shape)
     network = frozen.method.backbone.state_dict()
@@ -156,10 +156,9 @@ def _trainable(frozen: Model, config: RunConfig) -> Model:
     layer = method.backbone.bottleneck
     means, cov = moments.means, moments.covariance()
     if isinstance(layer, torch.nn.Linear):
-        weight, bias = whitening(moments.overall(), layer.out_features)
-        with torch.no_grad():
-            layer.weight.copy_(weight)
-            layer.bias.copy_(bias)
+        if not wider_than_read(layer):
+            keep_axes(layer, moments.overall())
+        weight, bias = layer.weight.detach().double(), layer.bias.detach().double()
         means, cov = means @ weight.mT + bias, weight @ cov @ weight.mT
     method.keep(Gaussians.sharing(means, cov))
     return start

@@ -22,8 +22,8 @@ def start_bottleneck(backbone: nn.Module, config: BackboneConfig, data: TaskData
     """
     if not isinstance(backbone, Backbone) or not isinstance(layer := backbone.bottleneck, nn.Linear):
         return
-    if layer.out_features > layer.in_features:
-        return  # there are not so many axes
+    if wider_than_read(layer):
+        return
     if config.bottleneck_init == "random" or (config.bottleneck_init == "auto" and not backbone.pretrained):
         return
     backbone.bottleneck = nn.Identity()
@@ -31,11 +31,21 @@ def start_bottleneck(backbone: nn.Module, config: BackboneConfig, data: TaskData
         features, _ = own_features(backbone, data, mirror=True)
     finally:
         backbone.bottleneck = layer
-    weight, bias = whitening(of_all_processes(Moments.of(features)), layer.out_features)
+    keep_axes(layer, of_all_processes(Moments.of(features)))
+    ranks.take_from_first([layer.weight.data, layer.bias.data])
+
+
+def wider_than_read(layer: nn.Linear) -> bool:
+    """Whether a bottleneck has more outputs than there are axes, so that it keeps its own weights."""
+    return layer.out_features > layer.in_features
+
+
+def keep_axes(layer: nn.Linear, seen: Moments) -> None:
+    """Let a bottleneck keep the principal axes of what was seen."""
+    weight, bias = whitening(seen, layer.out_features)
     with torch.no_grad():
         layer.weight.copy_(weight)
         layer.bias.copy_(bias)
-    ranks.take_from_first([layer.weight.data, layer.bias.data])
 
 
 def whitening(seen: Moments, dim: int) -> tuple[Tensor, Tensor]:
