@@ -106,6 +106,18 @@ def test_a_ceiling_that_learnt_all_at_once_is_known_at_the_end_alone(
     assert found.tasks == 5  # in the same tasks, so that it is known after every one
 
 
+def test_a_ceiling_may_have_left_out_its_accuracies_per_class(
+    tmp_path: Path, fake_run: Callable[..., dict[str, Any]]
+) -> None:
+    """As the summaries in results/ have."""
+    fake_run(tmp_path / "gatf", "gatf", 1)
+    once = fake_run(tmp_path / "once", "joint", 1, tasks=1)
+    (tmp_path / "once" / "summary.json").write_text(json.dumps(once | {"accuracy_by_class": [[]]}), encoding="utf-8")
+    summary = RunFolder(tmp_path / "gatf").read_summary()
+    ceiling = find_joint(tmp_path / "gatf", summary)
+    assert joint_accuracy(ceiling, summary, 4) == once["a_last"]
+
+
 def test_what_cannot_be_explained(bench: Path, tmp_path: Path, fake_run: Callable[..., dict[str, Any]]) -> None:
     with pytest.raises(UserError, match="no finished run"):
         explain_run(tmp_path)
