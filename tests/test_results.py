@@ -57,6 +57,23 @@ def test_what_is_collected_is_small_and_enough(bench: Path, load: Load, tmp_path
     assert other.about["processor"] == "a chip"
 
 
+def test_refining_is_measured_on_the_same_networks(load: Load, tiny_config: Tiny, tmp_path: Path) -> None:
+    unrefined, results = load("unrefined"), load("results")
+    assert results.refining_told("digits", tmp_path) == ""
+    folder, out = tmp_path / "refined-seed0", tmp_path / "digits" / results.UNREFINED
+    out.parent.mkdir()
+    start(tiny_config("gatf", **{"method.refine": True}, keep_networks=True), folder)
+    for _ in range(2):  # the second time replaces the first
+        unrefined.main([folder], out)
+    (row,) = json.loads(out.read_text(encoding="utf-8"))
+    before = start(tiny_config("gatf"), tmp_path / "gatf")
+    assert row["before"] == {"a_last": round(before.a_last, 4), "a_inc": round(before.a_inc, 4)}
+    refined = RunFolder(folder).read_summary().a_last
+    assert f"seed 0: {refined - before.a_last:+.2f} (" in results.refining_told("digits", tmp_path)
+    with pytest.raises(UserError, match="has not refined"):
+        unrefined.unrefined(tmp_path / "gatf")
+
+
 def test_tables_name_what_is_missing(bench: Path, load: Load, tmp_path: Path) -> None:
     collect, results = load("collect"), load("results")
     assert results.accuracy_table("digits", tmp_path).count(results.NOT_YET) == 19
