@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -145,8 +146,29 @@ def test_large_and_grey_pictures_are_shown_as_python_shows_them(tmp_path: Path) 
         assert np.array_equal(shown, expected.numpy())
 
 
+def test_scores_of_millions_are_compared_by_their_size(tiny_classifier: Callable[..., Any], tmp_path: Path) -> None:
+    """Photos that are nearly alike within a class: a float32 network cannot give their scores to a thousandth."""
+    draws = np.random.default_rng(0)
+    colours = draws.integers(40, 216, (4, 1, 1, 1, 3))
+    images = np.clip(colours + draws.normal(0, 1, (4, 12, 16, 16, 3)), 0, 255).astype(np.uint8).reshape(-1, 16, 16, 3)
+    learner = tiny_classifier(method="slda", feature_dim=None, settings={"method.shrinkage": 1e-6})
+    learner.fit(images, np.repeat(["sky", "sand", "sea", "snow"], 12))
+    assert export_onnx(learner.model_, tmp_path / "shop.onnx") == "onnxruntime gives the same answers"
+    scores, _, labels = answers(tmp_path / "shop.onnx", np.ascontiguousarray(images.transpose(0, 3, 1, 2)))
+    assert labels == learner.predict(images).tolist()
+    np.testing.assert_allclose(scores, learner._look(images).scores.numpy(), atol=1e-5 * np.abs(scores).max())
+
+
 def test_a_wrong_graph_is_not_written(grown: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gatf.model.onnx.TOLERANCE", -1.0)
-    with pytest.raises(UserError, match="nothing was written"):
+    """Here one that shifts every pixel by a hundredth of the images' spread."""
+    from gatf.model import onnx
+
+    def shifted(exporter: Callable[..., Any], graph: Graph, examples: Any) -> Any:
+        graph.shift += 0.01
+        return exporter(graph, examples)
+
+    for name in ("_traced", "_exported"):
+        monkeypatch.setattr(onnx, name, partial(shifted, getattr(onnx, name)))
+    with pytest.raises(UserError, match=r"does not give PyTorch's scores .* nothing was written"):
         export_onnx(grown.model_, tmp_path / "shop.onnx")
     assert not list(tmp_path.iterdir())
