@@ -234,6 +234,7 @@ def test_tasks_that_train_nothing_take_nothing(tiny_config: Tiny, tmp_path: Path
     trained = start(tiny_config("fetril", keep_networks=True), tmp_path / "lender")
     taken = start(tiny_config("fetril"), tmp_path / "taken", networks_from=tmp_path / "lender")
     assert taken.accuracy_matrix == trained.accuracy_matrix
+    assert (taken.networks_from, taken.networks_of) == ("lender", [0])
 
 
 def test_on_the_command_line(lender: Path, call: Any, tiny_config: Tiny, tmp_path: Path) -> None:

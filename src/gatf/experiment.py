@@ -348,12 +348,9 @@ class _Run:
         self._clock, self._processor_clock = time.monotonic(), time.process_time()
         self._trained = {} if resumed is None else under(resumed.tensors, TRAINED)
         lender = self.lender if self.lender is not None and task < self.lender.tasks and resumed is None else None
-        if lender is not None:
-            self.progress.networks_from = lender.name
-            self.progress.networks_of.append(task)
         circumstances = Circumstances(
             partial(self._tell_after_notices, task), self.stop, partial(self._save, task), self.config.checkpoint_every,
-            None if lender is None else lender.trained, self._keep if self.config.keep_networks else None,
+            None if lender is None else partial(self._take, lender), self._keep if self.config.keep_networks else None,
         )  # fmt: skip
         with spd.counting() as self._ladder:
             self.session.learn(self.experiment.task_data(task), circumstances, resumed=resumed)
@@ -369,6 +366,13 @@ class _Run:
         seconds = self.progress.seconds[-1]
         self.tell(events.Task(task=task, seen=result.seen, accuracies=result.by_task, seconds=seconds))
         self._save(task + 1, 0, Position(), None)
+
+    def _take(self, lender: Lender, task: int) -> dict[str, Tensor]:
+        """What another run has trained in a task, and a note that it was."""
+        self.progress.networks_from = lender.name
+        if task not in self.progress.networks_of:
+            self.progress.networks_of.append(task)
+        return lender.trained(task)
 
     def _keep(self, trained: dict[str, Tensor]) -> None:
         self._trained |= trained
