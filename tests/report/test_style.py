@@ -8,6 +8,7 @@ import matplotlib
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from matplotlib.patches import ConnectionPatch
 
 from gatf.methods import METHODS
 from gatf.report import figures, style
@@ -127,3 +128,20 @@ def test_names_of_lines_that_end_together_do_not_touch() -> None:
         drawn.canvas.draw()
         boxes = sorted((text.get_window_extent() for text in drawn.axes[0].texts), key=lambda box: box.y0)
         assert all(lower.y1 < upper.y0 for lower, upper in pairwise(boxes)), names
+
+
+def test_a_name_that_was_pushed_away_has_a_thread_to_its_line_and_the_lines_marker() -> None:
+    drawn = figures.lines_over_tasks({name: [[90.0, 50.0]] for name in METHODS}, first=1, label="%")
+    drawn.canvas.draw()
+    axes = drawn.axes[0]
+    lines, beside = axes.lines[: len(METHODS)], axes.lines[len(METHODS) :]
+    threads = [patch for patch in axes.patches if isinstance(patch, ConnectionPatch)]
+    for line, marker, thread, text in zip(lines, beside, threads, axes.texts, strict=True):
+        height = text.get_window_extent().y0 + text.get_window_extent().height / 2
+        ends = [axes.transAxes.transform(end)[1] for end in (thread.xy1, thread.xy2)]
+        assert ends[0] == pytest.approx(axes.transData.transform((2, 50))[1], abs=0.5)
+        assert ends[1] == pytest.approx(height, abs=3)
+        assert marker.get_marker() == line.get_marker()
+        assert marker.get_transform().transform((1.0, marker.get_ydata()[0]))[1] == pytest.approx(height, abs=3)
+    apart = figures.lines_over_tasks({"gatf": [[90.0, 50.0]], "adc": [[90.0, 10.0]]}, first=1, label="%").axes[0]
+    assert (len(apart.lines), len(apart.patches)) == (2, 0)

@@ -100,7 +100,7 @@ def lines_over_tasks(series: Mapping[str, Sequence[Sequence[float]]], *, first: 
     axes.set_xlabel("tasks learnt")
     axes.set_title(label, loc="left", color=MUTED)
     axes.xaxis.grid(False)
-    label_ends(axes, ends, styles)
+    label_ends(axes, ends, styles, markers=True)
     for row, values in series.items():
         mean, std = over_seeds([one[: min(map(len, values))] for one in values])
         places = [(float(first + number), float(height)) for number, height in enumerate(mean)]

@@ -21,6 +21,8 @@ import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patches import ConnectionPatch
+from matplotlib.transforms import ScaledTranslation, Transform
 
 INK, MUTED, GRID, PAPER = "#1c2128", "#5d6673", "#dfe3e8", "#fdfdfe"
 SERIES = ("#1a66d6", "#c4510a", "#0f7f5b", "#8446d8", "#b8327f", "#0b7285", "#8a6200")
@@ -175,6 +177,8 @@ def unread(name: str) -> str:
     return name.replace("$", r"\$")
 
 
+THREAD, MARKER = 14, 8
+"""Points between an axis and the names beside it that a thread takes, and a marker."""
 NAME_HEIGHT = 0.21
 """Inches of a figure's height that a name beside a line takes, with some air."""
 
@@ -184,8 +188,11 @@ def height_for(names: int) -> float:
     return max(3.0, NAME_HEIGHT * names)
 
 
-def label_ends(axes: Axes, ends: Mapping[str, float], styles: Mapping[str, LineStyle]) -> None:
-    """Names beside the ends of lines, pushed apart where they would touch, instead of a legend to look up.
+def label_ends(
+    axes: Axes, ends: Mapping[str, float], styles: Mapping[str, LineStyle], *, markers: bool = False
+) -> None:
+    """Names beside the ends of lines, instead of a legend to look up. Where they would touch they are pushed apart and
+    have threads to their lines; where lines have `markers` and some share a colour, names have the markers too.
 
     `ends` are heights in data coordinates; limits and scale of the axes must be final.
     """
@@ -197,10 +204,30 @@ def label_ends(axes: Axes, ends: Mapping[str, float], styles: Mapping[str, LineS
     assert figure is not None
     gap = NAME_HEIGHT / figure.get_figheight()
     size = RC["font.size"] * min(1.0, (high - low) / (gap * max(len(ends) - 1, 1)))  # very many are smaller
-    for row, height in zip(ends, spread_apart(shares, gap, low, high), strict=True):
+    places = spread_apart(shares, gap, low, high)
+    crowded = any(abs(place - share) > gap / 2 for place, share in zip(places, shares, strict=True))
+    marked = markers and len({styles[row].color for row in ends}) < len(ends)
+    offset = 6 + THREAD * crowded + MARKER * marked
+
+    def beside(points: float) -> Transform:
+        """Shares of the axes, so many points to the right."""
+        return axes.transAxes + ScaledTranslation(points / 72, 0, figure.dpi_scale_trans)
+
+    for row, share, place in zip(ends, shares, places, strict=True):
+        style = styles[row]
+        if crowded:
+            thread = ConnectionPatch(
+                (1.0, share), (1.0, place), coordsA=beside(1), coordsB=beside(THREAD), color=style.color, linewidth=0.7
+            )
+            axes.add_artist(thread)
+        if marked:
+            axes.plot(
+                [1.0], [place], marker=style.marker, color=style.color, markersize=4.5, linestyle="", clip_on=False,
+                transform=beside(THREAD * crowded + MARKER / 2),
+            )  # fmt: skip
         axes.annotate(
-            unread(row), (1.0, height), xycoords="axes fraction", xytext=(6, 0), textcoords="offset points",
-            va="center", color=styles[row].color, weight="bold" if styles[row].width > 2 else "normal", size=size,
+            unread(row), (1.0, place), xycoords="axes fraction", xytext=(offset, 0), textcoords="offset points",
+            va="center", color=style.color, weight="bold" if style.width > 2 else "normal", size=size,
             annotation_clip=False,
         )  # fmt: skip
 
