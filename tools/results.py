@@ -594,6 +594,9 @@ curves; `gatf run --recipe results/{bench}/<run>/config.yaml` repeats it.
 *old → new* is the share of old-class test images that are taken for a class of the newest task after the last one.
 joint learns all classes in one task, every image as often as the others see it, so that its A_inc is its A_last.
 {borrowed}
+*gatf plus* is `gatf` with `method.preset=plus`, which was chosen on training images that were held out
+([what it changes](methods.md#beyond-the-papers)); *adagauss, weight 0.4, rda* is AdaGauss tuned alike.
+
 {plus}
 In 20 tasks of 5 classes (`gatf bench {long}`):
 
