@@ -329,14 +329,14 @@ def order_told(bench: str, root: Path = RESULTS) -> str:
         return text + "\n"
     shown = [pair for number, pair in enumerate(turned) if number < 5 or "gatf" in pair]
     told = ", ".join(f"{worse} {gap:.1f} points above {better}" for gap, better, worse in shown)
-    return text + f" The widest of the others, and those of gatf: {told}.\n{reasons(shown, losses(bench, root))}"
+    return text + f" The widest of the others, and those of gatf: {told}.\n{reasons(turned, losses(bench, root))}"
 
 
 def both_orders(bench: str, root: Path = RESULTS) -> tuple[list[str], dict[str, float]]:
     """The paper's methods that have been run, best first there; and A_last of each here."""
-    published = {row: cells[0].a_last for row, cells in load_published().numbers[PAPER_SETTING].items()}
+    theirs = published()
     found = {row["row"]: row["a_last"] for row in aggregate(each.run.result for each in read(bench, root))}
-    both = sorted(published.keys() & found.keys(), key=lambda row: -published[row])
+    both = sorted(theirs.keys() & found.keys(), key=lambda row: -theirs[row])
     return both, {row: found[row] for row in both}
 
 
