@@ -105,9 +105,9 @@ def on_gpus(job: Job) -> dict[str, Any]:
     hours["later tasks: exchange of gradients"] = (job.tasks - 1) * steps * exchange / GPU.sent
     once = GPU.seconds(costs.refresh_work(job.net, images=job.images_a_task // PROCESSES))
     hours["anchor refreshes"] = (job.tasks - 1) * (job.epochs // job.refresh) * once
-    carried = sum(task * job.new for task in range(1, job.tasks))
+    transported = sum(task * job.new for task in range(1, job.tasks))
     hours["transport"] = GPU.seconds(
-        costs.transport_work(carried // PROCESSES, samples=draws(job.net.dim), dim=job.net.dim)
+        costs.transport_work(transported // PROCESSES, samples=draws(job.net.dim), dim=job.net.dim)
     )
     learnt = costs.statistics_work(job.net, images=job.images // PROCESSES)
     hours["class statistics"] = GPU.seconds(learnt)

@@ -15,7 +15,7 @@ LAYERS = [
     {"incremental", "report"},
     {"bench"},
     {"experiment"},
-    {"lender"},
+    {"network_reuse"},
     {"model"},
     {"session"},
     {"config"},
@@ -25,7 +25,7 @@ LAYERS = [
     {"geometry"},
     {"io"},
     {"settings"},
-    {"errors", "seeding", "ranks"},
+    {"errors", "seeding", "distributed"},
 ]
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 

@@ -18,7 +18,7 @@ from gatf.errors import UserError
 from gatf.geometry.gaussians import Gaussians
 from gatf.io import container
 from gatf.model import file as model_file
-from gatf.model.judge import NOTHING_CALIBRATED
+from gatf.model.judge import NO_CALIBRATION
 from gatf.model.state import Model
 from gatf.session import Preprocessing, build_method
 
@@ -84,7 +84,7 @@ def test_statistics_of_100_classes_take_less_than_a_megabyte(grown: Any, tmp_pat
     method.keep(stored)
     model = Model(
         config, Preprocessing((3, 16, 16), (0.5,) * 3, (0.5,) * 3), method, tuple(f"class {n}" for n in range(100)),
-        torch.full((100,), 500), 1.0, NOTHING_CALIBRATED, torch.zeros(100, dtype=torch.float64), torch.rand(5000, 2),
+        torch.full((100,), 500), 1.0, NO_CALIBRATION, torch.zeros(100, dtype=torch.float64), torch.rand(5000, 2),
         grown.history_,
     )  # fmt: skip
     model_file.save(model, tmp_path / "large.gatf")

@@ -151,7 +151,7 @@ def test_no_file_of_a_model_holds_an_image(tmp_path: Path, digit_images: tuple[n
     model.parent.mkdir()
     stored = {pixels.tobytes() for pixels in images}
 
-    def look(event: object = None) -> None:
+    def forward(event: object = None) -> None:
         for path in model.parent.rglob("*"):
             if not path.is_file():
                 continue
@@ -163,9 +163,9 @@ def test_no_file_of_a_model_holds_an_image(tmp_path: Path, digit_images: tuple[n
                     assert tuple(tensor.shape[-2:]) != (8, 8), (path.name, name)
 
     parameters = {"device": "cpu", "batch_size": 8, "epochs": 6}
-    learn_folder(model, tmp_path / "first", parameters={**parameters, "feature_dim": 6, "width": 4}, listener=look)
-    learn_folder(model, tmp_path / "more", parameters=parameters, keep=1, listener=look)
-    look()
+    learn_folder(model, tmp_path / "first", parameters={**parameters, "feature_dim": 6, "width": 4}, listener=forward)
+    learn_folder(model, tmp_path / "more", parameters=parameters, keep=1, listener=forward)
+    forward()
     assert {"shop.gatf", "shop.gatf.v0", "plan.json", "state.safetensors"} <= looked_at
 
 

@@ -25,9 +25,9 @@ from gatf.model.judge import (
     CLASS_SHRINK,
     Judge,
     calibration,
+    combined_novelty,
     rejection_threshold,
     softmax_with_temperature,
-    strangest,
     temperature_at_even_odds,
     temperature_of,
 )
@@ -260,7 +260,7 @@ def test_a_shared_covariance_is_judged_as_copies_of_it() -> None:
     shared = Gaussians.sharing(means, factor @ factor.T)
     copies = Gaussians(means, shared.covs.clone())
     one, other = (Judge(stored, torch.zeros(4, dtype=torch.float64)) for stored in (shared, copies))
-    torch.testing.assert_close(one.strangeness(points), other.strangeness(points))
+    torch.testing.assert_close(one.novelty(points), other.novelty(points))
     torch.testing.assert_close(one.metric(points), other.metric(points))
 
 
@@ -286,7 +286,7 @@ def test_certified_answers_survive_the_error(grown: Any, digit_images: Digits) -
     assert 0 < certified.mean() < 1
     assert (answers == grown.predict(images)).all()
     model = grown.model_
-    features = grown._look(images).features
+    features = grown._forward(images).features
     numbers = torch.from_numpy(np.searchsorted(grown.classes_, answers))
     common = Judge(model.judge.stored, model.errors).certificates(features, numbers)
     by_class = model.judge._certified_by_class(features, numbers)
@@ -297,7 +297,7 @@ def test_certified_answers_survive_the_error(grown: Any, digit_images: Digits) -
     shrunk = spd.shrink(model.judge.stored.covs, CLASS_SHRINK)
     lower = torch.linalg.cholesky(shrunk)
     eta_mean, eta_cov = model.judge.class_errors
-    carried = (model.errors > 0).double()
+    transported = (model.errors > 0).double()
     assert eta_cov < 1
     draws = torch.Generator().manual_seed(0)
     for _ in range(20):
@@ -307,8 +307,8 @@ def test_certified_answers_survive_the_error(grown: Any, digit_images: Digits) -
         assert (nearest == numbers)[common].all()
         turn = spd.symmetrise(torch.randn(shrunk.shape, generator=draws, dtype=torch.float64))
         turn = turn / torch.linalg.matrix_norm(turn, ord=2)[:, None, None]
-        covs = lower @ (torch.eye(len(turn[0])) + eta_cov * carried[:, None, None] * turn) @ lower.mT
-        moved = model.judge.stored.means + eta_mean * (lower @ (carried[:, None] * shift)[..., None])[..., 0]
+        covs = lower @ (torch.eye(len(turn[0])) + eta_cov * transported[:, None, None] * turn) @ lower.mT
+        moved = model.judge.stored.means + eta_mean * (lower @ (transported[:, None] * shift)[..., None])[..., 0]
         distances = mahalanobis_readout(Gaussians(moved, covs), 0.0).distances(features)
         assert (distances.argmin(1) == numbers)[by_class].all()
 
@@ -380,9 +380,9 @@ def test_blank_and_noisy_images_are_strange_wherever_their_features_lie() -> Non
     points = torch.tensor([[4.0, 0.0], [4.0, 3.0], [0.5, 0.0], [4.0, 30.0]], dtype=torch.float64)
     squares = torch.tensor([0.0, 9.0, 3.5**2, 900.0], dtype=torch.float64)
     quotients = squares / torch.tensor([16.0, 25.0, 0.25, 916.0], dtype=torch.float64)
-    torch.testing.assert_close(judge.strangeness(points), torch.stack([quotients, squares / 2 / 1.1], 1))
+    torch.testing.assert_close(judge.novelty(points), torch.stack([quotients, squares / 2 / 1.1], 1))
     known = torch.tensor([[0.2, 2.0]] * 20)
-    assert strangest(judge.strangeness(points), known).tolist() == pytest.approx(
+    assert combined_novelty(judge.novelty(points), known).tolist() == pytest.approx(
         [0, 4.5 / 1.1 / 2, 49 / 0.2, 450 / 1.1 / 2]
     )
 
@@ -420,7 +420,7 @@ def test_the_rate_of_rejections_is_withdrawn_when_a_known_class_comes_back(
     # images of every class kept back by one update: the promise again, from these alone
     learner.partial_fit(*some_digits(digit_images, *names, "d4"))
     assert learner.report_.rejection == "promised"
-    assert len(learner.model_.strangeness) == learner.report_.held_out
+    assert len(learner.model_.novelty) == learner.report_.held_out
     rejected = (learner.predict(known) == "unknown").mean()
     assert rejected < 0.1 + 3 * (0.1 * 0.9 * (1 / len(known) + 1 / learner.report_.held_out)) ** 0.5
 

@@ -29,9 +29,9 @@ class RowsAsImages(IncrementalClassifier):
     def partial_fit(self, X: Any, y: Any = None, classes: Any = None) -> Any:
         return super().partial_fit(as_images(X), y)
 
-    def _look(self, X: Any, **asked: Any) -> Any:
+    def _forward(self, X: Any, **asked: Any) -> Any:
         self._fitted()
-        return super()._look(as_images(X), **asked)
+        return super()._forward(as_images(X), **asked)
 
 
 def as_images(rows: Any) -> Any:

@@ -211,9 +211,9 @@ def test_errors_by_hand(quick: Any) -> None:
         lower = torch.linalg.cholesky(torch.cov(own.T))
         new[labels == number] = torch.linalg.solve_triangular(lower, own.T, upper=False).T
     new = new * torch.tensor([2.0, 1.0]) + 10 * labels[:, None]
-    carried = new + torch.tensor([2.0, 0.0])
-    assert quick.class_errors(carried, new, labels) == pytest.approx(1, rel=0.01)
-    sizes = quick.image_errors(carried, new, labels)
+    transported = new + torch.tensor([2.0, 0.0])
+    assert quick.class_errors(transported, new, labels) == pytest.approx(1, rel=0.01)
+    sizes = quick.image_errors(transported, new, labels)
     assert list(sizes.values()) == pytest.approx([2**-0.5] * len(sizes), rel=0.01)
 
 

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from gatf.lender import Lender, lender_beside
 from torch import Tensor, nn
 from update_docs import ROOT, replace_between
 
@@ -32,7 +33,6 @@ from gatf.experiment import Experiment
 from gatf.io import events
 from gatf.io.files import write_text
 from gatf.io.run_folder import RunFolder
-from gatf.lender import Lender, lender_beside
 from gatf.methods import Method
 
 RECORD = ROOT / "benchmarks" / "results" / "orderings.json"

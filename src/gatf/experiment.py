@@ -21,7 +21,7 @@ import torch
 from pydantic import TypeAdapter
 from torch import Tensor, nn
 
-from gatf import __version__, ranks
+from gatf import __version__, distributed
 from gatf.config import RunConfig, read_recipe, validated, with_overrides
 from gatf.data.features import SourceFeatures, cached_features, network_identity
 from gatf.data.loader import EVALUATION_BATCH, TaskData, TaskInfo, split_pipeline
@@ -43,13 +43,13 @@ from gatf.io import events
 from gatf.io.events import Event, JsonLines, Listener, reason
 from gatf.io.run_folder import CONFIG, RunFolder, Summary
 from gatf.io.text import COMMAND
-from gatf.lender import Lender
 from gatf.methods import Method
 from gatf.methods.parts.features import FeatureMethod
 from gatf.model import file as model_file
-from gatf.model.judge import NOTHING_CALIBRATED, NOTHING_STRANGE
+from gatf.model.judge import NO_CALIBRATION, NO_NOVELTY
 from gatf.model.record import UpdateRecord, remembered
 from gatf.model.state import Model
+from gatf.network_reuse import NetworkSource
 from gatf.session import TRAINED, Circumstances, Preprocessing, Session, under, whole_number
 from gatf.training import checkpoint
 from gatf.training.loop import Interrupted, Position
@@ -117,14 +117,14 @@ def start(
 ) -> Summary:  # fmt: skip
     """Begin a run in a new folder; returns its summary. `backbone` takes the place of the one the config names,
     `networks_from` is the folder of a run whose networks are taken instead of training the same ones."""
-    lender = None if networks_from is None else Lender(networks_from, config)
+    network_source = None if networks_from is None else NetworkSource(networks_from, config)
     experiment = Experiment(config, backbone)  # what can be wrong with the config is found before the folder is made
     place = RunFolder(folder)
     with _alone(place):
-        if ranks.is_first():
+        if distributed.is_first():
             place.refuse_if_begun()
             place.create(config.to_yaml())
-        return experiment.run(folder, listeners, lender=lender)
+        return experiment.run(folder, listeners, network_source=network_source)
 
 
 def resume(
@@ -143,17 +143,17 @@ def resume(
     if place.finished:
         return place.read_summary()
     config = validated(with_overrides(read_recipe(str(place.config)), overrides))
-    lender = None if networks_from is None else Lender(networks_from, config)
+    network_source = None if networks_from is None else NetworkSource(networks_from, config)
     experiment = Experiment(config, backbone)
     with _alone(place):
-        if overrides and ranks.is_first():
+        if overrides and distributed.is_first():
             place.create(experiment.config.to_yaml())
-        return experiment.run(folder, listeners, force_config=force_config, lender=lender)
+        return experiment.run(folder, listeners, force_config=force_config, network_source=network_source)
 
 
 def _alone(place: RunFolder) -> AbstractContextManager[None]:
     """Of several processes that share a run the first one, which writes, keeps those of other runs out."""
-    return place.writing() if ranks.is_first() else nullcontext()
+    return place.writing() if distributed.is_first() else nullcontext()
 
 
 def reopen(folder: Path, overrides: Mapping[str, Any] | None = None) -> "Experiment":
@@ -194,7 +194,7 @@ class Experiment:
         Python may be another tomorrow, and a bottleneck may be set when the first task begins."""
         method, config = self.method, self.config
         fixed = isinstance(method, FeatureMethod) and method.network_is_fixed
-        if not fixed or not self._network_is_named or config.backbone.bottleneck is not None or ranks.world() > 1:
+        if not fixed or not self._network_is_named or config.backbone.bottleneck is not None or distributed.world() > 1:
             return None
         identity = network_identity(str(method.backbone), method.backbone.state_dict())
         net = method.frozen_copy(method.backbone)
@@ -220,21 +220,26 @@ class Experiment:
         return kept + round(len(images) * math.prod(self.scenario.source.image_shape) / classes)
 
     def run(
-        self, folder: Path, listeners: tuple[Listener, ...], *, force_config: bool = False, lender: Lender | None = None
+        self,
+        folder: Path,
+        listeners: tuple[Listener, ...],
+        *,
+        force_config: bool = False,
+        network_source: NetworkSource | None = None,
     ) -> Summary:
-        """Train all tasks, but for networks that a lender has; of several processes the first one writes and tells.
+        """Train all tasks, but for networks that another run has; of several processes the first one writes and tells.
         `force_config` as `resume` has it."""
         place = RunFolder(folder)
-        written = JsonLines(place.events if ranks.is_first() else None)
-        listeners = listeners if ranks.is_first() else ()
-        if self.config.diagnostics and ranks.is_first():
+        written = JsonLines(place.events if distributed.is_first() else None)
+        listeners = listeners if distributed.is_first() else ()
+        if self.config.diagnostics and distributed.is_first():
             private = DiagnosticsData(self.scenario, self.session.pipeline, self.session.device)
             listeners = (*listeners, DiagnosticsObserver(self.method, private, place))
         with stop_signals() as stopping:
-            stop = stopping if ranks.world() == 1 else AgreedStop(stopping, self.session.device)
+            stop = stopping if distributed.world() == 1 else AgreedStop(stopping, self.session.device)
             try:
                 with losing_a_process(folder), self.session.threads():
-                    return _Run(self, place, written, listeners, stop, lender).run(force_config)
+                    return _Run(self, place, written, listeners, stop, network_source).run(force_config)
             except Diverged as error:
                 raise error.offer(folder) from error
             finally:
@@ -246,7 +251,7 @@ class Experiment:
         tasks = self.scenario.task_of_class()
         tasks = tasks[tasks <= task].to(self.session.device)
         members, labels = self.scenario.members(self.scenario.source.test, 0, task)
-        own = ranks.part(len(members))
+        own = distributed.part(len(members))
         wanted = labels[own].to(self.session.device)
         chosen, done = [], 0
         finite = torch.ones((), dtype=torch.bool, device=self.session.device)
@@ -254,9 +259,9 @@ class Experiment:
             finite &= scores.isfinite().all()
             chosen.append(choose(scores, wanted[done : done + len(scores)], tasks))
             done += len(scores)
-        if ranks.any_of(not finite, self.session.device):
+        if distributed.any_of(not finite, self.session.device):
             raise self.session.diverged(task, "evaluation", "scores not finite")
-        return evaluate(ranks.gather_rows(torch.cat(chosen)).cpu(), labels, tasks.cpu())
+        return evaluate(distributed.gather_rows(torch.cat(chosen)).cpu(), labels, tasks.cpu())
 
     @torch.inference_mode()
     def accuracy_when_new(self, task: int) -> float:
@@ -269,9 +274,9 @@ class Experiment:
     def test_scores(self, task: int) -> tuple[Tensor, Tensor]:
         """Scores [N, classes seen] and labels [N] of the test images of tasks 0..task, on the CPU."""
         members, labels = self.scenario.members(self.scenario.source.test, 0, task)
-        own = members[ranks.part(len(members))]
+        own = members[distributed.part(len(members))]
         scores = torch.cat(list(self._scored(own)))
-        return ranks.gather_rows(scores).cpu(), labels
+        return distributed.gather_rows(scores).cpu(), labels
 
     def _scored(self, members: Tensor) -> Iterator[Tensor]:
         """Scores [B, classes] of some test images, a batch at a time."""
@@ -298,9 +303,15 @@ class _Run:
 
     def __init__(
         self, experiment: Experiment, folder: RunFolder, written: JsonLines, listeners: tuple[Listener, ...],
-        stop: Callable[[], bool], lender: Lender | None = None,
+        stop: Callable[[], bool], network_source: NetworkSource | None = None,
     ) -> None:  # fmt: skip
-        self.experiment, self.folder, self.written, self.stop, self.lender = experiment, folder, written, stop, lender
+        self.experiment, self.folder, self.written, self.stop, self.network_source = (
+            experiment,
+            folder,
+            written,
+            stop,
+            network_source,
+        )
         self.session, self.method, self.config = experiment.session, experiment.method, experiment.config
         self.listeners: tuple[Listener, ...] = (written, *listeners)
         self.progress = Progress()
@@ -323,15 +334,20 @@ class _Run:
             self.tell(events.Warning(text=sentence))
         if found is not None and found.changes:
             self._record_changes(found)
-        if self.lender is not None and self.lender.why_first_alone is not None and first == 0 and resumed is None:
-            later = f"later ones would differ: {self.lender.why_first_alone}"
-            self.tell(events.Warning(text=f"of {self.lender.name} the first task's network is taken; {later}"))
+        if (
+            self.network_source is not None
+            and self.network_source.why_first_alone is not None
+            and first == 0
+            and resumed is None
+        ):
+            later = f"later ones would differ: {self.network_source.why_first_alone}"
+            self.tell(events.Warning(text=f"of {self.network_source.name} the first task's network is taken; {later}"))
         for task in range(first, tasks):
             self._learn(task, resumed if task == first else None)
             if self.stop() and task + 1 < tasks:
                 raise Interrupted
         summary = self.summary()
-        if ranks.is_first():
+        if distributed.is_first():
             self.folder.prune_checkpoints(self._kept())  # of a process that was killed before it could
             self._write_model()
         told = events.Run(
@@ -339,7 +355,7 @@ class _Run:
             total_seconds=summary.total_seconds,
         )  # fmt: skip
         self.tell(told)
-        if ranks.is_first():
+        if distributed.is_first():
             self.folder.write_summary(summary)  # the last file: with it the run is finished
         return summary
 
@@ -347,10 +363,15 @@ class _Run:
         """One task: train and end it, evaluate, checkpoint."""
         self._clock, self._processor_clock = time.monotonic(), time.process_time()
         self._trained = {} if resumed is None else under(resumed.tensors, TRAINED)
-        lender = self.lender if self.lender is not None and task < self.lender.tasks and resumed is None else None
+        network_source = (
+            self.network_source
+            if self.network_source is not None and task < self.network_source.tasks and resumed is None
+            else None
+        )
         circumstances = Circumstances(
             partial(self._tell_after_notices, task), self.stop, partial(self._save, task), self.config.checkpoint_every,
-            None if lender is None else partial(self._take, lender), self._keep if self.config.keep_networks else None,
+            None if network_source is None else partial(self._take, network_source),
+            self._keep if self.config.keep_networks else None,
         )  # fmt: skip
         with spd.counting() as self._ladder:
             self.session.learn(self.experiment.task_data(task), circumstances, resumed=resumed)
@@ -359,7 +380,7 @@ class _Run:
         memory = peak_memory_mb(self.session.device)
         spent = self._seconds_of_task(), self._processor_seconds_of_task()
         self.progress.add(result, *spent, memory, self._repaired_of_task())
-        if ranks.is_first():
+        if distributed.is_first():
             names = self.experiment.scenario.class_names
             pairs = result.answered.tolist()
             self.folder.write_confusion((names[true], names[answer], count) for true, answer, count in pairs)
@@ -367,12 +388,12 @@ class _Run:
         self.tell(events.Task(task=task, seen=result.seen, accuracies=result.by_task, seconds=seconds))
         self._save(task + 1, 0, Position(), None)
 
-    def _take(self, lender: Lender, task: int) -> dict[str, Tensor]:
+    def _take(self, network_source: NetworkSource, task: int) -> dict[str, Tensor]:
         """What another run has trained in a task, and a note that it was."""
-        self.progress.networks_from = lender.name
+        self.progress.networks_from = network_source.name
         if task not in self.progress.networks_of:
             self.progress.networks_of.append(task)
-        return lender.trained(task)
+        return network_source.trained(task)
 
     def _keep(self, trained: dict[str, Tensor]) -> None:
         self._trained |= trained
@@ -409,8 +430,8 @@ class _Run:
         ]
         return Model(
             self.config, self.session.preprocessing, self.method.eval(), scenario.class_names,
-            torch.bincount(labels[labels >= 0], minlength=len(scenario.order)), 1.0, NOTHING_CALIBRATED,
-            torch.zeros(0, dtype=torch.float64), NOTHING_STRANGE, remembered(tuple(records)),
+            torch.bincount(labels[labels >= 0], minlength=len(scenario.order)), 1.0, NO_CALIBRATION,
+            torch.zeros(0, dtype=torch.float64), NO_NOVELTY, remembered(tuple(records)),
         )  # fmt: skip
 
     def _tell_after_notices(self, task: int, event: Event) -> None:
@@ -434,7 +455,7 @@ class _Run:
     def _save(self, task: int, phase: int, position: Position, optimiser: torch.optim.Optimizer | None) -> None:
         """Write a checkpoint named by where the run stands, then drop all but the newest two, and those after tasks
         where they are to be kept."""
-        if not ranks.is_first():
+        if not distributed.is_first():
             return
         progress = dict(vars(self.progress))
         if optimiser is not None:
@@ -453,7 +474,7 @@ class _Run:
 
     def _find(self, force_config: bool) -> _Found | None:
         """The newest checkpoint, if there is one; a `UserError` if it is of another config and that is not meant."""
-        newest = ranks.from_first(next(reversed(self.folder.saved_checkpoints()), None))
+        newest = distributed.from_first(next(reversed(self.folder.saved_checkpoints()), None))
         if newest is None:
             return None
         found = _Found(newest, *checkpoint.load(newest))
@@ -483,7 +504,7 @@ class _Run:
         """Tell what was changed, and put it into the checkpoint with the new config: from there it is this run's."""
         self.progress.config_changes += found.changes
         self.tell(events.Warning(text=f"the run goes on with another config: {'; '.join(found.changes)}"))
-        if ranks.is_first():
+        if distributed.is_first():
             now = {"progress": asdict(self.progress), "events": self.written.position()}
             checkpoint.save(found.path, found.tensors, {**found.meta, **now, **self.session.described()})
 

@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gatf import ranks
+from gatf import distributed
 from gatf.config import RunConfig, differences
 from gatf.data.augment import Pipeline, parse_augmentation
 from gatf.data.base import ImageSet
 from gatf.data.decode import CENTRAL_SHARE, SMALL
-from gatf.data.inputs import Given, image_set
+from gatf.data.inputs import ImageInput, image_set
 from gatf.data.loader import TaskData, TaskInfo, views
 from gatf.errors import Diverged, UserError
 from gatf.io.events import Listener, Looked, Trained
@@ -72,7 +72,7 @@ class Preprocessing:
             suited = replace(suited, central_share=share)
         return suited
 
-    def images(self, given: Given, labels: Tensor | None = None) -> ImageSet:
+    def images(self, given: ImageInput, labels: Tensor | None = None) -> ImageSet:
         """Pictures as the network sees them in a test, but for the normalisation, with class numbers."""
         return image_set(given, self.shape, labels, central_share=self.central_share)
 
@@ -116,7 +116,7 @@ class Session:
         self.pipeline = self.preprocessing.pipeline(config)
         if config.compile:
             compile_backbone(self.method.backbone, self.device)
-        if ranks.world() > 1:
+        if distributed.world() > 1:
             self.method.backbone = share_batch_norm(self.method.backbone, self.device)
 
     @property
@@ -199,7 +199,7 @@ class Session:
         with noticing(partial(self.diverged, data.info.index, "statistics"), self.method.state_dict().values):
             end(data)
             check_finite(self.method.state_dict())
-        ranks.take_from_first(self.method.state_dict().values())
+        distributed.take_from_first(self.method.state_dict().values())
 
     def diverged(self, task: int, where: str, what: str) -> Diverged:
         """After training: it left the finite numbers, by the stage's rate or by one of the method's own."""
@@ -314,7 +314,7 @@ def compile_backbone(backbone: nn.Module, device: torch.device) -> None:
 
     In eval mode it runs as it is: batches of other sizes and modes would each be compiled again.
     """
-    if ranks.world() > 1:
+    if distributed.world() > 1:
         raise UserError("compile=true is for runs of one process; leave it out with several")
     if device.type == "cpu" and not any(shutil.which(name) for name in ("c++", "g++", "clang++")):
         raise UserError("compile=true needs a C++ compiler (g++ or clang++) on the PATH")

@@ -151,9 +151,9 @@ class TestFiles:
         assert "trap" not in sys.modules
 
     def test_are_refused_also_where_the_method_is_known(self, folder: Path, file: Path) -> None:
-        for look in (model_file.load, model_file.describe):
+        for forward in (model_file.load, model_file.describe):
             with pytest.raises(UserError, match="was learnt by 'mine:Mine'"):
-                look(folder / "run")
+                forward(folder / "run")
 
     def test_are_not_made_of_it(self, call: Any, folder: Path, images: Path) -> None:
         code, _, error = call("learn", "new.gatf", images, "--method", "mine:Mine")

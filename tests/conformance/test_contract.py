@@ -227,7 +227,7 @@ def test_no_file_holds_a_training_image(method: str, images: Path, tmp_path: Pat
     known = ((levels - torch.tensor(source.mean)) / torch.tensor(source.std)).flatten().double().sort().values
     size, looked_at, taken = raw[0].numel(), set(), 0
 
-    def look(folder: Path) -> None:
+    def forward(folder: Path) -> None:
         for path in folder.rglob("*"):
             if path.is_dir() or (path, path.stat().st_mtime_ns) in looked_at:
                 continue
@@ -248,15 +248,15 @@ def test_no_file_holds_a_training_image(method: str, images: Path, tmp_path: Pat
     def listen(event: Event) -> None:
         nonlocal taken
         taken += isinstance(event, Step) and event.task == 1
-        look(tmp_path)
+        forward(tmp_path)
         if isinstance(event, Step) and taken == 8:
             signal.raise_signal(signal.SIGTERM)
 
     with contextlib.suppress(Interrupted):  # what trains nothing after task 0 is not interrupted
         start(config, tmp_path / "run", (listen,))
-    look(tmp_path)
+    forward(tmp_path)
     resume(tmp_path / "run")
-    look(tmp_path)
+    forward(tmp_path)
     assert any(path.parent.name == "checkpoints" for path, _ in looked_at)
     assert tmp_path / "run" / MODEL in {path for path, _ in looked_at}
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gatf import ranks
+from gatf import distributed
 from gatf.data.augment import Pipeline, parse_augmentation
 from gatf.data.base import ImageSet
 from gatf.data.decode import RandomWindows
@@ -153,12 +153,12 @@ def test_processes_divide_every_batch_without_rest(files: Files, monkeypatch: py
     images = LazyImages(files, 16) if lazy else torch.arange(70 * 192).remainder(251).byte().reshape(70, 3, 8, 8)
     data = task_data(images, [])
     whole = [batch.images for batch in data.batches("test", batch_size=23)]
-    monkeypatch.setattr(ranks, "world", lambda: 2)
+    monkeypatch.setattr(distributed, "world", lambda: 2)
     passes, steps = [], []
     for rank in range(2):
-        monkeypatch.setattr(ranks, "rank", lambda rank=rank: rank)
-        passes.append([batch.images for batch in data.batches("test", batch_size=23, part=ranks.part)])
-        steps.append(list(data.batches("test", batch_size=23, part=ranks.part_of_step)))
+        monkeypatch.setattr(distributed, "rank", lambda rank=rank: rank)
+        passes.append([batch.images for batch in data.batches("test", batch_size=23, part=distributed.part)])
+        steps.append(list(data.batches("test", batch_size=23, part=distributed.part_of_step)))
     for both, expected in zip(zip(*passes, strict=True), whole, strict=True):
         assert torch.equal(torch.cat(both), expected)
     assert [len(batch.images) for batch in steps[0]] == [11, 11, 11, 1]

@@ -96,8 +96,8 @@ def test_the_tail_of_a_known_error() -> None:
     """Features with variances 4 and 1, off by 2 along the first and 3 along the second axis: 4/4, then + 9/1."""
     corners = torch.tensor([[1.0, 1.0], [1.0, -1.0], [-1.0, 1.0], [-1.0, -1.0]], dtype=torch.float64)
     new = corners * torch.tensor([2.0, 1.0], dtype=torch.float64) * math.sqrt(3 / 4) + 7
-    carried = new + torch.tensor([2.0, 3.0], dtype=torch.float64)
-    assert values(diagnostics.mahalanobis_tail(carried, new), "tail") == pytest.approx([1.0, 10.0])
+    transported = new + torch.tensor([2.0, 3.0], dtype=torch.float64)
+    assert values(diagnostics.mahalanobis_tail(transported, new), "tail") == pytest.approx([1.0, 10.0])
 
 
 def test_the_tail_survives_dead_directions() -> None:

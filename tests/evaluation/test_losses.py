@@ -54,7 +54,7 @@ class NearestMean(nn.Module):
     def scores(self, images: Tensor) -> Tensor:
         return -nearest_mean_distances(self.backbone(images), self.means)
 
-    def remeasured(self, plain: Tensor, mirrored: Tensor, labels: Tensor) -> Any:
+    def reestimated(self, plain: Tensor, mirrored: Tensor, labels: Tensor) -> Any:
         if not self.measures:
             return None
         means = self.means.clone()
@@ -121,7 +121,7 @@ def test_measuring_again_what_was_just_measured_changes_nothing(method: str, tmp
         test, _ = door.test(learner.backbone, 0)
         scores, _ = door.test(learner.scores, 0)
         half = len(seen) // 2
-        again = learner.remeasured(seen[:half], seen[half:], labels[:half])
+        again = learner.reestimated(seen[:half], seen[half:], labels[:half])
         assert again is not None
         assert torch.allclose(again(test).double(), scores.double(), rtol=1e-3, atol=1e-4)
     assert all(torch.equal(value, before[name]) for name, value in learner.state_dict().items())

@@ -34,7 +34,7 @@ from gatf.incremental.store import Store
 from gatf.io.events import JsonLines
 from gatf.io.run_folder import RunFolder
 from gatf.model import file as model_file
-from gatf.model.answers import answer, look
+from gatf.model.answers import answer, forward
 from gatf.nets.pretrained import load_pretrained
 from gatf.nets.small import SmallNet
 from gatf.report.load import load_runs
@@ -86,7 +86,7 @@ def read_model(folder: Path) -> None:
         model_file.describe(path)
         model = model_file.load(path)
         given = images if model.preprocessing.shape[0] == 1 else np.repeat(images[..., None], 3, 3)
-        answers = answer(model, look(model, given))
+        answers = answer(model, forward(model, given))
         assert np.isfinite(answers.probabilities).all()
         assert set(answers.labels.tolist()) <= set(model.labels)
 

@@ -158,8 +158,8 @@ class TestRowSpace:
         for seed in range(4):
             memory.move(torch.eye(8, dtype=torch.float64) + 0.2 * rand(8, 8, seed=seed), cip=True, tolerance=None)
             after = row_space(grams_of(memory), memory.counts)
-            ranks = [spaces.diagonal(dim1=-2, dim2=-1).sum(-1) for spaces in (before, after)]
-            assert (ranks[1] <= ranks[0] + 1e-6).all()
+            distributed = [spaces.diagonal(dim1=-2, dim2=-1).sum(-1) for spaces in (before, after)]
+            assert (distributed[1] <= distributed[0] + 1e-6).all()
             torch.testing.assert_close(before @ after, after, atol=1e-4, rtol=0)
             before = after
 

@@ -83,8 +83,8 @@ class TestSources:
 
     def test_later_ranks(self) -> None:
         old, new = torch.tensor([[1.0, 0.0]]), torch.tensor([[1.0, 0.1], [1.0, 0.0], [0.0, 1.0]])
-        ranks = [choose_sources(old, new, similarity="cosine", rank=k).item() for k in (1, 2, 3, 9)]
-        assert ranks == [1, 0, 2, 2]
+        distributed = [choose_sources(old, new, similarity="cosine", rank=k).item() for k in (1, 2, 3, 9)]
+        assert distributed == [1, 0, 2, 2]
 
     def test_a_dead_mean_is_no_error(self) -> None:
         assert choose_sources(torch.zeros(1, 2), torch.ones(2, 2), similarity="cosine").tolist() == [0]

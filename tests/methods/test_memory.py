@@ -431,7 +431,7 @@ def test_a_model_that_chooses_comes_back_from_its_file(
     assert (loaded.predict_proba(images[:50]) == classifier.predict_proba(images[:50])).all()
     with torch.no_grad():
         scores, _, _ = Graph(loaded.model_).eval()(torch.from_numpy(images[:50, None]))
-    torch.testing.assert_close(scores, loaded._look(images[:50]).scores, rtol=1e-4, atol=1e-3)
+    torch.testing.assert_close(scores, loaded._forward(images[:50]).scores, rtol=1e-4, atol=1e-3)
 
 
 @pytest.mark.parametrize("method", ["gatf", "adagauss"])
@@ -530,7 +530,7 @@ def test_the_exported_graph_gives_the_methods_scores(grown_compact: Any, digit_i
         memory.rule, memory._readout = rule, None
         with torch.no_grad():
             scores, _, _ = Graph(grown_compact.model_).eval()(torch.from_numpy(images[:, None]))
-        expected = grown_compact._look(images).scores
+        expected = grown_compact._forward(images).scores
     finally:
         memory.rule, memory._readout = before, None
     torch.testing.assert_close(scores, expected, rtol=1e-5, atol=1e-4)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gatf import ranks
+from gatf import distributed
 from gatf.nets.shared_norm import SharedBatchNorm2d
 
 SIZES = (5, 3)
@@ -37,9 +37,9 @@ def threads(monkeypatch: pytest.MonkeyPatch) -> Threads:
     def rank() -> int:
         return int(own.rank)
 
-    monkeypatch.setattr(ranks, "world", lambda: len(SIZES))
-    monkeypatch.setattr(ranks, "rank", rank)
-    monkeypatch.setattr(ranks, "total", total)
+    monkeypatch.setattr(distributed, "world", lambda: len(SIZES))
+    monkeypatch.setattr(distributed, "rank", rank)
+    monkeypatch.setattr(distributed, "total", total)
     return lambda number: setattr(own, "rank", number), sent
 
 

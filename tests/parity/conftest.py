@@ -219,7 +219,7 @@ def traced_training() -> Callable[[Phase, TaskData], Trace]:
         gradients: list[dict[str, Tensor]] = []
         fabric = Fabric(accelerator="cpu", devices=1)
 
-        def look(parameters: Iterable[Tensor], limit: float) -> None:
+        def forward(parameters: Iterable[Tensor], limit: float) -> None:
             named = {f"{part}.{name}": p for part, net in phase.modules.items() for name, p in net.named_parameters()}
             gradients.append({name: p.grad.clone() for name, p in named.items() if p.grad is not None})
             clip_gradients(parameters, limit)
@@ -230,7 +230,7 @@ def traced_training() -> Callable[[Phase, TaskData], Trace]:
                     terms.setdefault(name, []).append(value)
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("gatf.training.loop.clip_gradients", look)
+            patch.setattr("gatf.training.loop.clip_gradients", forward)
             train_phase(
                 phase, data, fabric, listener=listen, position=Position(), save=lambda position, optimiser: None,
                 restore=None, stop=lambda: False, save_every=None,

@@ -66,11 +66,11 @@ def test_sums_over_a_task(recorded: Recorded, learn: Callable[..., DPCR], task: 
     Of the last two the release has sums with those of old classes, which count 500 images each."""
     expected, seen = recorded("dpcr", f"tasks/expected/task{task}/"), {}
 
-    def look(method: DPCR, data: TaskData) -> None:
+    def forward(method: DPCR, data: TaskData) -> None:
         if data.info.index == task:
             seen["grams"], seen["targets"] = method._task_statistics(data)
 
-    method = learn(task, look)
+    method = learn(task, forward)
     grams, targets = seen["grams"], seen["targets"]
     old = sum(SIZES[:task])
     close(grams["old"], expected["old_gram"].double(), rtol=1e-5, atol=1e-5)

@@ -47,12 +47,12 @@ class Run:
                 load(method.distiller, case, f"task{task}/input/distiller.")
                 update = method.anchor.update
 
-                def look(*args: Any, update: Any = update, to: Any = running, **how: Any) -> None:
+                def forward(*args: Any, update: Any = update, to: Any = running, **how: Any) -> None:
                     update(*args, **how)
                     average = method.anchor._ema().value()
                     to.append((average.weight, average.bias))
 
-                method.anchor.update = look
+                method.anchor.update = forward
             terms: dict[str, list[float]] = {}
             gradients: dict[str, Tensor] = {}
             for phase in method.phases(data.info):

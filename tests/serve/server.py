@@ -111,12 +111,12 @@ def look_that_waits(studio: Studio, monkeypatch: pytest.MonkeyPatch) -> tuple[th
     """The model's next looks wait: an event that says one has begun, and one that lets them go on."""
     looking, go_on = threading.Event(), threading.Event()
     kind = type(studio.live.served().model)
-    look = kind.look
+    forward = kind.forward
 
     def slow(self: Any, *args: Any, **more: Any) -> Any:
         looking.set()
         assert go_on.wait(60)
-        return look(self, *args, **more)
+        return forward(self, *args, **more)
 
-    monkeypatch.setattr(kind, "look", slow)
+    monkeypatch.setattr(kind, "forward", slow)
     return looking, go_on

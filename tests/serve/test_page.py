@@ -82,7 +82,7 @@ def test_teach_ask_look_and_roll_back(page: Page, tmp_path: Path, digits: Digits
         learn(page)
         assert page.run("document.getElementById('outcome-text').textContent").startswith("Update 1: added 1 class")
         ask(page, folder / "class0" / "3.png")
-        look(page, client)
+        forward(page, client)
         no_sideways(page)
         assert page.complaints == []
 
@@ -122,7 +122,7 @@ def ask(page: Page, picture: Path) -> None:
     assert page.run("document.querySelectorAll('img[src=x]').length") == 0  # what a class is called is text
 
 
-def look(page: Page, client: Client) -> None:
+def forward(page: Page, client: Client) -> None:
     page.run("document.getElementById('tab-look').click()")
     page.wait("document.querySelectorAll('#chart ellipse').length === 3")
     assert page.run("document.querySelectorAll('#history li').length") == 2

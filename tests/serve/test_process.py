@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from gatf.data.encoded import Files
-from gatf.data.inputs import Given
+from gatf.data.inputs import ImageInput
 from gatf.incremental.learn import learn_given
 from gatf.incremental.store import Store
 from gatf.model import file as model_file
@@ -176,7 +176,7 @@ def test_an_update_survives_sigterm_and_kill_and_ends_as_if_nothing_had_been(
     assert shop.read_bytes() == before
     again = tmp_path / "again.gatf"
     again.write_bytes(before)
-    given = Given(Files(tuple(str(file) for file in sorted(kept.iterdir()))))
+    given = ImageInput(Files(tuple(str(file) for file in sorted(kept.iterdir()))))
     learn_given(again, given, np.array(["d4"] * 30), kept, parameters=PARAMETERS)
     expected = model_file.load(again).method.state_dict()
     assert all(value.equal(expected[name]) for name, value in whole.method.state_dict().items())
@@ -215,7 +215,7 @@ def test_an_update_that_was_just_done_is_not_done_again_by_the_next_server(
         (place / "pictures" / f"{number:06d}").write_bytes(data)
     job = {"model": str(shop), "labels": ["d4"] * 6, "parameters": {"epochs": 1, "device": "cpu"}, "keep": 1}
     (place / "job.json").write_text(json.dumps(job))
-    given = Given(Files(tuple(str(file) for file in sorted((place / "pictures").iterdir()))))
+    given = ImageInput(Files(tuple(str(file) for file in sorted((place / "pictures").iterdir()))))
 
     def learn() -> None:
         learn_given(

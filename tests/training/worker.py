@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from gatf import ranks
+from gatf import distributed
 from gatf.config import validated
 from gatf.data.augment import Pipeline
 from gatf.experiment import Experiment
@@ -47,12 +47,12 @@ def run(folder: Path, *, double: bool = True) -> None:
         experiment.session.pipeline = Float64Pipeline(plain.steps, plain.mean, plain.std)
         experiment.method.double()
     anchors = watch_anchors(experiment.method) if config.method.name == "gatf" else {}
-    if ranks.is_first():
+    if distributed.is_first():
         (folder / CHECKPOINTS).mkdir(exist_ok=True)
     experiment.run(folder, ())
     digest = torch.stack([value.double().sum() for value in experiment.method.state_dict().values()])[None]
-    everywhere = ranks.gather_rows(digest)
-    if ranks.is_first():
+    everywhere = distributed.gather_rows(digest)
+    if distributed.is_first():
         state = {f"method.{name}": value.contiguous() for name, value in experiment.method.state_dict().items()}
         save_file(state, folder / "state.safetensors")  # a model file is of float32
         save_file(anchors, folder / "anchors.safetensors")

@@ -19,7 +19,7 @@ from gatf.config import read_recipe, validated
 from gatf.errors import ExitCode, UserError
 from gatf.io.events import Listener
 from gatf.io.run_folder import RunFolder
-from gatf.lender import lender_beside
+from gatf.network_reuse import network_source_beside
 from gatf.training.loop import Interrupted
 
 POLL_SECONDS = 0.5
@@ -187,4 +187,4 @@ def run_job(folder: str, threads: int) -> str:
 
 def go_on(folder: Path, listeners: tuple[Listener, ...] = ()) -> None:
     """Do the run in a folder, with the networks of one beside it that has trained the same and kept them."""
-    experiment.resume(folder, listeners, networks_from=lender_beside(folder))
+    experiment.resume(folder, listeners, networks_from=network_source_beside(folder))

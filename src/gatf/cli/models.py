@@ -108,7 +108,7 @@ def predict(
         ):
             return
     from gatf.data.inputs import decodable
-    from gatf.model.answers import answer, available_device, look
+    from gatf.model.answers import answer, available_device, forward
     from gatf.model.file import load
 
     known = load(model, device=available_device(device), answering=True)
@@ -121,7 +121,7 @@ def predict(
         paths = tuple(name for name, fine in zip(paths, good, strict=True) if fine)
     for start in range(0, len(paths), AT_ONCE):
         some = list(paths[start : start + AT_ONCE])
-        answers = answer(known, look(known, some, once=len(paths) <= FEW), certificate=certificate, unknown=unknown)
+        answers = answer(known, forward(known, some, once=len(paths) <= FEW), certificate=certificate, unknown=unknown)
         if answers.warning is not None and start == 0:
             say(f"note: {answers.warning}", err=True)
         for row in _rows(known.labels, some, answers, top, certificate):

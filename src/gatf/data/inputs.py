@@ -30,7 +30,7 @@ Shape = tuple[int, int, int]
 """Channels, height, width."""
 
 
-class Given:
+class ImageInput:
     """Images as they were given: uint8 pixels [N, C, H, W], or encoded pictures of any size. Small pictures are decoded
     once, however often they are asked for."""
 
@@ -92,7 +92,7 @@ class Given:
             self._decoded = shape, central_share, pixels if channels == 3 else grey(pixels)
         return self._decoded[2]
 
-    def without_bad(self, shape: Shape) -> tuple["Given", np.ndarray]:
+    def without_bad(self, shape: Shape) -> tuple["ImageInput", np.ndarray]:
         """Those that can be decoded, and which they are, bool [N]. What this decodes in the shape is kept."""
         if isinstance(self.source, Tensor):
             return self, np.ones(len(self), dtype=bool)
@@ -101,7 +101,7 @@ class Given:
         else:
             pixels, kept = decode_all(self.source, shape[1], skip=True)
             decoded = (shape, CENTRAL_SHARE, pixels if shape[0] == 3 else grey(pixels))
-        good = Given(self.source.take(kept.tolist()))
+        good = ImageInput(self.source.take(kept.tolist()))
         good._decoded = decoded
         return good, np.isin(np.arange(len(self)), kept.numpy())
 
@@ -112,9 +112,9 @@ def grey(pixels: Tensor) -> Tensor:
     return ((19595 * red + 38470 * green + 7471 * blue + 0x8000) >> 16).to(torch.uint8)[:, None]
 
 
-def read_images(given: Any) -> Given:
+def read_images(given: Any) -> ImageInput:
     """Images without labels, for prediction: everything `read_labelled` takes, one file, or a folder of any depth."""
-    if isinstance(given, Given):
+    if isinstance(given, ImageInput):
         return given
     if isinstance(given, (str, Path)):
         path = Path(given)
@@ -122,23 +122,23 @@ def read_images(given: Any) -> Given:
             found = image_files(path)
             if not found:
                 raise UserError(f"{path} holds no images")
-            return Given(Files(tuple(found)))
-        return Given(Files((existing(path),)))
+            return ImageInput(Files(tuple(found)))
+        return ImageInput(Files((existing(path),)))
     if _is_picture(given):
-        return Given(Pictures((given,)))
+        return ImageInput(Pictures((given,)))
     if isinstance(given, (list, tuple)) or (isinstance(given, np.ndarray) and given.dtype.kind in "OU"):
         items = list(given)
         if items and all(isinstance(item, (str, Path)) for item in items):
-            return Given(Files(tuple(existing(Path(item)) for item in items)))
+            return ImageInput(Files(tuple(existing(Path(item)) for item in items)))
         if items and all(_is_picture(item) for item in items):
-            return Given(Pictures(tuple(items)))
+            return ImageInput(Pictures(tuple(items)))
         if any(isinstance(item, (str, Path)) or _is_picture(item) for item in items):
             raise UserError("the images mix paths, PIL images or arrays; give one kind")
         given = stacked(items)
-    return Given(as_pixels(given))
+    return ImageInput(as_pixels(given))
 
 
-def read_labelled(images: Any, labels: Any) -> tuple[Given, np.ndarray]:
+def read_labelled(images: Any, labels: Any) -> tuple[ImageInput, np.ndarray]:
     """Images and one label each; a folder has a folder of images per class, and no labels are given with it."""
     if isinstance(images, (str, Path)):
         if labels is not None:
@@ -153,7 +153,7 @@ def read_labelled(images: Any, labels: Any) -> tuple[Given, np.ndarray]:
     return given, answers
 
 
-def read_class_folders(folder: Path) -> tuple[Given, np.ndarray]:
+def read_class_folders(folder: Path) -> tuple[ImageInput, np.ndarray]:
     """One folder per class, the folder's name being the class's."""
     if not folder.is_dir():
         raise UserError(f"there is no folder {folder}")
@@ -172,7 +172,7 @@ def read_class_folders(folder: Path) -> tuple[Given, np.ndarray]:
             else "it needs one folder of images per class"
         )
         raise UserError(f"{folder} has no class folders; {hint}")
-    return Given(Files(tuple(paths))), np.array(names)
+    return ImageInput(Files(tuple(paths))), np.array(names)
 
 
 def decodable(paths: Sequence[str]) -> np.ndarray:
@@ -181,7 +181,7 @@ def decodable(paths: Sequence[str]) -> np.ndarray:
 
 
 def image_set(
-    given: Given, shape: Shape, labels: Tensor | None = None, *, central_share: float = CENTRAL_SHARE
+    given: ImageInput, shape: Shape, labels: Tensor | None = None, *, central_share: float = CENTRAL_SHARE
 ) -> ImageSet:
     """The given images in the model's shape, with class numbers (zeros where nobody asks)."""
     numbers = torch.zeros(len(given), dtype=torch.int64) if labels is None else labels

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from gatf import ranks
+from gatf import distributed
 from gatf.data.augment import Pipeline, ResizedCrop, Step
 from gatf.data.base import ImageSet
 from gatf.data.decode import SMALL, RandomWindows
@@ -57,7 +57,7 @@ class Batch:
     @property
     def weight(self) -> float:
         """What this process's mean loss is multiplied by, so that the mean over processes is that over all images."""
-        return ranks.world() * len(self.images) / self.whole if self.whole >= ranks.world() else 1.0
+        return distributed.world() * len(self.images) / self.whole if self.whole >= distributed.world() else 1.0
 
 
 @dataclass(frozen=True)
@@ -106,9 +106,9 @@ class TaskData:
         return _steps(images, batch_size, drop_last)
 
     @property
-    def look_size(self) -> int:
+    def forward_batch_size(self) -> int:
         """Images per batch where nothing is trained."""
-        return look_size(self._open())
+        return forward_batch_size(self._open())
 
     def known_features(self) -> tuple[Tensor, Tensor] | None:
         """Features [N, S] of the plain images, and their labels [N]; None where the network has to be asked."""
@@ -127,7 +127,7 @@ class TaskData:
         augmentation depend on nothing but (seed, purpose, task, epoch, step), so `start` can enter an epoch anywhere.
 
         Processes of a run may divide each batch between them: `part` says which of so many images are this one's
-        (`ranks.part`, `ranks.part_of_step`). Steps in `also` follow the augmentation of the data.
+        (`distributed.part`, `distributed.part_of_step`). Steps in `also` follow the augmentation of the data.
         """
         visited = torch.arange(len(self))
         if order is not None:
@@ -157,7 +157,7 @@ class TaskData:
     def _for_loss(self, draws: torch.Generator, seed: int, partly: bool) -> torch.Generator:
         """The generator a loss draws from, on its device; each process that holds a part of a batch has its own."""
         if partly:
-            return generator(seed, "rank", ranks.rank(), device=self._device)
+            return generator(seed, "rank", distributed.rank(), device=self._device)
         return draws if self._device.type == "cpu" else generator(seed, "loss", device=self._device)
 
     def close(self) -> None:
@@ -178,14 +178,14 @@ def _steps(images: int, batch_size: int, drop_last: bool) -> int:
     return max(1, images // batch_size) if drop_last else -(-images // batch_size)
 
 
-def look_size(images: ImageSet) -> int:
+def forward_batch_size(images: ImageSet) -> int:
     """Images per batch where nothing is trained, by their size."""
     return EVALUATION_BATCH if images.image_shape[1] <= SMALL else LARGE_BATCH
 
 
 def views(images: ImageSet, members: Tensor, pipeline: Pipeline, device: torch.device) -> Iterator[Tensor]:
     """What a network gets of these images in a test: normalised, not augmented, in order, a batch at a time."""
-    for pixels in images.stream(members.split(look_size(images))):
+    for pixels in images.stream(members.split(forward_batch_size(images))):
         yield pipeline(pixels.to(device), None)
 
 

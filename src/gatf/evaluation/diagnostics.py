@@ -77,7 +77,7 @@ def prototype_drift(estimated: Tensor, true: TrueMeans, task_of_class: Tensor) -
     ]
 
 
-def mahalanobis_tail(carried: Tensor, new: Tensor) -> Table:
+def mahalanobis_tail(transported: Tensor, new: Tensor) -> Table:
     """T(k) = Σ_{i≤k} E[(u_iᵀe)²]/λ_i for k = 1..S, e = A(z_old) − z_new (Sec. 4.2): both [N, S], of old-task images.
 
     λ_i and u_i, descending, are those of the covariance of the rows of `new` (ours: the paper does not say over which
@@ -85,7 +85,7 @@ def mahalanobis_tail(carried: Tensor, new: Tensor) -> Table:
     at every k, and one in directions of little variance rises at the end.
     """
     new = new.double()
-    error = carried.double() - new
+    error = transported.double() - new
     values, vectors = torch.linalg.eigh(spd.symmetrise(torch.cov(new.T).reshape(new.shape[1], new.shape[1])))
     values = values.flip(0).clamp_min(FLOOR * float(values.max().clamp_min(torch.finfo(torch.float64).tiny)))
     energy = (error @ vectors.flip(1)).square().mean(0)  # [S]
@@ -155,7 +155,7 @@ def accuracy_by_class(predicted: Tensor, labels: Tensor, task_of_class: Tensor) 
     ]
 
 
-def transport_plane(old: Tensor, new: Tensor, carried: Tensor | None, labels: Tensor) -> Table:
+def transport_plane(old: Tensor, new: Tensor, transported: Tensor | None, labels: Tensor) -> Table:
     """Class means of z_old, z_new and, where there is a map, A(z_old), in the plane of the two principal axes fitted
     once on both spaces together: arrows old → new are the drift, carried should end where new does."""
     both = torch.cat([old, new]).double()
@@ -163,7 +163,7 @@ def transport_plane(old: Tensor, new: Tensor, carried: Tensor | None, labels: Te
     _, _, axes = torch.linalg.svd(both - origin, full_matrices=False)
     plane = axes[:2]  # [2, S]
     plane = plane * plane.gather(1, plane.abs().argmax(1, keepdim=True)).sign()  # the SVD leaves the sign open
-    kinds = {"old": old, "new": new} | ({} if carried is None else {"carried": carried})
+    kinds = {"old": old, "new": new} | ({} if transported is None else {"carried": transported})
     rows: Table = []
     for kind, features in kinds.items():
         flat = (features.double() - origin) @ plane.T  # [N, ≤2]

@@ -91,8 +91,8 @@ def explain_task(method: Observed, data: DiagnosticsData, task: int, joint: floa
     of_class = of_class[: len(plain)]
     tasks = data.task_of_class(task)
     old = tasks[of_class] < task
-    rebuilt = method.remeasured(plain[:0], mirrored[:0], of_class[:0])
-    anew = method.remeasured(plain[old], mirrored[old], of_class[old])
+    rebuilt = method.reestimated(plain[:0], mirrored[:0], of_class[:0])
+    anew = method.reestimated(plain[old], mirrored[old], of_class[old])
     probe = linear_probe(plain, of_class, classes=len(tasks))
     device = next(method.backbone.parameters()).device
     return Explained(

@@ -52,11 +52,11 @@ class Observed(Protocol):
 
     def centres(self) -> Tensor | None: ...
 
-    def carried(self, old: Tensor, phase: str) -> Tensor | None: ...
+    def transported(self, old: Tensor, phase: str) -> Tensor | None: ...
 
     def scores(self, images: Tensor) -> Tensor: ...
 
-    def remeasured(self, plain: Tensor, mirrored: Tensor, labels: Tensor) -> Callable[[Tensor], Tensor] | None: ...
+    def reestimated(self, plain: Tensor, mirrored: Tensor, labels: Tensor) -> Callable[[Tensor], Tensor] | None: ...
 
 
 class DiagnosticsData:
@@ -126,7 +126,7 @@ class DiagnosticsObserver:
                     self._transport(event.task)
             case events.Task():
                 with self._unnoticed():
-                    self._look_back(event.task)
+                    self._revisit_old_tasks(event.task)
 
     def _begin(self, resumed_at: int | None) -> None:
         """A resumed run goes on with the tables of what it keeps."""
@@ -165,14 +165,14 @@ class DiagnosticsObserver:
         mirrored = self.method.mirrored
         features, labels = self.data.train(self.method.backbone, task - 1, DRIFT_IMAGES, mirror=mirrored)
         true = diagnostics.true_means(features, labels, self.data.images(task - 1), mirrored=mirrored)
-        carried = self._carried(centres.float(), centres.device)
-        estimated = centres.cpu() if carried is None else carried
+        transported = self._transported(centres.float(), centres.device)
+        estimated = centres.cpu() if transported is None else transported
         rows = diagnostics.prototype_drift(estimated, true, self.data.task_of_class(task - 1))
         self._add("drift", [{"task": task, "epoch": self._epochs, **row} for row in rows])
         self._write("drift")
 
-    def _carried(self, old: Tensor, device: torch.device) -> Tensor | None:
-        moved = self.method.carried(old.to(device), self._phase)
+    def _transported(self, old: Tensor, device: torch.device) -> Tensor | None:
+        moved = self.method.transported(old.to(device), self._phase)
         return None if moved is None else moved.double().cpu()
 
     def _transport(self, task: int) -> None:
@@ -183,16 +183,16 @@ class DiagnosticsObserver:
         old = load_file(before)["features"]
         new, labels = self.data.test(self.method.backbone, task - 1)
         device = next(self.method.backbone.parameters()).device
-        carried = self._carried(old, device)
-        tails = {"none": old, "carried": carried}
+        transported = self._transported(old, device)
+        tails = {"none": old, "carried": transported}
         for name, moved in tails.items():
             if moved is not None:
                 rows = diagnostics.mahalanobis_tail(moved, new)
                 self._add("tail", [{"after_task": task, "map": name, **row} for row in rows])
-        plane = diagnostics.transport_plane(old, new, carried, labels)
+        plane = diagnostics.transport_plane(old, new, transported, labels)
         self._add("plane", [{"after_task": task, **row} for row in plane])
 
-    def _look_back(self, task: int) -> None:
+    def _revisit_old_tasks(self, task: int) -> None:
         """After a task: what is stored, and what is predicted, against what is true."""
         features, labels = self.data.test(self.method.backbone, task)
         scores, _ = self.data.test(self.method.scores, task)

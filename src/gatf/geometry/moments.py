@@ -1,4 +1,4 @@
-"""Mergeable first and second moments, so that streams, ranks and chunks give the same answer as one pass.
+"""Mergeable first and second moments, so that streams, processes and chunks give the same answer as one pass.
 
 Centred sums are kept instead of E[zzᵀ] − μμᵀ, which loses every digit when ‖μ‖ ≫ std. Merging follows Chan, Golub &
 LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances" (1979).

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from gatf.config import RunConfig
-from gatf.data.inputs import Given
+from gatf.data.inputs import ImageInput
 from gatf.errors import UserError
 from gatf.geometry.gaussians import Gaussians
 from gatf.incremental import update
@@ -23,7 +23,7 @@ from gatf.methods import method_class
 from gatf.methods.parts.bottleneck import keep_axes, wider_than_read
 from gatf.methods.parts.gaussian import GaussianMethod, carries_gaussians
 from gatf.methods.slda import SLDA
-from gatf.model.judge import NOTHING_CALIBRATED
+from gatf.model.judge import NO_CALIBRATION
 from gatf.model.record import UpdateRecord
 from gatf.model.state import Model
 from gatf.session import build_method
@@ -54,7 +54,7 @@ class Candidates:
 
 
 def learn(
-    candidates: Candidates, given: Given, answers: np.ndarray, *, adapts: str, held_out: float, minutes: float,
+    candidates: Candidates, given: ImageInput, answers: np.ndarray, *, adapts: str, held_out: float, minutes: float,
     run: Conditions,
 ) -> Model:  # fmt: skip
     """The better of the frozen and the adapted model after learning these images; its record says which and why."""
@@ -99,13 +99,13 @@ def _out_of_reach(frozen: UpdateRecord, old: int) -> bool:
     return _asked(frozen, old) >= 100
 
 
-def _seconds_to_look(model: Model, given: Given) -> float:
+def _seconds_to_look(model: Model, given: ImageInput) -> float:
     """At an image, reading it included."""
     images = model.preprocessing.images(given)
     some = images.take(torch.linspace(0, len(images) - 1, min(LOOKED_AT, len(images))).long())
-    model.look(some.take(torch.arange(1)))  # the first look prepares the network
+    model.forward(some.take(torch.arange(1)))  # the first look prepares the network
     started = time.monotonic()
-    model.look(some)
+    model.forward(some)
     return (time.monotonic() - started) / len(some)
 
 
@@ -145,8 +145,8 @@ def _trainable(frozen: Model, config: RunConfig) -> Model:
     network = frozen.method.backbone.state_dict()
     method.backbone.load_state_dict(network, strict=False)  # all but the bottleneck, which is not in it
     start = replace(
-        frozen, config=config, method=method, temperature=1.0, calibration=NOTHING_CALIBRATED,
-        strangeness=frozen.strangeness[:0],
+        frozen, config=config, method=method, temperature=1.0, calibration=NO_CALIBRATION,
+        novelty=frozen.novelty[:0],
     )  # fmt: skip
     if not frozen.labels:
         return start

@@ -16,16 +16,16 @@ from sklearn.utils import estimator_html_repr
 from torch import nn
 
 from gatf.config import RunConfig
-from gatf.data.inputs import Given, read_labelled
+from gatf.data.inputs import ImageInput, read_labelled
 from gatf.errors import UserError
 from gatf.incremental import adapt, defaults, update
 from gatf.incremental.update import Conditions
 from gatf.model import file as model_file
 from gatf.model import hub
-from gatf.model.answers import answer, available_device, look
+from gatf.model.answers import answer, available_device, forward
 from gatf.model.record import UpdateRecord
 from gatf.model.said import Answers
-from gatf.model.state import FROZEN_METHOD, Label, Looks, Model
+from gatf.model.state import FROZEN_METHOD, ForwardOutput, Label, Model
 from gatf.nets import TIMM
 from gatf.nets.foreign import constructor_name, probe_dim
 from gatf.settings import HUB, INSIDE, PYTHON
@@ -169,7 +169,7 @@ class IncrementalClassifier(TransformerMixin, ClassifierMixin, BaseEstimator):
         given, answers = read_labelled(X, y)
         return self.learn(given, answers, Conditions())
 
-    def learn(self, given: Given, answers: np.ndarray, run: Conditions, *, afresh: bool = False) -> Self:
+    def learn(self, given: ImageInput, answers: np.ndarray, run: Conditions, *, afresh: bool = False) -> Self:
         """`partial_fit` (or `fit`, when `afresh`) of images already read, under the given circumstances."""
         model = None if afresh else getattr(self, "model_", None)
         if self.verbose:
@@ -188,7 +188,7 @@ class IncrementalClassifier(TransformerMixin, ClassifierMixin, BaseEstimator):
             print(self.report_)  # noqa: T201
         return self
 
-    def describe(self, given: Given, *, afresh: bool = False) -> str:
+    def describe(self, given: ImageInput, *, afresh: bool = False) -> str:
         """One line: what is chosen for learning these images."""
         model = None if afresh else getattr(self, "model_", None)
         shape = self.shape_for(given, afresh=afresh)
@@ -203,14 +203,14 @@ class IncrementalClassifier(TransformerMixin, ClassifierMixin, BaseEstimator):
         told = defaults.describe(config, shape=shape, images=len(given), first=model is None, trains=trains)
         return told + then
 
-    def shape_for(self, given: Given, *, afresh: bool = False) -> tuple[int, int, int]:
+    def shape_for(self, given: ImageInput, *, afresh: bool = False) -> tuple[int, int, int]:
         """Channels, height and width in which these images are learnt."""
         model = None if afresh else getattr(self, "model_", None)
         return self._shape(given) if model is None else model.preprocessing.shape
 
     # --- an update that chooses
 
-    def _chooses(self, model: Model | None, given: Given) -> bool:
+    def _chooses(self, model: Model | None, given: ImageInput) -> bool:
         """Whether this update compares a pretrained network with itself adapted, or leaves it frozen."""
         if self.adapt not in ("auto", "never", "always"):
             raise UserError(f"adapt is 'auto', 'never' or 'always', not {self.adapt!r}")
@@ -228,7 +228,7 @@ class IncrementalClassifier(TransformerMixin, ClassifierMixin, BaseEstimator):
     def _adapts(self, model: Model | None) -> str:
         return self.method if model is None or model.adapts is None else model.adapts
 
-    def _candidates(self, model: Model | None, given: Given) -> adapt.Candidates:
+    def _candidates(self, model: Model | None, given: ImageInput) -> adapt.Candidates:
         frozen = model if model is None or model.frozen is None else model.frozen
         shape = self._shape(given) if model is None else model.preprocessing.shape
         config = self._config(frozen, given, FROZEN_METHOD, shape)
@@ -241,7 +241,11 @@ class IncrementalClassifier(TransformerMixin, ClassifierMixin, BaseEstimator):
         return adapt.Candidates(frozen, config, adapted_config, adapted)
 
     def _config(
-        self, model: Model | None, given: Given, method: str | None = None, shape: tuple[int, int, int] | None = None
+        self,
+        model: Model | None,
+        given: ImageInput,
+        method: str | None = None,
+        shape: tuple[int, int, int] | None = None,
     ) -> RunConfig:
         """The settings of an update of this model, or of a new one by this method for images of this shape."""
         if model is not None:
@@ -269,7 +273,7 @@ class IncrementalClassifier(TransformerMixin, ClassifierMixin, BaseEstimator):
                 overrides |= dict.fromkeys(path, value)
         return overrides
 
-    def _first_overrides(self, given: Given, shape: tuple[int, int, int]) -> dict[str, Any]:
+    def _first_overrides(self, given: ImageInput, shape: tuple[int, int, int]) -> dict[str, Any]:
         """The same with the network that is chosen for these images, where that is not left to their size."""
         overrides = self._overrides()
         if isinstance(self.backbone, nn.Module):
@@ -280,7 +284,7 @@ class IncrementalClassifier(TransformerMixin, ClassifierMixin, BaseEstimator):
         chosen = defaults.backbone_for(given) if free and shape[1] >= defaults.PHOTO_SIDE else None
         return overrides if chosen is None else {**overrides, "backbone.name": chosen}
 
-    def _shape(self, given: Given) -> tuple[int, int, int]:
+    def _shape(self, given: ImageInput) -> tuple[int, int, int]:
         if self.image_size == "auto":
             natural = given.natural_shape()
             if isinstance(self.backbone, nn.Module):
@@ -323,22 +327,22 @@ class IncrementalClassifier(TransformerMixin, ClassifierMixin, BaseEstimator):
 
     def answers(self, X: Any, *, certificate: bool = False) -> Answers:
         """Everything there is to say about images, from one look at them."""
-        model, looks = self._fitted(), self._look(X)
-        return answer(model, looks, certificate=certificate, unknown=self.unknown, unknown_label=self.unknown_label)
+        model, outputs = self._fitted(), self._forward(X)
+        return answer(model, outputs, certificate=certificate, unknown=self.unknown, unknown_label=self.unknown_label)
 
     def predict_proba(self, X: Any) -> np.ndarray:
         """Probabilities [N, classes] in the order of `classes_`, calibrated on the images the last update kept back."""
-        return answer(self._fitted(), self._look(X)).probabilities
+        return answer(self._fitted(), self._forward(X)).probabilities
 
     def predict_log_proba(self, X: Any) -> np.ndarray:
         """Logarithms of `predict_proba`, also of probabilities too small to be told from 0."""
-        model, looks = self._fitted(), self._look(X)
-        logs: np.ndarray = torch.log_softmax(looks.scores.double() / model.temperature, dim=1).numpy()
+        model, outputs = self._fitted(), self._forward(X)
+        logs: np.ndarray = torch.log_softmax(outputs.scores.double() / model.temperature, dim=1).numpy()
         return logs
 
     def transform(self, X: Any) -> np.ndarray:
         """Features [N, S] of images, as the network sees them now: an update changes what they mean."""
-        features = self._look(X, features=True).features
+        features = self._forward(X, features=True).features
         assert features is not None
         return np.asarray(features)
 
@@ -349,11 +353,11 @@ class IncrementalClassifier(TransformerMixin, ClassifierMixin, BaseEstimator):
 
     def decision_function(self, X: Any) -> np.ndarray:
         """Scores [N, classes] of the method's own rule, higher is better; for two classes their difference, [N]."""
-        scores = self._look(X).scores.numpy()
+        scores = self._forward(X).scores.numpy()
         return scores[:, 1] - scores[:, 0] if scores.shape[1] == 2 else scores
 
-    def _look(self, X: Any, *, features: bool = False) -> Looks:
-        return look(self._fitted(), X, features=features)
+    def _forward(self, X: Any, *, features: bool = False) -> ForwardOutput:
+        return forward(self._fitted(), X, features=features)
 
     # --- state
 

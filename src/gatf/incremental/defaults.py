@@ -8,7 +8,7 @@ from typing import Any
 
 from gatf.config import RunConfig, load_config
 from gatf.data.decode import SMALL
-from gatf.data.inputs import Given
+from gatf.data.inputs import ImageInput
 from gatf.data.pictures import LARGE_DEFAULT
 from gatf.errors import UserError
 from gatf.methods import is_outside, method_class
@@ -75,13 +75,13 @@ def is_pretrained(overrides: Mapping[str, Any]) -> bool:
     return overrides.get("backbone.pretrained", usual) is not None
 
 
-def backbone_for(given: Given) -> str | None:
+def backbone_for(given: ImageInput) -> str | None:
     """The pretrained network for photos, where its weights are installed; None: the size decides among others."""
     side = given.photo_side
     return LITE0 if side is not None and side >= PHOTO_SIDE and packaged_weights() is not None else None
 
 
-def pretrained_shape(name: str, given: Given) -> tuple[int, int, int]:
+def pretrained_shape(name: str, given: ImageInput) -> tuple[int, int, int]:
     """What a pretrained network gets to see: pixels as they are; photos at 224 pixels, or at their own size where it is
     smaller, rounded down to what five halvings divide. Other people's networks may take 224 alone."""
     side = given.photo_side

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from gatf import __version__
-from gatf.data.inputs import Given, read_class_folders
+from gatf.data.inputs import ImageInput, read_class_folders
 from gatf.errors import Diverged, UserError
 from gatf.experiment import stop_signals
 from gatf.incremental.classifier import IncrementalClassifier
@@ -45,7 +45,7 @@ def learn_folder(
 
 
 def learn_given(
-    path: Path, given: Given, answers: np.ndarray, folder: Path, *, parameters: Mapping[str, Any], keep: int = 1,
+    path: Path, given: ImageInput, answers: np.ndarray, folder: Path, *, parameters: Mapping[str, Any], keep: int = 1,
     restart: bool = False, skip_bad: bool = False, announce: Callable[[str], None] = lambda text: None,
     listener: Listener = silent, request: Path | None = None,
 ) -> Outcome:  # fmt: skip

@@ -32,7 +32,7 @@ def normalisation(images: ImageSet, most: int = 2000) -> tuple[tuple[float, ...]
     return tuple(total.mean[:, 0].tolist()), tuple(std.tolist())
 
 
-def merge(carried: Gaussians, carried_images: Tensor, new: Gaussians, new_images: Tensor) -> Gaussians:
+def merge(transported: Gaussians, transported_images: Tensor, new: Gaussians, new_images: Tensor) -> Gaussians:
     """Gaussians of classes that came back: the moments of both lots of images together (each image counts twice, for
     its mirror image is stored with it), [k, S]."""
 
@@ -40,7 +40,7 @@ def merge(carried: Gaussians, carried_images: Tensor, new: Gaussians, new_images
         count = 2.0 * images.to(gaussians.means)
         return Moments(count, gaussians.means, gaussians.covs * (count - 1).clamp_min(0)[:, None, None])
 
-    both = moments(carried, carried_images).merge(moments(new, new_images))
+    both = moments(transported, transported_images).merge(moments(new, new_images))
     return Gaussians(both.mean, both.covariance())
 
 

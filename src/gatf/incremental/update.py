@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from gatf.config import RunConfig
 from gatf.data.base import ImageSet
-from gatf.data.inputs import Given, Shape, check_shape
+from gatf.data.inputs import ImageInput, Shape, check_shape
 from gatf.data.listing import some
 from gatf.data.loader import TaskData, TaskInfo
 from gatf.errors import UserError
@@ -27,8 +27,8 @@ from gatf.io.events import Event, Listener, RunStart, TaskEvent, TaskStart
 from gatf.methods.parts.components import extract
 from gatf.methods.parts.gaussian import GaussianMethod, carries_gaussians, keeps_gaussians_only
 from gatf.model.judge import (
-    NOTHING_CALIBRATED,
-    NOTHING_STRANGE,
+    NO_CALIBRATION,
+    NO_NOVELTY,
     TAIL,
     Judge,
     Metric,
@@ -39,7 +39,7 @@ from gatf.model.judge import (
     transport_error,
 )
 from gatf.model.record import UpdateRecord, remembered
-from gatf.model.state import Looks, Model
+from gatf.model.state import ForwardOutput, Model
 from gatf.session import Circumstances, Preprocessing, Session, build_method
 from gatf.settings import INSIDE, PYTHON
 from gatf.training import checkpoint
@@ -68,7 +68,7 @@ class Conditions:
     """Folder of checkpoints; None keeps none."""
 
 
-def new_model(config: RunConfig, given: Given, shape: Shape, backbone: nn.Module | None = None) -> Model:
+def new_model(config: RunConfig, given: ImageInput, shape: Shape, backbone: nn.Module | None = None) -> Model:
     """A model that knows no class yet; its preprocessing is what its pretrained network expects, its normalisation else
     that of the images it will first be fitted to."""
     check_shape(shape)
@@ -78,11 +78,11 @@ def new_model(config: RunConfig, given: Given, shape: Shape, backbone: nn.Module
         mean, std = normalisation(preprocessing.images(given))
         preprocessing = replace(preprocessing, mean=mean, std=std)
     empty = torch.zeros(0, dtype=torch.int64)
-    return Model(config, preprocessing, method, (), empty, 1.0, NOTHING_CALIBRATED, empty.double(), NOTHING_STRANGE, ())
+    return Model(config, preprocessing, method, (), empty, 1.0, NO_CALIBRATION, empty.double(), NO_NOVELTY, ())
 
 
 def learn(
-    model: Model, given: Given, answers: np.ndarray, *, config: RunConfig, held_out: float, run: Conditions
+    model: Model, given: ImageInput, answers: np.ndarray, *, config: RunConfig, held_out: float, run: Conditions
 ) -> Model:
     """The model after learning these images; `Interrupted` if the run's `stop` says so."""
     started = time.monotonic()
@@ -175,22 +175,24 @@ class _Update:
         method.keep(before.concat(stand_ins.to(before.means.device)))
         method.end_task(data)
         after = method.stored()
-        carried, self.moved, new = after[:old], after[old : old + classes], after[old + classes :]
+        transported, self.moved, new = after[:old], after[old : old + classes], after[old + classes :]
         spread = before.covs.diagonal(dim1=-2, dim2=-1).sum(-1).sqrt().clamp_min(1e-12)  # [old]
-        self.drift = float(((carried.means - before.means).norm(dim=1) / spread).mean())
-        method.keep(self._merged(carried, new))
+        self.drift = float(((transported.means - before.means).norm(dim=1) / spread).mean())
+        method.keep(self._merged(transported, new))
         self.errors[:old] = transport_error(self.moved, new, Metric.of(method.stored()))
         if not self.split.revisited:  # what is merged with new images is not what was carried
             self.class_errors = class_transport_errors(self.moved, new)
 
-    def _merged(self, carried: Gaussians, new: Gaussians) -> Gaussians:
+    def _merged(self, transported: Gaussians, new: Gaussians) -> Gaussians:
         """Old classes, each revisited one merged with what was seen of it now, then the added ones."""
         again = len(self.split.revisited)
         if again == 0:
-            return carried.concat(new)
+            return transported.concat(new)
         places = torch.tensor(self.split.revisited, device=new.means.device)
-        merged = merge(carried[places], self.model.counts[list(self.split.revisited)], new[:again], self.counts[:again])
-        means, covs = carried.means.clone(), carried.covs.clone()
+        merged = merge(
+            transported[places], self.model.counts[list(self.split.revisited)], new[:again], self.counts[:again]
+        )
+        means, covs = transported.means.clone(), transported.covs.clone()
         means[places], covs[places] = merged.means, merged.covs
         return Gaussians(means, covs).concat(new[again:])
 
@@ -233,37 +235,37 @@ class _Update:
             self._withdraw()
             if model.calibration[0] > 0:  # what earlier images said is the best there is
                 return updated
-            looks, numbers = self._look(updated, split.trained)
-            return replace(updated, temperature=temperature_at_even_odds(looks.scores, numbers))
-        looks, numbers = self._look(updated, split.held_out)
-        self.predicted = looks.scores.argmax(1)
-        calibrated = calibration(looks.scores, numbers)
+            outputs, numbers = self._forward(updated, split.trained)
+            return replace(updated, temperature=temperature_at_even_odds(outputs.scores, numbers))
+        outputs, numbers = self._forward(updated, split.held_out)
+        self.predicted = outputs.scores.argmax(1)
+        calibrated = calibration(outputs.scores, numbers)
         if self.method.revisits:  # nothing moved: what earlier images said still holds
             calibrated = calibrated + model.calibration
         updated = replace(updated, temperature=temperature_of(calibrated), calibration=calibrated)
-        strangeness = model.strangeness
-        fresh = updated.strangeness_of(looks).float()
+        novelty = model.novelty
+        fresh = updated.novelty_of(outputs).float()
         most = KEPT_PER_CLASS * split.classes
         fresh = fresh[:: -(-len(fresh) // most)]
-        self._compare_with_carried(looks, numbers)
+        self._compare_with_transported(outputs, numbers)
         if self.old == 0 or len(numbers.unique()) == len(updated.labels):
-            self.rejection, strangeness = "promised", fresh
+            self.rejection, novelty = "promised", fresh
         elif self.widening is None or model.rejection == "withdrawn":
             self._withdraw()
         else:
-            self.rejection, strangeness = (
+            self.rejection, novelty = (
                 "estimated",
-                torch.cat([strangeness.view(-1, fresh.shape[1]) * self.widening, fresh]),
+                torch.cat([novelty.view(-1, fresh.shape[1]) * self.widening, fresh]),
             )
-            strangeness = strangeness[:: -(-len(strangeness) // (KEPT_PER_CLASS * len(updated.labels)))]
-        return replace(updated, strangeness=strangeness)
+            novelty = novelty[:: -(-len(novelty) // (KEPT_PER_CLASS * len(updated.labels)))]
+        return replace(updated, novelty=novelty)
 
-    def _look(self, updated: Model, places: Tensor) -> tuple[Looks, Tensor]:
+    def _forward(self, updated: Model, places: Tensor) -> tuple[ForwardOutput, Tensor]:
         """What the updated model makes of images of the update, and the numbers of their classes in it."""
-        looks = updated.look(self.images.take(places))
-        if not all_finite([looks.scores]):
+        outputs = updated.forward(self.images.take(places))
+        if not all_finite([outputs.scores]):
             raise self.session.diverged(self.data.info.index, "evaluation", "scores not finite")
-        return looks, self.split.final_numbers[places]
+        return outputs, self.split.final_numbers[places]
 
     def _withdraw(self) -> None:
         """No more rejections: of some classes it is not known how far their images lie from them now."""
@@ -275,7 +277,7 @@ class _Update:
             "classes; an update with at least five images of every class brings it back"
         )
 
-    def _compare_with_carried(self, looks: Looks, numbers: Tensor) -> None:
+    def _compare_with_transported(self, outputs: ForwardOutput, numbers: Tensor) -> None:
         """What would the held-out images of added classes be told, were these classes carried like the old ones?
 
         Older classes have no images left that could tell. An update without added classes says too little, for it
@@ -287,21 +289,21 @@ class _Update:
             self.widening = 1.0 if self.method.revisits else None
             return
         added = numbers >= self.old
-        if self.moved is None or looks.features is None or not bool(added.any()):
+        if self.moved is None or outputs.features is None or not bool(added.any()):
             return
-        features, classes = looks.features[added], numbers[added]
+        features, classes = outputs.features[added], numbers[added]
         stored = self.method.stored().to("cpu")
-        carried = stored[: self.old].concat(self.moved[len(self.split.revisited) :].to("cpu"))
-        strange, own = (Judge(each, self.errors).strangeness(features) for each in (carried, stored))
+        transported = stored[: self.old].concat(self.moved[len(self.split.revisited) :].to("cpu"))
+        strange, own = (Judge(each, self.errors).novelty(features) for each in (transported, stored))
         ratios = [
             strange[chosen].quantile(TAIL, dim=0) / own[chosen].quantile(TAIL, dim=0).clamp_min(1e-12)
             for chosen in (classes == number for number in classes.unique())
         ]
         self.widening = torch.stack(ratios).amax(0).clamp_min(1.0).float()
         memory = copy.deepcopy(self.method.memory)
-        memory.set(carried.to(self.method.device))
+        memory.set(transported.to(self.method.device))
         answers = memory.scores(features.to(self.method.device)).argmax(1).cpu()
-        right = int((looks.scores[added].argmax(1) == classes).sum())
+        right = int((outputs.scores[added].argmax(1) == classes).sum())
         self.kept_by_carrying = min(1.0, int((answers == classes).sum()) / max(right, 1))
 
     def finish(self, updated: Model, seconds: float) -> Model:

@@ -205,11 +205,11 @@ class AdaGauss(GaussianMethod[AdaGaussConfig]):
         )
         self.note("transport", **repairs)
 
-    def carried(self, old: Tensor, phase: str) -> Tensor | None:
+    def transported(self, old: Tensor, phase: str) -> Tensor | None:
         return self.adapter(old) if phase == "adapter" else None
 
-    def remeasured(self, plain: Tensor, mirrored: Tensor, labels: Tensor) -> Callable[[Tensor], Tensor]:
-        return self.memory.remeasured(
+    def reestimated(self, plain: Tensor, mirrored: Tensor, labels: Tensor) -> Callable[[Tensor], Tensor]:
+        return self.memory.reestimated(
             torch.cat([plain, mirrored]), torch.cat([labels, labels]),
             shrink=self.config.shrink, diagonal=self.config.transport == "diag",
         ).scores  # fmt: skip

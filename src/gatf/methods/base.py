@@ -147,12 +147,12 @@ class Method(nn.Module, ABC, Generic[ConfigT]):
         stored = self.stored()
         return None if stored is None else stored.means
 
-    def carried(self, old: Tensor, phase: str) -> Tensor | None:
+    def transported(self, old: Tensor, phase: str) -> Tensor | None:
         """Old features [B, S] in the new space, by the map as it stands after an epoch of a phase; None while there is
         no map. Asked for only within tasks after the first, in eval mode and without gradient."""
         return None
 
-    def remeasured(self, plain: Tensor, mirrored: Tensor, labels: Tensor) -> Callable[[Tensor], Tensor] | None:
+    def reestimated(self, plain: Tensor, mirrored: Tensor, labels: Tensor) -> Callable[[Tensor], Tensor] | None:
         """How features [B, S] would be scored by the method's own rule, were the classes in `labels` [N] measured now,
         from the features of their images and of the images' mirror images, [N, S] each. Other classes stay as stored,
         and so does the method. None where what was measured of classes does not tell them apart.

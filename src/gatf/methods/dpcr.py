@@ -149,7 +149,7 @@ class GramMemory(Growing):
         self.means = torch.cat([self.means, new.mean.float()])
         self.counts = torch.cat([self.counts, new.count.float()])
 
-    def remeasured(self, features: Tensor, labels: Tensor) -> "GramMemory":
+    def reestimated(self, features: Tensor, labels: Tensor) -> "GramMemory":
         """A copy in which the classes of these features [N, S], [N] are what `learn` would have made of them."""
         copy = deepcopy(self)
         for number in labels.unique().tolist():
@@ -253,10 +253,10 @@ class DPCR(Method[DPCRConfig]):
         """x·w_c on raw features, no bias."""
         return self.backbone(images) @ self.readout.weight
 
-    def remeasured(self, plain: Tensor, mirrored: Tensor, labels: Tensor) -> Callable[[Tensor], Tensor]:
+    def reestimated(self, plain: Tensor, mirrored: Tensor, labels: Tensor) -> Callable[[Tensor], Tensor]:
         """Of plain images all of it, where the classifier that `end_task` builds may take augmented ones of the newest
         classes: even with no class measured anew it may differ a little from that one."""
-        memory, config = self.memory.remeasured(plain, labels), self.config
+        memory, config = self.memory.reestimated(plain, labels), self.config
         weight = ridge_classifier(memory.total(), memory.targets(), config.ridge, normalise=config.cn).float()
         return lambda features: features.to(weight) @ weight
 

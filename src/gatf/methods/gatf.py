@@ -353,11 +353,11 @@ class GATF(GaussianMethod[GATFConfig]):
         self.note("resurrected", share=float(arrived.double().mean()))
         return old[arrived], new[arrived]
 
-    def carried(self, old: Tensor, phase: str) -> Tensor | None:
+    def transported(self, old: Tensor, phase: str) -> Tensor | None:
         return self.map(old) if self.config.top_aware or self.config.aga or phase == "adapter" else None
 
-    def remeasured(self, plain: Tensor, mirrored: Tensor, labels: Tensor) -> Callable[[Tensor], Tensor]:
-        return self.memory.remeasured(torch.cat([plain, mirrored]), torch.cat([labels, labels])).scores
+    def reestimated(self, plain: Tensor, mirrored: Tensor, labels: Tensor) -> Callable[[Tensor], Tensor]:
+        return self.memory.reestimated(torch.cat([plain, mirrored]), torch.cat([labels, labels])).scores
 
     def bytes_per_class(self) -> int:
         return self.memory.bytes_per_class()

@@ -23,7 +23,7 @@ from gatf.io.container import Damaged
 from gatf.io.run_folder import RunFolder
 from gatf.methods import METHODS, Method, is_outside
 from gatf.methods.parts.gaussian import carries_gaussians
-from gatf.model.judge import NOTHING_CALIBRATED, NOTHING_STRANGE
+from gatf.model.judge import NO_CALIBRATION, NO_NOVELTY
 from gatf.model.record import UpdateRecord
 from gatf.model.state import FROZEN_METHOD, Model
 from gatf.model.upgrade import upgraded_config, upgraded_state
@@ -115,7 +115,7 @@ def _config_to_keep(model: Model) -> dict[str, Any]:
 def _tensors(model: Model) -> dict[str, Tensor]:
     tensors = {METHOD + name: value for name, value in model.method.state_dict().items()}
     own = {"counts": model.counts, "calibration": model.calibration, "errors": model.errors}
-    return tensors | own | {"strangeness": model.strangeness}
+    return tensors | own | {"strangeness": model.novelty}
 
 
 def _check_predicts(written: Path, path: Path, *, outside: bool, backbone: nn.Module | None) -> None:
@@ -185,14 +185,14 @@ def _model(
     shape = (told.shape[0], told.shape[1], told.shape[2])
     if "distances" in tensors:  # up to format 2 unknown images were told by distance alone
         tensors = {name: value for name, value in tensors.items() if name != "distances"}
-        tensors |= {"strangeness": NOTHING_STRANGE, "calibration": NOTHING_CALIBRATED}
+        tensors |= {"strangeness": NO_NOVELTY, "calibration": NO_CALIBRATION}
         history = (*history[:-1], history[-1].model_copy(update={"rejection": "withdrawn"}))
     for name, dtype in OWN.items():
         if name not in tensors or tensors[name].dtype != dtype or tensors[name].ndim != 1 + (name == "strangeness"):
             raise Damaged(path, f"its '{name}' are missing or not what they should be")
     if len(tensors["counts"]) != len(told.labels) or len(tensors["errors"]) not in (0, len(told.labels)):
         raise Damaged(path, "it has another number of classes than labels")
-    if tensors["calibration"].shape != NOTHING_CALIBRATED.shape or tensors["strangeness"].shape[1] not in (1, 2):
+    if tensors["calibration"].shape != NO_CALIBRATION.shape or tensors["strangeness"].shape[1] not in (1, 2):
         raise Damaged(path, "its 'calibration' or 'strangeness' is not what it should be")
     if bool((tensors["counts"] < 0).any()) or bool((tensors["errors"] < 0).any()):
         raise Damaged(path, "its 'counts' or 'errors' are negative")

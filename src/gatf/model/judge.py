@@ -24,9 +24,9 @@ STEP = 0.5
 TEMPERATURES = 2 ** torch.arange(-12.0, 24.0, STEP, dtype=torch.float64)
 """Temperatures that are compared. Scores of Gaussians can be in the thousands, so that they reach far."""
 
-NOTHING_CALIBRATED = torch.zeros(1 + 2 * len(TEMPERATURES), dtype=torch.float64)
+NO_CALIBRATION = torch.zeros(1 + 2 * len(TEMPERATURES), dtype=torch.float64)
 """`calibration` of no images."""
-NOTHING_STRANGE = torch.zeros(0, 1)
+NO_NOVELTY = torch.zeros(0, 1)
 """The strangeness of no images."""
 
 
@@ -43,7 +43,7 @@ def calibration(scores: Tensor, labels: Tensor) -> Tensor:
     scores = scores.double()
     count, classes = scores.shape
     if count == 0 or classes < 2:
-        return NOTHING_CALIBRATED
+        return NO_CALIBRATION
     true, other = [], []
     for temperature in TEMPERATURES.tolist():
         losses = -torch.log_softmax(scores / temperature, dim=1)
@@ -85,7 +85,7 @@ def energy(scores: Tensor, temperature: float) -> Tensor:
     return -torch.logsumexp(scores.double() / temperature, dim=1, keepdim=True)
 
 
-def strangest(values: Tensor, known: Tensor) -> Tensor:
+def combined_novelty(values: Tensor, known: Tensor) -> Tensor:
     """One number from several ways to be strange, [N, k] → [N]: the most there is of any, as a multiple of what a tenth
     of held-out known images, [M, k], exceeds."""
     if values.shape[1] == 1:
@@ -94,16 +94,16 @@ def strangest(values: Tensor, known: Tensor) -> Tensor:
     return (values.double() / much).amax(1)
 
 
-def rejection_threshold(strangeness: Tensor, rate: float) -> float:
+def rejection_threshold(novelty: Tensor, rate: float) -> float:
     """The strangeness beyond which an image is called unknown, from that of held-out known ones, [M].
 
     Conformal: the ⌈(M + 1)(1 − rate)⌉-th smallest, so that a new image of the same kind is rejected with probability
     at most `rate`; +inf where M is too small to say so.
     """
-    rank = int(torch.ceil(torch.tensor((len(strangeness) + 1) * (1 - rate), dtype=torch.float64) - 1e-9))
-    if rank > len(strangeness):
+    rank = int(torch.ceil(torch.tensor((len(novelty) + 1) * (1 - rate), dtype=torch.float64) - 1e-9))
+    if rank > len(novelty):
         return float("inf")
-    return float(strangeness.double().sort().values[max(rank, 1) - 1])
+    return float(novelty.double().sort().values[max(rank, 1) - 1])
 
 
 @dataclass(frozen=True)
@@ -190,9 +190,9 @@ class Judge:
         """By each class's own covariance; none where its error was not measured."""
         if self.class_errors is None:
             return torch.zeros(len(features), dtype=torch.bool)
-        carried = (self.errors > 0).double()
+        transported = (self.errors > 0).double()
         distances = self._certifying.distances(features)
-        low, high = distance_range(distances, *(eta * carried for eta in self.class_errors))
+        low, high = distance_range(distances, *(eta * transported for eta in self.class_errors))
         nearest = distances.argmin(1)
         return certified_range(low, high, nearest) & (nearest == answers)
 
@@ -201,7 +201,7 @@ class Judge:
         points, means = self._rejecting(features), self._rejecting(self.stored.means)
         return torch.cdist(points, means).square() / features.shape[1]
 
-    def strangeness(self, features: Tensor) -> Tensor:
+    def novelty(self, features: Tensor) -> Tensor:
         """Two ways to be unlike every class, [N, 2]: the squared distance to the nearest class, divided by that to the
         centre of all classes; and the distance itself.
 

@@ -159,7 +159,7 @@ def check(model: Model, content: bytes) -> str:
     for count in (1, 5):
         draws = torch.Generator().manual_seed(count)
         images = torch.randint(256, (count, *model.preprocessing.shape), dtype=torch.uint8, generator=draws)
-        expected = model.look(ImageSet(images, torch.zeros(count, dtype=torch.int64))).scores
+        expected = model.forward(ImageSet(images, torch.zeros(count, dtype=torch.int64))).scores
         scores, _, numbers = session.run(None, {"images": images.numpy()})
         off = float((torch.from_numpy(scores) - expected).abs().max())
         tolerance = max(TOLERANCE, RELATIVE_TOLERANCE * float(expected.abs().max()))

@@ -23,7 +23,7 @@ FROZEN_METHOD = "slda"
 
 
 @dataclass(frozen=True)
-class Looks:
+class ForwardOutput:
     """What a model sees in images."""
 
     scores: Tensor
@@ -50,8 +50,8 @@ class Model:
     errors: Tensor
     """How far the stored mean of each class may be off after the last update, in the judge's metric, float64 [C]; empty
     where nobody measured it, as in a run."""
-    strangeness: Tensor
-    """`strangeness_of` held-out images of all updates, for `rejection_threshold`, float32 [M, 1 or 2]."""
+    novelty: Tensor
+    """`novelty_of` held-out images of all updates, for `rejection_threshold`, float32 [M, 1 or 2]."""
     history: tuple[UpdateRecord, ...]
     adapts: str | None = None
     """The method that may adapt a pretrained network, where updates choose (`incremental.adapt`); None: they do not."""
@@ -68,12 +68,12 @@ class Model:
         class_errors = self.history[-1].class_errors if self.history else None
         return Judge(self.method.stored().to("cpu"), self.errors, class_errors)
 
-    def strangeness_of(self, looks: Looks) -> Tensor:
+    def novelty_of(self, outputs: ForwardOutput) -> Tensor:
         """How unlike everything known images are, [N, 1 or 2]: by where their features lie among the classes, or by how
         little any class speaks for them where the method keeps no Gaussians alone."""
-        if looks.features is not None and keeps_gaussians_only(self.method):
-            return self.judge.strangeness(looks.features)
-        return energy(looks.scores, self.temperature)
+        if outputs.features is not None and keeps_gaussians_only(self.method):
+            return self.judge.novelty(outputs.features)
+        return energy(outputs.scores, self.temperature)
 
     @property
     def updates(self) -> int:
@@ -95,7 +95,7 @@ class Model:
         return self.method.frozen_copy(self.method.backbone)
 
     @torch.no_grad()
-    def look(self, images: ImageSet, *, features: bool = False, once: bool = False) -> Looks:
+    def forward(self, images: ImageSet, *, features: bool = False, once: bool = False) -> ForwardOutput:
         """Scores and features of images in the model's shape; `features` asks for them whatever the method keeps.
 
         `once`: these images and no others, so few that the network is better used as it is than made quicker first.
@@ -112,4 +112,4 @@ class Model:
             else:
                 scores.append(method.scores(inputs).double().cpu())
         wanted = features or keeps_gaussians_only(method)
-        return Looks(torch.cat(scores), torch.cat(found) if wanted else None)
+        return ForwardOutput(torch.cat(scores), torch.cat(found) if wanted else None)

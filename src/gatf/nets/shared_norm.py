@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from gatf import ranks
+from gatf import distributed
 
 
 class _Normalise(torch.autograd.Function):
@@ -33,7 +33,7 @@ class _Normalise(torch.autograd.Function):
         _, of_weight, of_bias = torch.ops.aten.native_batch_norm_backward(
             gradient, input, weight, mean, variance, None, None, False, ctx.eps, [False, True, True]
         )
-        along, level = ranks.total(torch.stack([of_weight, of_bias])) / count  # means of g·x̂ and of g, all images
+        along, level = distributed.total(torch.stack([of_weight, of_bias])) / count  # means of g·x̂ and of g, all images
         inverse = torch.rsqrt(variance + ctx.eps)
         scale = weight * inverse
         slope = -scale * inverse * along
@@ -48,7 +48,7 @@ class SharedBatchNorm2d(nn.BatchNorm2d):
     """As `nn.BatchNorm2d` in one process with all the images; torch's own layer of this kind runs on GPUs only."""
 
     def forward(self, input: Tensor) -> Tensor:
-        if not self.training or ranks.world() == 1:
+        if not self.training or distributed.world() == 1:
             return super().forward(input)
         precise = input.to(self.weight.dtype)
         count, mean, variance = self._statistics(precise.detach())
@@ -61,9 +61,9 @@ class SharedBatchNorm2d(nn.BatchNorm2d):
         """Values per channel in the batches of all processes, their mean and variance: one exchange."""
         own = input.new_full((1,), input.numel() / input.shape[1])
         found = torch.cat([own, *torch.batch_norm_update_stats(input, None, None, 0.0)])
-        rows = found.new_zeros(ranks.world(), len(found))
-        rows[ranks.rank()] = found
-        all_found = ranks.total(rows)  # [processes, 1 + 2·channels]
+        rows = found.new_zeros(distributed.world(), len(found))
+        rows[distributed.rank()] = found
+        all_found = distributed.total(rows)  # [processes, 1 + 2·channels]
         counts, (means, variances) = all_found[:, :1], all_found[:, 1:].tensor_split(2, dim=1)
         count = counts.sum()
         mean = (counts * means).sum(0) / count

@@ -484,9 +484,9 @@ def transport_plane(run: Run) -> Figure:
                 short(run.summary.class_names[number]), new, xytext=(5, 4), textcoords="offset points", fontsize=8.5,
                 color=MUTED,
             )  # fmt: skip
-        carried = place.get((number, "carried"))
-        if carried is not None:
-            axes.plot(*zip(carried, new, strict=True), color=SERIES[1], linewidth=1, linestyle=":")
+        transported = place.get((number, "carried"))
+        if transported is not None:
+            axes.plot(*zip(transported, new, strict=True), color=SERIES[1], linewidth=1, linestyle=":")
     for kind, marker, color, size in (
         ("old", "o", MUTED, 5),
         ("new", "o", SERIES[0], 6),

@@ -12,7 +12,7 @@ from torch import Tensor
 from gatf.data.base import ImageSet
 from gatf.errors import UserError
 from gatf.model.answers import answer
-from gatf.model.state import Looks
+from gatf.model.state import ForwardOutput
 from gatf.serve.limits import busy, not_understood
 from gatf.serve.live import NETWORKS, Served, plain
 
@@ -122,7 +122,7 @@ class Batcher:
             pixels = torch.cat([waiting.question.pixels for waiting in wanted])
             model = wanted[0].question.served.model
             with NETWORKS:
-                looks = model.look(ImageSet(pixels, torch.zeros(len(pixels), dtype=torch.int64)))
+                outputs = model.forward(ImageSet(pixels, torch.zeros(len(pixels), dtype=torch.int64)))
         except Exception as error:
             for waiting in wanted:
                 waiting.settle(error)
@@ -132,9 +132,9 @@ class Batcher:
         start = 0
         for waiting in wanted:
             end = start + len(waiting.question.pixels)
-            features = None if looks.features is None else looks.features[start:end]
+            features = None if outputs.features is None else outputs.features[start:end]
             try:
-                waiting.settle(answered(waiting.question, Looks(looks.scores[start:end], features)))
+                waiting.settle(answered(waiting.question, ForwardOutput(outputs.scores[start:end], features)))
             except UserError as error:
                 waiting.settle(not_understood(str(error)))
             except Exception as error:
@@ -142,14 +142,14 @@ class Batcher:
             start = end
 
 
-def answered(question: Question, looks: Looks) -> dict[str, Any]:
+def answered(question: Question, outputs: ForwardOutput) -> dict[str, Any]:
     """What is said of a question's images, from one look at them."""
     model = question.served.model
     answers = answer(
-        model, looks, certificate=question.certificate, unknown=question.unknown, unknown_label=UNKNOWN
+        model, outputs, certificate=question.certificate, unknown=question.unknown, unknown_label=UNKNOWN
     )  # fmt: skip
     order = answers.probabilities.argsort(axis=1, kind="stable")[:, ::-1][:, : question.top]
-    near = _nearest(question, looks) if question.explain else None
+    near = _nearest(question, outputs) if question.explain else None
     rows = []
     for number, label in enumerate(answers.labels.tolist()):
         unknown = label == UNKNOWN
@@ -170,14 +170,14 @@ def answered(question: Question, looks: Looks) -> dict[str, Any]:
     return {"model": question.served.digest, "answers": rows, "note": answers.warning}
 
 
-def _nearest(question: Question, looks: Looks) -> list[dict[str, Any]]:
+def _nearest(question: Question, outputs: ForwardOutput) -> list[dict[str, Any]]:
     """Where the images lie among the classes: the nearest ones, and the place on the plane that `GET /v1/map` draws."""
     model = question.served.model
-    if looks.features is None:
+    if outputs.features is None:
         _ = model.judge  # says what is missing
         raise UserError("this method keeps no Gaussians")
-    distances = model.judge.distances(looks.features)
-    points = question.served.plane(looks.features).tolist()
+    distances = model.judge.distances(outputs.features)
+    points = question.served.plane(outputs.features).tolist()
     found = []
     for row, point in zip(distances, points, strict=True):
         nearest = row.argsort()[:NEAREST].tolist()

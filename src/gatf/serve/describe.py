@@ -12,7 +12,7 @@ RECORDED = tuple(name for name in Record.model_fields if name != "text")
 def described(served: Served, name: str, versions: list[int]) -> dict[str, Any]:
     """As `schemas.ModelInfo` has it; `versions` are those that were kept."""
     model = served.model
-    known = len(model.strangeness)
+    known = len(model.novelty)
     return {
         "name": name,
         "digest": served.digest,

@@ -106,11 +106,13 @@ class Live:
         with NETWORKS:
             model = model_file.load(self.path, device=self.device, answering=True)
             blank = torch.zeros(1, *model.preprocessing.shape, dtype=torch.uint8)
-            looks = model.look(ImageSet(blank, torch.zeros(1, dtype=torch.int64)))  # prepares what first looks prepare
+            outputs = model.forward(
+                ImageSet(blank, torch.zeros(1, dtype=torch.int64))
+            )  # prepares what first looks prepare
         served = Served(model, container.inspect(self.path).digest, self.path.stat().st_size)
-        model.strangeness_of(looks)
-        if looks.features is not None and served.certifies:
-            model.judge.certificates(looks.features, looks.scores.argmax(1))
+        model.novelty_of(outputs)
+        if outputs.features is not None and served.certifies:
+            model.judge.certificates(outputs.features, outputs.scores.argmax(1))
         return served
 
     def _watch(self) -> None:

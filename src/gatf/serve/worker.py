@@ -19,7 +19,7 @@ import numpy as np
 from PIL import Image
 
 from gatf.data.encoded import Files
-from gatf.data.inputs import Given
+from gatf.data.inputs import ImageInput
 from gatf.errors import Busy, ExitCode, UserError
 from gatf.io import events
 
@@ -86,7 +86,7 @@ def main(job: Path) -> int:
 
     def learn() -> Outcome:
         return learn_given(
-            Path(told["model"]), Given(Files(files)), np.array(told["labels"]), folder,
+            Path(told["model"]), ImageInput(Files(files)), np.array(told["labels"]), folder,
             parameters=told["parameters"], keep=told["keep"], skip_bad=True, listener=teller,
             announce=lambda text: teller.say("chosen", text=text), request=job,
         )  # fmt: skip

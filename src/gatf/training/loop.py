@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from gatf import ranks
+from gatf import distributed
 from gatf.data.loader import Batch, TaskData, shuffled
 from gatf.errors import NotFinite
 from gatf.io.events import Epoch, Listener, Step
@@ -91,7 +91,7 @@ def train_phase(
             listener(Step(task=data.info.index, phase=phase.name, epoch=position.epoch, epochs=stage.epochs))
             if stop():
                 _finish_epoch(data.info.index, position, steps, phase, optimiser, listener, started)
-                position.sums = {name: ranks.mean(value) for name, value in position.sums.items()}
+                position.sums = {name: distributed.mean(value) for name, value in position.sums.items()}
                 check_finite({name: float(value) for name, value in position.sums.items()}, phase)
                 save(position, optimiser)
                 raise Interrupted
@@ -135,7 +135,7 @@ def _batches(phase: Phase, data: TaskData, *, purpose: str, epoch: int = 0, star
     """The batches of an epoch of the phase, from a step on."""
     return data.batches(
         "train", batch_size=phase.loaded, purpose=purpose, epoch=epoch, start=start, order=phase.order or shuffled,
-        drop_last=phase.stage.drop_last, part=ranks.part_of_step, also=phase.augment,
+        drop_last=phase.stage.drop_last, part=distributed.part_of_step, also=phase.augment,
     )  # fmt: skip
 
 
@@ -153,7 +153,7 @@ def _finish_epoch(
     """After an epoch's last step: tell its mean losses and stand before the next one."""
     if position.step < steps:
         return
-    losses = {name: float(ranks.mean(total)) / steps for name, total in position.sums.items()}
+    losses = {name: float(distributed.mean(total)) / steps for name, total in position.sums.items()}
     check_finite(losses, phase)
     told = Epoch(
         task=task, phase=phase.name, epoch=position.epoch, losses=losses, lr=optimiser.param_groups[-1]["lr"],

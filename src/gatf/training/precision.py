@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from gatf import ranks
+from gatf import distributed
 from gatf.data.cache import cached_file, digest
 from gatf.io.files import write_text
 from gatf.nets import build_backbone
@@ -63,7 +63,7 @@ def chosen(
         return best, f"precision: {best}, by the GPU's abilities"
     if device == "mps" or (device == "auto" and torch.backends.mps.is_available()):
         return FLOAT32, f"precision: {FLOAT32}, the only one tried on this device"
-    if ranks.launched() > 1 or backbone.name.startswith(PYTHON):
+    if distributed.launched() > 1 or backbone.name.startswith(PYTHON):
         return FLOAT32, f"precision: {FLOAT32}, because trials are of one process and of networks with a name"
     trial = tried(backbone, shape, batch)
     return trial.choice, f"precision: {trial}"

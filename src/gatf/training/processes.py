@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from gatf import ranks
+from gatf import distributed
 from gatf.errors import LostProcess, UserError
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def open_fabric(device: str, precision: Any) -> "Fabric":
     along each step: batch-norm statistics are those of the whole batch in every process already.
     """
     check_device(device)
-    if ranks.launched() == 1:
+    if distributed.launched() == 1:
         return open_alone(device, precision)
     from lightning_fabric import Fabric
     from lightning_fabric.plugins.environments.torchelastic import TorchElasticEnvironment
@@ -62,7 +62,7 @@ def open_fabric(device: str, precision: Any) -> "Fabric":
     fabric = Fabric(
         accelerator=device,
         devices=on_this_node,
-        num_nodes=ranks.launched() // on_this_node,
+        num_nodes=distributed.launched() // on_this_node,
         strategy=DDPStrategy(find_unused_parameters=True, forward_sync_buffers=False),
         plugins=[TorchElasticEnvironment()],
         precision=precision,
@@ -96,7 +96,7 @@ class AgreedStop:
     def __call__(self) -> bool:
         self._asked += 1
         if not self._agreed and self._asked % STEPS_BETWEEN_QUESTIONS == 0:
-            self._agreed = ranks.any_of(self._told(), self._device)
+            self._agreed = distributed.any_of(self._told(), self._device)
         return self._agreed
 
 
@@ -107,7 +107,9 @@ def losing_a_process(folder: Path) -> Iterator[None]:
         yield
     except RuntimeError as error:
         text = str(error)
-        if ranks.launched() == 1 or not (isinstance(error, dist.DistError) or "gloo" in text or "Connection" in text):
+        if distributed.launched() == 1 or not (
+            isinstance(error, dist.DistError) or "gloo" in text or "Connection" in text
+        ):
             raise
         raise LostProcess(
             f"another process of this run ended, and this one stopped too; go on with: gatf run --resume "

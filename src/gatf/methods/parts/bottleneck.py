@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from gatf import ranks
+from gatf import distributed
 from gatf.geometry.moments import Moments
 from gatf.methods.base import TaskData
 from gatf.methods.parts.components import of_all_processes, own_features
@@ -32,7 +32,7 @@ def start_bottleneck(backbone: nn.Module, config: BackboneConfig, data: TaskData
     finally:
         backbone.bottleneck = layer
     keep_axes(layer, of_all_processes(Moments.of(features)))
-    ranks.take_from_first([layer.weight.data, layer.bias.data])
+    distributed.take_from_first([layer.weight.data, layer.bias.data])
 
 
 def wider_than_read(layer: nn.Linear) -> bool:

@@ -150,7 +150,7 @@ class DriftCompensated(Method[DriftConfigT], ABC):
         own_space = not (self.config.base.unit_length or self.config.normalise)
         return self.prototypes.means if own_space else None
 
-    def remeasured(self, plain: Tensor, mirrored: Tensor, labels: Tensor) -> Callable[[Tensor], Tensor] | None:
+    def reestimated(self, plain: Tensor, mirrored: Tensor, labels: Tensor) -> Callable[[Tensor], Tensor] | None:
         if self.centres() is None:
             return None
         prototypes = deepcopy(self.prototypes)

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from gatf import ranks
+from gatf import distributed
 from gatf.data.augment import four_rotations, rotation_labels
 from gatf.errors import UserError
 from gatf.geometry.moments import Moments, PairedMoments
@@ -37,9 +37,9 @@ def anti_collapse(features: Tensor, clamp: float = 1.0, jitter: float = 1e-6) ->
 
 def _batch_covariance(features: Tensor) -> Tensor:
     """Unbiased covariance of a batch [B, S], of which other processes may hold other rows; differentiable."""
-    count = ranks.total(features.new_full((), len(features)))
-    centred = features - ranks.total(features.sum(dim=0)) / count
-    return ranks.total(centred.T @ centred) / (count - 1)
+    count = distributed.total(features.new_full((), len(features)))
+    centred = features - distributed.total(features.sum(dim=0)) / count
+    return distributed.total(centred.T @ centred) / (count - 1)
 
 
 def whole_rows(features: Tensor, batch: Batch) -> int:
@@ -107,7 +107,7 @@ def own_features(net: nn.Module, data: TaskData, *, mirror: bool = False) -> tup
     seen, images = 0, len(flips) * len(data)
     data.looked(seen, images)
     for flip in flips:
-        for batch in data.batches("test", batch_size=data.look_size, part=ranks.part):
+        for batch in data.batches("test", batch_size=data.forward_batch_size, part=distributed.part):
             features.append(net(batch.images.flip(-1) if flip else batch.images))
             labels.append(batch.labels)
             seen += batch.whole
@@ -120,13 +120,13 @@ AnyMoments = TypeVar("AnyMoments", Moments, PairedMoments)
 
 def of_all_processes(own: AnyMoments) -> AnyMoments:
     """Moments of the vectors of all processes, from each one's own."""
-    return own.over(ranks.total) if ranks.world() > 1 else own
+    return own.over(distributed.total) if distributed.world() > 1 else own
 
 
 def extract(net: nn.Module, data: TaskData, *, mirror: bool = False) -> tuple[Tensor, Tensor]:
     """`own_features` of all processes: every image of the task once (and once mirrored)."""
     features, labels = own_features(net, data, mirror=mirror)
-    return ranks.gather_rows(features), ranks.gather_rows(labels)
+    return distributed.gather_rows(features), distributed.gather_rows(labels)
 
 
 @torch.no_grad()
@@ -157,7 +157,7 @@ def feature_pairs(
     """(old, new) features of the same augmented images, both networks in eval mode; this process's part of an epoch."""
     student = folded(student.eval())
     for batch in data.batches(
-        "train", batch_size=batch_size, purpose=purpose, epoch=epoch, order=shuffled, part=ranks.part
+        "train", batch_size=batch_size, purpose=purpose, epoch=epoch, order=shuffled, part=distributed.part
     ):
         yield teacher(batch.images), student(batch.images)
 

@@ -9,7 +9,7 @@ import torch
 from pydantic import Field, PositiveInt
 from torch import Tensor, nn
 
-from gatf import ranks
+from gatf import distributed
 from gatf.errors import UserError
 from gatf.geometry import gaussians, moments, privacy, spd
 from gatf.geometry.readout import (
@@ -196,7 +196,7 @@ class GaussianMemory(Growing):
         new = gaussians_of(slice(None))
         self._join([(self.means, self._kept()), (new.means, self.storage.encode(new.covs))])
 
-    def remeasured(
+    def reestimated(
         self, features: Tensor, labels: Tensor, *, shrink: float = 0.0, diagonal: bool = False
     ) -> "GaussianMemory":
         """A copy in which the classes of these features [N, S], [N] are what `learn` would have made of them."""
@@ -227,15 +227,15 @@ class GaussianMemory(Growing):
             report["samples"] = samples
         noise = self._noise(samples, matched, "transport", task)
         moved, repaired = [], torch.zeros(2)
-        for chunk in self._chunks(ranks.part(len(self))):
+        for chunk in self._chunks(distributed.part(len(self))):
             stored = self._some(chunk)
             factor = spd.cholesky(stored.covs)
             repaired += torch.stack([(factor.jitter > 0).sum(), factor.clipped.sum()]).cpu()
             pushed = gaussians.push_forward(stored, mapping, noise=noise, factor=factor, dtype=dtype)
             moved.append((pushed.means, self.storage.encode(_limited(pushed.covs, shrink, diagonal))))
-        if ranks.world() > 1:
-            moved = ranks.gather_list([(means.cpu(), _on(kept, "cpu")) for means, kept in moved])
-            repaired = ranks.total(repaired.to(self.means.device)).cpu()
+        if distributed.world() > 1:
+            moved = distributed.gather_list([(means.cpu(), _on(kept, "cpu")) for means, kept in moved])
+            repaired = distributed.total(repaired.to(self.means.device)).cpu()
         self._join(moved)
         return {"jittered": float(repaired[0]), "clipped": float(repaired[1]), **report}
 
@@ -261,8 +261,8 @@ class GaussianMemory(Growing):
         for count in (each * self.dim for each in FEWER_PER_DIMENSION):
             off = (moved(count) - truth).square().sum((1, 2)) / truth.square().sum((1, 2))
             if count < usual and bool(off.mean().sqrt() <= ENOUGH):
-                return int(ranks.from_first(count))
-        return int(ranks.from_first(usual))
+                return int(distributed.from_first(count))
+        return int(distributed.from_first(usual))
 
     def scores(self, features: Tensor) -> Tensor:
         """[B, classes]: minus the distance of the chosen rule, or the logits of `linear`."""
@@ -312,7 +312,7 @@ def _evidence(fitted: gaussians.Gaussians, features: Tensor, labels: Tensor) -> 
     `RDA_CHOICES`. The network has seen these images; the Gaussians have not. The likelihood of the labels would not do:
     it is best where a rule is least sure of itself, whatever it gets right."""
     answers = [rda_readout(fitted, *choice).scores(features).argmax(1) for choice in RDA_CHOICES]
-    return ranks.total(torch.stack([(answer == labels).sum() for answer in answers]).float())
+    return distributed.total(torch.stack([(answer == labels).sum() for answer in answers]).float())
 
 
 def _on(kept: Kept, device: str) -> Kept:

@@ -6,7 +6,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from gatf import ranks
+from gatf import distributed
 from gatf.errors import UserError
 from gatf.methods.base import Batch
 from gatf.settings import OptimisationConfig
@@ -94,8 +94,8 @@ def batch_triplet_loss(embeddings: Tensor, batch: Batch, *, rule: Triplets, marg
     the images of all."""
     labels, anchors = batch.labels, slice(None)
     if len(labels) < batch.whole:
-        anchors = ranks.part(batch.whole)
-        embeddings, labels = _among_all(embeddings, anchors, batch.whole), ranks.gather_rows(labels)
+        anchors = distributed.part(batch.whole)
+        embeddings, labels = _among_all(embeddings, anchors, batch.whole), distributed.gather_rows(labels)
     return triplet_loss(
         embeddings, labels, rule=rule, margin=margin, per_class=per_class, draws=batch.generator, anchors=anchors
     )
@@ -104,7 +104,7 @@ def batch_triplet_loss(embeddings: Tensor, batch: Batch, *, rule: Triplets, marg
 def _among_all(rows: Tensor, own: slice, whole: int) -> Tensor:
     """The rows [whole, D] of all processes, of which this one holds `own`; differentiable."""
     before, after = rows.new_zeros(own.start, rows.shape[1]), rows.new_zeros(whole - own.stop, rows.shape[1])
-    return ranks.total(torch.cat([before, rows, after]))
+    return distributed.total(torch.cat([before, rows, after]))
 
 
 def _in_order(members: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ LATER, BY_ALL_TASKS = "optimisation.next.", frozenset({"optimisation.next.batch_
 """Settings of later tasks, and those of them that act in the first one too."""
 
 
-class Lender:
+class NetworkSource:
     """A finished run that has kept the network of every task, and trained it as `config` would, or that of the first
     task at least."""
 
@@ -59,7 +59,7 @@ class Lender:
         return under(checkpoint.load(self.place.after_task(task))[0], TRAINED)
 
 
-def lender_beside(folder: Path) -> Path | None:
+def network_source_beside(folder: Path) -> Path | None:
     """A run beside that in a folder whose networks it can take, the first by name that has them all, or else that has
     the first task's; None where there is none."""
     config = validated(read_recipe(str(RunFolder(folder).config)))
@@ -67,10 +67,10 @@ def lender_beside(folder: Path) -> Path | None:
     for place in map(RunFolder, sorted(folder.resolve().parent.iterdir())):
         if place.finished and place.after_task(0).is_file():
             try:
-                lender = Lender(place.path, config)
+                network_source = NetworkSource(place.path, config)
             except UserError:
                 continue
-            if lender.why_first_alone is None:
+            if network_source.why_first_alone is None:
                 return place.path
             first_alone = first_alone or place.path
     return first_alone

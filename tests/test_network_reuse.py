@@ -19,14 +19,14 @@ from gatf.errors import UserError
 from gatf.experiment import resume, start
 from gatf.io.events import Epoch, Task, Warning
 from gatf.io.run_folder import RunFolder
-from gatf.lender import Lender, lender_beside
+from gatf.network_reuse import NetworkSource, network_source_beside
 from gatf.training import checkpoint
 
 Tiny = Callable[..., RunConfig]
 
 
 @pytest.fixture(scope="module")
-def lender(tmp_path_factory: pytest.TempPathFactory, tiny_config: Tiny) -> Path:
+def network_source(tmp_path_factory: pytest.TempPathFactory, tiny_config: Tiny) -> Path:
     folder = tmp_path_factory.mktemp("lender") / "sdc-seed0"
     start(tiny_config("sdc", keep_networks=True), folder)
     return folder
@@ -45,9 +45,9 @@ def same_model(one: Path, other: Path) -> bool:
 
 
 @pytest.mark.parametrize("method", ["adc", "ldc", "dpcr"])
-def test_the_same_bits_without_training(lender: Path, method: str, tiny_config: Tiny, tmp_path: Path) -> None:
+def test_the_same_bits_without_training(network_source: Path, method: str, tiny_config: Tiny, tmp_path: Path) -> None:
     trained = start(tiny_config(method), tmp_path / "trained")
-    taken = start(tiny_config(method), tmp_path / "taken", networks_from=lender)
+    taken = start(tiny_config(method), tmp_path / "taken", networks_from=network_source)
     assert taken.accuracy_matrix == trained.accuracy_matrix
     assert same_model(tmp_path / "trained", tmp_path / "taken")
     assert (trained.networks_from, taken.networks_from) == (None, "sdc-seed0")
@@ -134,16 +134,16 @@ def test_another_first_task_is_refused(
     settings: dict[str, Any], words: str, lends_first: Path, tiny_config: Tiny, tmp_path: Path
 ) -> None:
     with pytest.raises(UserError, match="has trained other networks than this run would: ") as told:
-        Lender(lends_first, tiny_config("gatf", **{"method.topology": 1.0} | settings))
+        NetworkSource(lends_first, tiny_config("gatf", **{"method.topology": 1.0} | settings))
     assert words in str(told.value)
 
 
 def test_of_those_beside_the_one_that_has_most_lends(lends_first: Path, tiny_config: Tiny) -> None:
     folder = lends_first.parent
     RunFolder(folder / "rda").create(tiny_config("gatf", **{"method.topology": 1.0, "method.readout": "rda"}).to_yaml())
-    assert lender_beside(folder / "rda") == lends_first
+    assert network_source_beside(folder / "rda") == lends_first
     start(tiny_config("gatf", **{"method.topology": 1.0}, keep_networks=True), folder / "topology")
-    assert lender_beside(folder / "rda") == folder / "topology"
+    assert network_source_beside(folder / "rda") == folder / "topology"
 
 
 def test_a_first_task_begun_alone_takes_nothing(lends_first: Path, tiny_config: Tiny, tmp_path: Path) -> None:
@@ -163,7 +163,7 @@ def test_a_first_task_begun_alone_takes_nothing(lends_first: Path, tiny_config: 
     assert (summary.networks_from, summary.networks_of) == (None, [])
 
 
-def test_a_run_that_goes_on_may_train_the_rest(lender: Path, tiny_config: Tiny, tmp_path: Path) -> None:
+def test_a_run_that_goes_on_may_train_the_rest(network_source: Path, tiny_config: Tiny, tmp_path: Path) -> None:
     class Stop(Exception):
         pass
 
@@ -171,10 +171,10 @@ def test_a_run_that_goes_on_may_train_the_rest(lender: Path, tiny_config: Tiny, 
         if isinstance(event, Task):
             raise Stop
 
-    start(tiny_config("adc"), tmp_path / "whole", networks_from=lender)
-    for name, networks in (("taken", lender), ("trained", None)):
+    start(tiny_config("adc"), tmp_path / "whole", networks_from=network_source)
+    for name, networks in (("taken", network_source), ("trained", None)):
         with pytest.raises(Stop):
-            start(tiny_config("adc"), tmp_path / name, (after_the_first_task,), networks_from=lender)
+            start(tiny_config("adc"), tmp_path / name, (after_the_first_task,), networks_from=network_source)
         resume(tmp_path / name, networks_from=networks)
         assert same_model(tmp_path / "whole", tmp_path / name)
 
@@ -191,15 +191,15 @@ def test_a_run_that_goes_on_may_train_the_rest(lender: Path, tiny_config: Tiny, 
     ],
 )
 def test_what_would_train_another_network_is_refused(
-    lender: Path, method: str, settings: dict[str, Any], words: str, tiny_config: Tiny, tmp_path: Path
+    network_source: Path, method: str, settings: dict[str, Any], words: str, tiny_config: Tiny, tmp_path: Path
 ) -> None:
     with pytest.raises(UserError, match="has trained other networks than this run would: ") as told:
-        start(tiny_config(method, **settings), tmp_path / "run", networks_from=lender)
+        start(tiny_config(method, **settings), tmp_path / "run", networks_from=network_source)
     assert words in str(told.value)
     assert not (tmp_path / "run").exists()
 
 
-def test_what_cannot_lend_is_refused(lender: Path, tiny_config: Tiny, tmp_path: Path) -> None:
+def test_what_cannot_lend_is_refused(network_source: Path, tiny_config: Tiny, tmp_path: Path) -> None:
     start(tiny_config("sdc"), tmp_path / "forgetful")
     with pytest.raises(UserError, match="has not kept the networks of tasks 1, 2: run it again with --set keep_net"):
         start(tiny_config("adc"), tmp_path / "run", networks_from=tmp_path / "forgetful")
@@ -207,27 +207,27 @@ def test_what_cannot_lend_is_refused(lender: Path, tiny_config: Tiny, tmp_path: 
         start(tiny_config("adc"), tmp_path / "run", networks_from=tmp_path / "nowhere")
 
 
-def test_a_lender_must_have_trained_all_tasks_alike(lender: Path, tiny_config: Tiny, tmp_path: Path) -> None:
+def test_a_lender_must_have_trained_all_tasks_alike(network_source: Path, tiny_config: Tiny, tmp_path: Path) -> None:
     changed = tmp_path / "changed"
-    shutil.copytree(lender, changed)
+    shutil.copytree(network_source, changed)
     summary = json.loads((changed / "summary.json").read_text())
     (changed / "summary.json").write_text(json.dumps(summary | {"config_changes": ["seed was 0, is 1"]}))
     with pytest.raises(UserError, match="other networks than this run would: seed was 0, is 1"):
-        Lender(changed, tiny_config("adc"))
+        NetworkSource(changed, tiny_config("adc"))
 
 
 def test_networks_of_an_earlier_version_are_refused_and_a_bench_trains_its_own(
-    lender: Path, tiny_config: Tiny, tmp_path: Path
+    network_source: Path, tiny_config: Tiny, tmp_path: Path
 ) -> None:
     old = tmp_path / "old"
-    shutil.copytree(lender, old)
+    shutil.copytree(network_source, old)
     path = RunFolder(old).after_task(0)
     tensors, meta = checkpoint.load(path)
     checkpoint.save(path, {name: value for name, value in tensors.items() if not name.startswith("trained.")}, meta)
     with pytest.raises(UserError, match="nothing that could be taken, or with a version that did not keep it"):
-        Lender(old, tiny_config("adc"))
+        NetworkSource(old, tiny_config("adc"))
     RunFolder(tmp_path / "adc").create(tiny_config("adc").to_yaml())
-    assert lender_beside(tmp_path / "adc") is None
+    assert network_source_beside(tmp_path / "adc") is None
 
 
 def test_tasks_that_train_nothing_take_nothing(tiny_config: Tiny, tmp_path: Path) -> None:
@@ -237,13 +237,15 @@ def test_tasks_that_train_nothing_take_nothing(tiny_config: Tiny, tmp_path: Path
     assert (taken.networks_from, taken.networks_of) == ("lender", [0])
 
 
-def test_on_the_command_line(lender: Path, call: Any, tiny_config: Tiny, tmp_path: Path) -> None:
+def test_on_the_command_line(network_source: Path, call: Any, tiny_config: Tiny, tmp_path: Path) -> None:
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(tiny_config("adc").to_yaml())
-    code, _, told = call("run", "--recipe", recipe, "--networks-from", lender, "--out", tmp_path / "run")
+    code, _, told = call("run", "--recipe", recipe, "--networks-from", network_source, "--out", tmp_path / "run")
     assert code == 0, told
     assert RunFolder(tmp_path / "run").read_summary().networks_from == "sdc-seed0"
-    code, _, told = call("run", "--recipe", recipe, "--seed", 3, "--networks-from", lender, "--out", tmp_path / "other")
+    code, _, told = call(
+        "run", "--recipe", recipe, "--seed", 3, "--networks-from", network_source, "--out", tmp_path / "other"
+    )
     assert code == 2
     assert "seed is 0 there and 3 here" in told
     assert len(told.splitlines()) == 1
