@@ -7,6 +7,7 @@ import gc
 import json
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
@@ -173,3 +174,18 @@ def test_a_run_of_many_tasks_has_room_for_its_checkpoints(tmp_path: Path) -> Non
     place.parent.mkdir()
     container.write(place, {"x": torch.zeros(1)}, meta, container.CHECKPOINT)
     assert container.read(place, container.CHECKPOINT)[1].model == meta
+
+
+def test_the_number_of_updates_is_written_and_old_files_have_it_from_their_history(grown: Any, tmp_path: Path) -> None:
+    from gatf.model.card import card
+
+    first, last = grown.model_.history[0], grown.model_.history[-1]
+    many = tuple(last.model_copy(update={"number": number}) for number in range(1, 250))
+    model = replace(grown.model_, history=record.remembered((first, *many)))
+    assert model.updates == 250
+    model_file.save(model, tmp_path / "new.gatf")
+    assert container.inspect(tmp_path / "new.gatf").model["updates"] == 250
+    assert model_file.load(tmp_path / "new.gatf").updates == 250
+    assert "250 updates" in card(tmp_path / "new.gatf", "shop")
+    old = Path(__file__).parent / "old_models" / "v1-gatf.gatf"
+    assert model_file.describe(old)[0].updates == model_file.load(old).updates == 2

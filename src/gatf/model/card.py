@@ -51,7 +51,7 @@ def card(path: Path, address: str) -> str:
             f"# {_text(name)}",
             "",
             f"A classifier of images that knows {_number(len(told.labels), 'class', 'classes')}, taught in "
-            f"{_number(len(history), 'update')}. It can be taught more without the images it has learnt from.",
+            f"{_number(told.updates, 'update')}. It can be taught more without the images it has learnt from.",
             "",
             "## Use",
             "",

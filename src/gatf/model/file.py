@@ -59,6 +59,8 @@ class Description(Strict):
     labels: list[str | int | bool]
     temperature: float
     history: list[dict[str, Any]]
+    updates: int = 0
+    """Fits and partial fits; `history` does not keep every one. Files of earlier versions do not have it."""
     adapts: str | None = None
     """The method that may adapt a pretrained network, where updates choose."""
     frozen: Other | None = None
@@ -86,6 +88,7 @@ def save(model: Model, path: Path, before: Callable[[str], None] = lambda digest
         labels=list(model.labels),
         temperature=model.temperature,
         history=[record.model_dump(mode="json") for record in model.history],
+        updates=model.updates,
         adapts=model.adapts,
         frozen=None if frozen is None else Other(config=_config_to_keep(frozen), temperature=frozen.temperature),
         central_share=model.preprocessing.central_share,
@@ -242,6 +245,8 @@ def _described(path: Path, header: container.Header) -> tuple[Description, RunCo
         raise Damaged(path, f"its description does not fit this version of gatf (at '{where[:80]}')") from None
     except (UserError, RecursionError, AttributeError, TypeError) as error:
         raise Damaged(path, f"its settings do not fit this version of gatf ({str(error)[:200]})") from None
+    updates = history[-1].number + 1 if history else 0
+    told = told.model_copy(update={"updates": told.updates or updates})
     sound = (
         len(told.shape) == 3
         and told.shape[0] in CHANNELS
@@ -253,7 +258,7 @@ def _described(path: Path, header: container.Header) -> tuple[Description, RunCo
         and len(told.labels) > 0
         and len({(type(label), label) for label in told.labels}) == len(told.labels)
         and len({type(label) for label in told.labels}) == 1
-        and len(history) > 0
+        and told.updates == updates > 0
         and (told.adapts is None or told.adapts in METHODS)
     )
     if not sound:
