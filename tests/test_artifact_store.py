@@ -1,7 +1,11 @@
 """A model on disk: one writer, versions, rollback."""
 
+import os
+import stat
 import subprocess
 import sys
+from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +19,7 @@ from gatf.errors import CannotWrite, UserError
 from gatf.incremental.classifier import IncrementalClassifier
 from gatf.incremental.learn import Outcome, learn_folder
 from gatf.incremental.store import Store
+from gatf.io.container import inspect
 from gatf.model import file as model_file
 from gatf.model.exported import beside
 from gatf.nets.resnet import ResNet18
@@ -40,8 +45,6 @@ def names(store: Store) -> set[str]:
 
 def after(grown: Any, updates: int) -> Any:
     """The grown model, as if it had so many updates behind it."""
-    from dataclasses import replace
-
     later = [grown.history_[-1].model_copy(update={"number": number + 1}) for number in range(updates)]
     return replace(grown.model_, history=(*grown.history_[:1], *later))
 
@@ -313,3 +316,150 @@ def test_what_has_no_pretrained_network_or_no_ending_has_no_export_of_its_own(
     grown.save(tmp_path / "shop")
     assert Store(tmp_path / "shop").renew_export() is None
     assert names(store) == {"shop.gatf", "shop"}
+
+
+# --- a failed update, another model of the same name, links, modes
+
+
+def teach(store: Store, grown: Any, updates: int, keep: int = 1) -> str:
+    """Commit the model as if it had so many updates; returns its digest."""
+    with store.writing():
+        store.commit(after(grown, updates), keep=keep)
+    return inspect(store.path).digest
+
+
+def test_rollback_after_a_failed_update_goes_back_to_the_version_before(
+    store: Store, grown: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, _ = teach(store, grown, 0), teach(store, grown, 1)
+
+    def full(*args: Any, **options: Any) -> None:
+        raise CannotWrite("no space left")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("gatf.io.container.write_bytes", full)
+        with pytest.raises(CannotWrite):
+            teach(store, grown, 2)
+    assert names(store) == {"shop.gatf", "shop.gatf.v0"}, "no version that is the model itself"
+    with store.writing():
+        assert store.rollback()[0] == 0
+    assert inspect(store.path).digest == first
+
+
+def test_a_version_that_is_the_model_itself_is_no_version(store: Store, grown: Any) -> None:
+    """As a process leaves it that is killed between keeping the version and writing the model."""
+    first, second = teach(store, grown, 0), teach(store, grown, 1)
+    os.link(store.path, store.path.with_name("shop.gatf.v1"))
+    assert store.versions() == [0]
+    with store.writing():
+        assert store.rollback()[0] == 0
+    assert inspect(store.path).digest == first
+    assert inspect(store.undone).digest == second
+    with pytest.raises(UserError, match="no older version"), store.writing():
+        store.rollback()
+    assert inspect(store.path).digest == first
+
+
+def test_a_version_of_a_deleted_model_is_neither_restored_nor_pruned(store: Store, grown: Any) -> None:
+    for updates in range(3):
+        teach(store, grown, updates)
+    old = inspect(store.path.with_name("shop.gatf.v1")).digest
+    store.path.unlink()
+    other = deepcopy(grown)
+    next(other.model_.method.parameters()).data.add_(0.01)
+    other.model_ = replace(other.model_, lineage="")
+    first = teach(store, other, 0)
+    with pytest.raises(UserError, match=r"no older version .*; shop\.gatf\.v1: of another model that had this name"):
+        store.rollback()
+    teach(store, other, 1)
+    with store.writing():
+        assert store.rollback()[0] == 0
+    assert inspect(store.path).digest == first
+    for updates in (1, 2):
+        teach(store, other, updates)
+    assert store.versions() == [1]
+    assert old in {inspect(file).digest for file in store.path.parent.glob("shop.gatf.v1.*")}, "it got another name"
+
+
+def test_a_deleted_model_comes_back_unless_its_versions_are_of_two(store: Store, grown: Any) -> None:
+    first, _ = teach(store, grown, 0), teach(store, grown, 1)
+    store.path.unlink()
+    with store.writing():
+        assert store.rollback()[0] == 0
+    assert inspect(store.path).digest == first
+    store.path.replace(store.path.with_name("shop.gatf.v0"))
+    model_file.save(replace(after(grown, 1), lineage="0" * 16), store.path.with_name("shop.gatf.v1"))
+    with pytest.raises(UserError, match="belong to different models"), store.writing():
+        store.rollback()
+
+
+def test_all_models_that_go_back_to_one_fit_have_its_lineage(grown: Any, tmp_path: Path) -> None:
+    def lineage(model: Any) -> str:
+        model_file.save(model, tmp_path / "some.gatf")
+        return model_file.load(tmp_path / "some.gatf").lineage
+
+    assert lineage(grown.model_) == lineage(after(grown, 5)) == grown.model_.lineage != ""
+    again = deepcopy(grown.model_)
+    assert lineage(replace(again, lineage="")) == lineage(replace(again, lineage="")), "it is reproducible"
+
+
+def test_mode_and_owner_stay_and_new_files_beside_the_model_are_as_private(store: Store, grown: Any) -> None:
+    for mode in (0o600, 0o400, 0o664):
+        teach(store, grown, 0)
+        store.path.chmod(mode)
+        teach(store, grown, 1)
+        with store.writing():
+            assert stat.S_IMODE(store.workspace.stat().st_mode) == 0o700
+        assert stat.S_IMODE(store.path.stat().st_mode) == mode
+        assert stat.S_IMODE(store.path.with_name("shop.gatf.v0").stat().st_mode) == mode
+        with store.writing():
+            store.rollback()
+        assert stat.S_IMODE(store.path.stat().st_mode) == stat.S_IMODE(store.undone.stat().st_mode) == mode
+        store.path.unlink()
+
+
+def test_a_linked_model_is_updated_where_it_lies_under_one_lock(store: Store, grown: Any, tmp_path: Path) -> None:
+    teach(store, grown, 0)
+    (tmp_path / "elsewhere").mkdir()
+    link = tmp_path / "elsewhere" / "link.gatf"
+    link.symlink_to(store.path)
+    linked = Store(link)
+    with linked.writing(), pytest.raises(UserError, match="another process"), store.writing():
+        pass
+    teach(linked, grown, 1)
+    assert link.is_symlink()
+    assert store.versions() == [0]
+    assert not store.path.with_name("shop.gatf.v0").is_symlink()
+    with linked.writing():
+        linked.rollback()
+    assert link.is_symlink()
+    assert {file.name for file in link.parent.iterdir()} == {"link.gatf"}
+
+
+def test_what_is_no_file_is_one_sentence(tmp_path: Path) -> None:
+    from gatf.data.inputs import read_images
+
+    os.mkfifo(tmp_path / "pipe.png")
+    for path in (tmp_path / "pipe.png", Path("/dev/zero"), tmp_path):
+        with pytest.raises(UserError, match=r"is a (pipe|folder)"):
+            IncrementalClassifier.load(path)
+    for path in (tmp_path / "pipe.png", Path("/dev/zero")):
+        with pytest.raises(UserError, match="is a pipe, a device or a socket, not an image"):
+            read_images([path])
+    (tmp_path / "more" / "a").mkdir(parents=True)
+    os.mkfifo(tmp_path / "more" / "a" / "1.png")
+    with pytest.raises(UserError, match="is a pipe, a device or a socket"):
+        learn_folder(tmp_path / "shop.gatf", tmp_path / "more", parameters={"device": "cpu"})
+
+
+def test_a_plan_that_was_carried_out_is_in_nobodys_way(store: Store, grown: Any) -> None:
+    """As a process leaves it that is killed between writing the model and removing its plan."""
+    with store.writing():
+        store.plan({"images": "january"}, restart=False)
+        store.commit(after(grown, 0), keep=1)
+    with store.writing():
+        assert store.plan({"images": "february"}, restart=False) is False
+        store.commit(after(grown, 1), keep=1)
+        store.rollback()
+    with store.writing():
+        assert store.plan({"images": "march"}, restart=False) is False

@@ -6,6 +6,7 @@ A few of each here; `make torture` has 200 tasks and 1 000 updates, and prints w
 import gc
 import json
 import time
+from collections import namedtuple
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
@@ -19,6 +20,7 @@ import torch
 from PIL import Image
 
 from gatf.config import RunConfig, load_config
+from gatf.errors import UserError
 from gatf.experiment import Experiment
 from gatf.incremental.learn import learn_folder
 from gatf.io import container
@@ -189,3 +191,41 @@ def test_the_number_of_updates_is_written_and_old_files_have_it_from_their_histo
     assert "250 updates" in card(tmp_path / "new.gatf", "shop")
     old = Path(__file__).parent / "old_models" / "v1-gatf.gatf"
     assert model_file.describe(old)[0].updates == model_file.load(old).updates == 2
+
+
+def test_a_model_whose_classes_are_taught_again_and_again_can_always_be_written(grown: Any, tmp_path: Path) -> None:
+    """200 classes in each of 150 updates, with names that a header could not hold so often."""
+    path, model = tmp_path / "shop.gatf", grown.model_
+    again = tuple(f"{number}, {'a long name' * 20}" for number in range(200))
+    for number in range(model.updates, 150):
+        last = model.history[-1].model_copy(update={"number": number, "added": (), "revisited": again})
+        model = replace(model, history=record.remembered((*model.history, last)))
+        if number % 25 == 0:
+            model_file.check_room(model, path, [*model.labels, *again[:20]])
+            model_file.save(model, path)
+    loaded = model_file.load(path)
+    assert loaded.updates == 126
+    newest, old = loaded.history[-1], loaded.history[5]
+    assert newest.revisited == again
+    assert (old.revisited, old.classes_revisited, old.classes_added) == ((), 200, 0)
+    assert "went on with 200 classes, from" in str(old)
+    assert loaded.history[0].classes_added == len(grown.history_[0].added)
+
+
+def test_an_update_that_could_not_be_written_is_refused_before_it_trains(
+    grown: Any, tmp_path: Path, folders: Callable[[int], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "shop.gatf"
+    grown.save(path)
+    heard: list[Event] = []
+    with monkeypatch.context() as patch:
+        patch.setattr("gatf.io.container.MODEL", replace(container.MODEL, spare_items=10))
+        patch.setattr("gatf.io.container.Kind.most_items", lambda kind, size: kind.spare_items)
+        with pytest.raises(UserError, match="have become too long for a model"):
+            model_file.check_room(grown.model_, path, ["new"])
+    full = namedtuple("usage", "free")(1000)
+    monkeypatch.setattr("shutil.disk_usage", lambda place: full)
+    with pytest.raises(UserError, match="its disk has 0 MB left; make room first"):
+        learn_folder(path, folders(0), parameters={"device": "cpu"}, listener=heard.append)
+    assert heard == []
+    assert {file.name for file in tmp_path.iterdir()} == {"shop.gatf", "images0"}

@@ -311,7 +311,7 @@ def rollback(model: ModelFile) -> None:
     from gatf.incremental.store import Store
 
     store = Store(model)
-    if not model.parent.is_dir() or not (model.exists() or store.versions()):
+    if not store.path.parent.is_dir() or not (store.path.exists() or store.versions()):
         raise UserError(f"there is no model {model}")
     with store.writing():
         number, undone = store.rollback()

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from gatf.data import cache
 from gatf.data.decode import BadImage
 from gatf.errors import UserError
-from gatf.io.files import new_file
+from gatf.io.files import is_special, new_file
 
 
 class Encoded(Protocol):
@@ -57,8 +57,11 @@ class Files:
         return len(self.paths)
 
     def read(self, number: int) -> bytes:
+        path = Path(self.paths[number])
+        if is_special(path):
+            raise BadImage(f"{path} is a pipe, a device or a socket, not an image; leave it out")
         try:
-            return Path(self.paths[number]).read_bytes()
+            return path.read_bytes()
         except OSError as error:
             raise BadImage(
                 f"image {self.paths[number]} cannot be read ({error.strerror}); put it back, or leave it out with "

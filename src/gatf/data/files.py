@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from gatf.errors import UserError
+from gatf.io.files import is_special
 
 IMAGES = frozenset(
     (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm", ".pbm", ".jp2", ".avif")
@@ -25,6 +26,8 @@ def is_image(name: str) -> bool:
 
 def existing(path: Path) -> str:
     """The name of a file that is there."""
+    if is_special(path):
+        raise UserError(f"{path} is a pipe, a device or a socket, not an image")
     if not path.is_file():
         raise UserError(f"there is no image {path}")
     return str(path)

@@ -121,7 +121,7 @@ def _told(model: Model, chosen: str, other: UpdateRecord | None = None, why: str
 
 def _promise(record: UpdateRecord, old: int) -> float:
     """Percent of images of all classes that should be answered rightly, each class weighing the same."""
-    new = len(record.added)
+    new = record.classes_added
     measured = record.measured[1] or 0.0
     return (old * (record.expected_old or 0.0) + new * measured) / max(old + new, 1)
 

@@ -184,6 +184,7 @@ class IncrementalClassifier(TransformerMixin, ClassifierMixin, BaseEstimator):
             module = self.backbone if isinstance(self.backbone, nn.Module) else None
             start = model if model is not None else update.new_model(config, given, self._shape(given), module)
             self.model_ = update.learn(start, given, answers, config=config, held_out=self._held_out(), run=run)
+        self.model_ = model_file.with_lineage(self.model_)
         if self.verbose:
             print(self.report_)  # noqa: T201
         return self

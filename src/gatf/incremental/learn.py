@@ -59,6 +59,7 @@ def learn_given(
     path = model_file.model_path(path)
     left_out: tuple[str, ...] = ()
     store = Store(path)
+    path = store.path
     with store.writing():
         if request is not None and not request.exists():
             return Outcome(_reopen(path, parameters), True, left_out)
@@ -85,6 +86,8 @@ def learn_given(
             if len(given) == 0:
                 raise UserError(f"{folder} holds no image that can be decoded")
         chosen = classifier.describe(given)  # or refused, before anything is written down
+        if path.exists():
+            model_file.check_room(classifier.model_, path, np.unique(answers).tolist())
         resumed = store.plan(plan, restart=restart)
         announce(chosen)
         with stop_signals() as stopping:

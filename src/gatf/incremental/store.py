@@ -5,10 +5,13 @@ rollback undid), `shop.gatf.onnx` (the same model for quick answers) and, while 
 `shop.gatf.learning/` with a lock, the plan and the training's state.
 """
 
+import glob
 import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -16,7 +19,7 @@ from typing import Any
 from gatf.errors import UserError
 from gatf.incremental.update import STATE
 from gatf.io import container
-from gatf.io.files import copy, remove, remove_leftovers, sync_folder, telling, write_bytes
+from gatf.io.files import copy, remove, remove_leftovers, resolved, sync_folder, telling, write_bytes
 from gatf.io.lock import exclusive
 from gatf.io.parsing import parse_json
 from gatf.model import file as model_file
@@ -31,11 +34,31 @@ PLANNED = {
 """What a plan holds, in the words for people."""
 
 
+@dataclass(frozen=True)
+class Identity:
+    """What tells one model file from another."""
+
+    digest: str
+    lineage: str
+    dates: dict[int, str]
+    """Of the updates in its history, by number."""
+
+    @property
+    def number(self) -> int:
+        """Of its last update."""
+        return max(self.dates)
+
+    def is_before(self, other: "Identity") -> bool:
+        """Whether the other one was made from this one by updates."""
+        known = other.dates.get(self.number, self.dates[self.number])
+        return self.lineage == other.lineage and self.number < other.number and self.dates[self.number] == known
+
+
 class Store:
-    """The files of one model."""
+    """The files of one model. A symbolic link stands for its file: that one is updated, locked and has versions."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        path = self.path = resolved(path)
         self.workspace = path.with_name(path.name + ".learning")
         self.undone = path.with_name(path.name + ".undone")
 
@@ -62,6 +85,9 @@ class Store:
         file = self.workspace / PLAN
         if restart:
             self.forget_plan()
+        done = self._read(self.workspace / DONE)
+        if done is not None and done.get("digest") == self._digest():
+            self.forget_plan()  # of a process that was killed when all was done but that
         if file.is_file():
             begun = self._read(file)
             if begun == plan:
@@ -117,11 +143,28 @@ class Store:
 
     def commit(self, model: Model, keep: int) -> None:
         """Make this the model; the one that was stays as a version. At every moment the path holds a whole model."""
-        if self.path.exists() and keep > 0:
-            before = model_file.describe(self.path)[2][-1].number
-            copy(self.path, self._version(before))
-        model_file.save(model, self.path, before=self._note_commit)
+        version = self._keep_version() if self.path.exists() and keep > 0 else None
+        try:
+            model_file.save(model, self.path, before=self._note_commit)
+        except BaseException:
+            if version is not None:
+                with suppress(UserError):
+                    remove(version)  # it is no older version, but the model itself
+            raise
         self.prune(keep)
+
+    def _keep_version(self) -> Path:
+        """Make the present model a version. A version of another model that has its name gets a longer one."""
+        current = _identity(self.path)
+        if current is None:
+            raise UserError(f"{self.path} is damaged and cannot be updated: put an older version back (gatf rollback)")
+        version = self._version(current.number)
+        there = _identity(version)
+        if there is not None and there.digest != current.digest:
+            with telling(version):
+                version.replace(version.with_name(f"{version.name}.{there.digest[:8]}"))
+        copy(self.path, version)
+        return version
 
     def _note_commit(self, digest: str) -> None:
         """Write down, just before the new model takes its place, that with this digest the plan is done."""
@@ -129,15 +172,37 @@ class Store:
             self._write(self.workspace / DONE, {"digest": digest, "plan": self._read(self.workspace / PLAN)})
 
     def prune(self, keep: int) -> None:
-        """Remove all versions but the newest ones."""
+        """Remove all versions but the newest ones; those of another model stay."""
         for number in self.versions()[: -keep or None]:
             remove(self._version(number))
 
     def versions(self) -> list[int]:
-        """Numbers of the kept versions, oldest first: k is the model as it was after k updates."""
+        """Numbers of the kept versions, oldest first: k is the model as it was after k updates. A file that the model
+        was not made from is none of them; where there is no model or a damaged one, all files count."""
+        current = _identity(self.path)
+        found = {number: _identity(self._version(number)) for number in self._numbers()}
+        if current is None:
+            return sorted(found)
+        return sorted(
+            number
+            for number, each in found.items()
+            if (number < current.number if each is None else each.number == number and each.is_before(current))
+        )
+
+    def _numbers(self) -> list[int]:
         pattern = re.compile(re.escape(self.path.name) + r"\.v(\d{1,9})$")
         found = (pattern.match(file.name) for file in self.path.parent.iterdir())
-        return sorted(int(match[1]) for match in found if match)
+        return [int(match[1]) for match in found if match]
+
+    def _foreign(self) -> list[str]:
+        """Names of versions that belong to another model."""
+        own = {self._version(number).name for number in self.versions()}
+        current = _identity(self.path)
+        return sorted(
+            file.name
+            for file in self.path.parent.glob(f"{glob.escape(self.path.name)}.v*")
+            if file.name not in own and (found := _identity(file)) and current and found.digest != current.digest
+        )
 
     def rollback(self) -> tuple[int, Path]:
         """Put the newest kept version back; returns its number and where the undone model is now."""
@@ -148,17 +213,29 @@ class Store:
             remove(self.workspace / ROLLBACK)  # of a process that was killed when all was done but that
             return int(begun["version"]), self.undone
         if not versions:
-            raise UserError(f"no older version of {self.path} was kept (gatf learn --keep N keeps them)")
+            foreign = self._foreign() if self.path.parent.is_dir() else []
+            other = f"; {', '.join(foreign)}: of another model that had this name" if foreign else ""
+            raise UserError(f"no older version of {self.path} was kept (gatf learn --keep N keeps them){other}")
+        if len({found.lineage for number in versions if (found := _identity(self._version(number)))}) > 1:
+            raise UserError(
+                f"{self.path} cannot be read, and its versions belong to different models: copy the one that you want "
+                f"to {self.path.name}"
+            )
         newest = self._version(versions[-1])
         model_file.load(newest)  # a version that cannot be read must not replace one that can
         if self.path.exists():
             copy(self.path, self.undone)
+        digest = container.inspect(newest).digest
+        done = self._read(self.workspace / DONE)
+        if done is not None and done.get("digest") == self._digest():
+            self.forget_plan()  # what it did is undone, and nothing is left to finish
         if self.workspace.is_dir():
-            digest = container.inspect(newest).digest
             self._write(self.workspace / ROLLBACK, {"version": versions[-1], "digest": digest})
         with telling(self.path):
             newest.replace(self.path)
         sync_folder(self.path.parent)
+        if self._digest() != digest:
+            raise UserError(f"{self.path} could not be rolled back: it is not the model that {newest.name} was")
         self.renew_export()
         remove(self.workspace / ROLLBACK)
         return versions[-1], self.undone
@@ -180,7 +257,7 @@ class Store:
                 from gatf.model.onnx import export_onnx
 
                 model = model_file.load(self.path, answering=True)
-                export_onnx(model, target, digest=self._digest(), patient=False)
+                export_onnx(model, target, digest=self._digest(), patient=False, like=self.path)
                 return target
         with suppress(UserError):
             if target.exists():
@@ -192,3 +269,18 @@ class Store:
 
     def _version(self, number: int) -> Path:
         return self.path.with_name(f"{self.path.name}.v{number}")
+
+
+def _identity(path: Path) -> Identity | None:
+    """Of a model file; None where there is none or it is damaged."""
+    try:
+        status = path.stat()
+        return _read_identity(path, (status.st_ino, status.st_size, status.st_mtime_ns))
+    except (OSError, UserError):
+        return None
+
+
+@lru_cache(maxsize=64)
+def _read_identity(path: Path, stamp: tuple[int, int, int]) -> Identity:
+    told, _, history, header = model_file.describe(path)
+    return Identity(header.digest, told.lineage, {record.number: record.date for record in history})

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from gatf.errors import UserError
-from gatf.io.files import new_file, write_bytes
+from gatf.io.files import is_special, new_file, write_bytes
 
 FORMAT = 3
 """Newest format. In format 1, models of some methods had other names for settings and tensors."""
@@ -100,6 +100,17 @@ def write(
     """Write tensors and a description; the file appears complete, by rename, or not at all. `check` is given the file
     before the rename, under another name, and what it raises prevents it."""
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    header = _checked_header(path, plain, model, kind)
+    pieces = _pieces(header, plain)
+    digest = hashlib.blake2b(digest_size=DIGEST_DIGITS // 2)
+    for piece in pieces:
+        digest.update(piece)
+    pieces[1] = header.replace(b"0" * DIGEST_DIGITS, digest.hexdigest().encode(), 1)
+    write_bytes(path, pieces, check)
+
+
+def _checked_header(path: Path, tensors: dict[str, Tensor], model: dict[str, Any], kind: Kind) -> bytes:
+    """What stands before the tensors, with zeros for the digest, if it keeps the limits that readers have."""
     entries: dict[str, Any] = {
         "__metadata__": {
             "kind": kind.name,
@@ -108,16 +119,16 @@ def write(
             "model": json.dumps(model),
         }
     }
-    header = _header(entries, plain)
-    size = LENGTH_BYTES + len(header) + sum(tensor.numel() * tensor.element_size() for tensor in plain.values())
+    header = _header(entries, tensors)
+    size = LENGTH_BYTES + len(header) + sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
     if len(header) > kind.longest_header(size) or _items(header) > kind.most_items(size):
         raise UserError(f"{path} cannot be written: its class names and history have become too long for a {kind.noun}")
-    pieces = _pieces(header, plain)
-    digest = hashlib.blake2b(digest_size=DIGEST_DIGITS // 2)
-    for piece in pieces:
-        digest.update(piece)
-    pieces[1] = header.replace(b"0" * DIGEST_DIGITS, digest.hexdigest().encode(), 1)
-    write_bytes(path, pieces, check)
+    return header
+
+
+def check_room(path: Path, tensors: dict[str, Tensor], model: dict[str, Any]) -> None:
+    """Refuse a description that `write` would refuse with these tensors, before work is spent on it."""
+    _checked_header(path, tensors, model, MODEL)
 
 
 def write_plain(path: Path, tensors: dict[str, Tensor]) -> None:
@@ -184,6 +195,8 @@ def inspect(path: Path) -> Header:
 def _opened(path: Path) -> BinaryIO:
     if path.is_dir():
         raise UserError(f"{path} is a folder, not a model file")
+    if is_special(path):
+        raise UserError(f"{path} is a pipe, a device or a socket, not a model file")
     try:
         return path.open("rb")
     except FileNotFoundError:

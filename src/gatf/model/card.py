@@ -103,7 +103,7 @@ def _row(record: UpdateRecord) -> str:
     cells: tuple[Any, ...] = (
         record.number,
         _text(record.date[:10]),
-        len(record.added),
+        record.classes_added,
         f"{record.images:,}",
         _percent(record.accuracy_new),
         _percent(record.expected_old),

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from gatf.data.decode import CENTRAL_SHARE, BadImage, careful_pillow, decode, plain_view
+from gatf.io.files import is_special
 from gatf.model.said import Answers
 
 CLASSES, MODEL, SHARE = "gatf.classes", "gatf.model", "gatf.central_share"
@@ -105,6 +106,8 @@ def _digest(model: Path) -> str | None:
 
 
 def _content(path: str) -> bytes:
+    if is_special(Path(path)):
+        raise BadImage(f"{path} is a pipe, a device or a socket, not an image")
     try:
         return Path(path).read_bytes()
     except OSError as error:

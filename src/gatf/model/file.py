@@ -1,8 +1,11 @@
 """A `Model` as a file, and back. What a file claims is checked against what it holds before a network is built."""
 
 import copy
+import hashlib
+import json
 import math
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,21 +20,22 @@ from gatf.config import RunConfig, method_name, validated
 from gatf.data.decode import CENTRAL_SHARE
 from gatf.data.inputs import SMALLEST_SIDE
 from gatf.data.pixels import CHANNELS
-from gatf.errors import UserError
+from gatf.errors import CannotWrite, UserError
 from gatf.io import container
 from gatf.io.container import Damaged
 from gatf.io.run_folder import RunFolder
 from gatf.methods import METHODS, Method, is_outside
 from gatf.methods.parts.gaussian import carries_gaussians
 from gatf.model.judge import NO_CALIBRATION, NO_NOVELTY
-from gatf.model.record import UpdateRecord
-from gatf.model.state import FROZEN_METHOD, Model
+from gatf.model.record import UpdateRecord, remembered
+from gatf.model.state import FROZEN_METHOD, Label, Model
 from gatf.model.upgrade import upgraded_config, upgraded_state
 from gatf.session import Preprocessing, build_method
 from gatf.settings import INSIDE, PYTHON, Strict
 
 METHOD, FROZEN = "method.", "frozen."
 LARGEST_SIDE = 4096
+LINEAGE_DIGITS = 16
 OWN = {"counts": torch.int64, "calibration": torch.float64, "errors": torch.float64, "strangeness": torch.float32}
 """Tensors that are not the method's."""
 
@@ -59,6 +63,9 @@ class Description(Strict):
     labels: list[str | int | bool]
     temperature: float
     history: list[dict[str, Any]]
+    lineage: str = ""
+    """Names the first fit that the model goes back to: the same for all versions of one model, and for no other.
+    Files of earlier versions do not have it."""
     updates: int = 0
     """Fits and partial fits; `history` does not keep every one. Files of earlier versions do not have it."""
     adapts: str | None = None
@@ -78,6 +85,57 @@ def save(model: Model, path: Path, before: Callable[[str], None] = lambda digest
         raise UserError("there is nothing to save: the model has learnt no class yet")
     if ":" in _bare(model.config.backbone.name):
         raise UserError("backbones from the hub cannot be saved by name: loading a model must not fetch code")
+
+    def check(written: Path) -> None:
+        from_python = model.config.backbone.name.startswith(PYTHON)
+        backbone = copy.deepcopy(model.method.backbone) if from_python else None
+        _check_predicts(written, path, outside=is_outside(model.config.method.name), backbone=backbone)
+        before(container.inspect(written).digest)
+
+    container.write(path, *_contents(with_lineage(model)), check=check)
+
+
+def check_room(model: Model, path: Path, labels: Sequence[Label]) -> None:
+    """Refuse, before training, an update with these classes whose model could not be written: its description would be
+    too long, or the disk has no room for a second file."""
+    known = set(model.labels)
+    added = tuple(label for label in labels if label not in known)
+    record = model.history[-1].model_copy(
+        update={"added": added, "revisited": tuple(label for label in labels if label in known)}
+    )
+    later = replace(model, labels=(*model.labels, *added), history=remembered((*model.history, record)))
+    tensors, description = _contents(later)
+    container.check_room(path, tensors, description)
+    size, free = path.stat().st_size if path.exists() else 0, shutil.disk_usage(path.parent).free
+    if free < size:
+        raise CannotWrite(
+            f"{path} cannot be updated: the new file takes about {size / 1e6:.0f} MB, and its disk has "
+            f"{free / 1e6:.0f} MB left; make room first"
+        )
+
+
+def with_lineage(model: Model) -> Model:
+    """The model with a lineage: its own, or the digest of its tensors and labels where it has none yet, which is the
+    same whenever the same images are learnt with the same settings."""
+    if model.lineage:
+        return model
+    total = hashlib.blake2b(json.dumps(model.labels).encode(), digest_size=LINEAGE_DIGITS // 2)
+    for name, tensor in _tensors(model).items():
+        total.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
+        total.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    lineage = total.hexdigest()
+    frozen = model.frozen and replace(model.frozen, lineage=lineage)
+    return replace(model, lineage=lineage, frozen=frozen)
+
+
+def _first_lineage(history: tuple[UpdateRecord, ...]) -> str:
+    """The lineage of a file that was written without one: of its first record, which every version of it has."""
+    first = history[0].model_dump(mode="json", include={"number", "date", "added", "images", "held_out", "seconds"})
+    return hashlib.blake2b(json.dumps(first).encode(), digest_size=LINEAGE_DIGITS // 2).hexdigest()
+
+
+def _contents(model: Model) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The tensors and the description of a model's file."""
     frozen = model.frozen
     description = Description(
         gatf=__version__,
@@ -88,6 +146,7 @@ def save(model: Model, path: Path, before: Callable[[str], None] = lambda digest
         labels=list(model.labels),
         temperature=model.temperature,
         history=[record.model_dump(mode="json") for record in model.history],
+        lineage=model.lineage,
         updates=model.updates,
         adapts=model.adapts,
         frozen=None if frozen is None else Other(config=_config_to_keep(frozen), temperature=frozen.temperature),
@@ -96,15 +155,8 @@ def save(model: Model, path: Path, before: Callable[[str], None] = lambda digest
     tensors = _tensors(model)
     if frozen is not None:
         tensors |= {FROZEN + name: value for name, value in _tensors(frozen).items()}
-
-    def check(written: Path) -> None:
-        from_python = model.config.backbone.name.startswith(PYTHON)
-        backbone = copy.deepcopy(model.method.backbone) if from_python else None
-        _check_predicts(written, path, outside=is_outside(model.config.method.name), backbone=backbone)
-        before(container.inspect(written).digest)
-
     usual = {"central_share"} if description.central_share == CENTRAL_SHARE else None
-    container.write(path, tensors, description.model_dump(mode="json", exclude=usual), check=check)
+    return tensors, description.model_dump(mode="json", exclude=usual)
 
 
 def _config_to_keep(model: Model) -> dict[str, Any]:
@@ -208,6 +260,7 @@ def _model(
     return Model(
         config, Preprocessing(shape, tuple(told.mean), tuple(told.std), told.central_share), method, tuple(told.labels),
         tensors["counts"], told.temperature, tensors["calibration"], tensors["errors"], tensors["strangeness"], history,
+        lineage=told.lineage,
     )  # fmt: skip
 
 
@@ -246,7 +299,9 @@ def _described(path: Path, header: container.Header) -> tuple[Description, RunCo
     except (UserError, RecursionError, AttributeError, TypeError) as error:
         raise Damaged(path, f"its settings do not fit this version of gatf ({str(error)[:200]})") from None
     updates = history[-1].number + 1 if history else 0
-    told = told.model_copy(update={"updates": told.updates or updates})
+    if history:
+        found = {"updates": told.updates or updates, "lineage": told.lineage or _first_lineage(history)}
+        told = told.model_copy(update=found)
     sound = (
         len(told.shape) == 3
         and told.shape[0] in CHANNELS

@@ -62,12 +62,14 @@ def _readout(model: Model) -> nn.Module | None:
     return model.method.memory.readout().graph() if carries_gaussians(model.method) else None
 
 
-def export_onnx(model: Model, target: Path, *, digest: str | None = None, patient: bool = True) -> str:
+def export_onnx(
+    model: Model, target: Path, *, digest: str | None = None, patient: bool = True, like: Path | None = None
+) -> str:
     """Write the model as ONNX and, where onnxruntime is there, check it against PyTorch; returns what was checked.
 
     With the `digest` of the model's file, `gatf predict` takes the export beside the file for the model itself. torch's
     older exporter, which takes a second, is tried first, and its graph taken where it passes the check; with `patient`
-    the newer one follows, which takes ten.
+    the newer one follows, which takes ten. A new file gets the mode and owner of the file `like`.
     """
     try:
         import onnx  # noqa: F401
@@ -83,7 +85,7 @@ def export_onnx(model: Model, target: Path, *, digest: str | None = None, patien
         if not patient:
             raise
         content, checked = _checked(model, _exported, digest)
-    write_bytes(target, [content])
+    write_bytes(target, [content], like=like)
     return checked
 
 

@@ -1,14 +1,18 @@
 """What an update did, as numbers to keep in the model and as sentences to read."""
 
-from typing import Literal
+import json
+from typing import Any, Literal
 
-from pydantic import NonNegativeFloat, NonNegativeInt, PositiveInt
+from pydantic import NonNegativeFloat, NonNegativeInt, PositiveInt, SerializerFunctionWrapHandler, model_serializer
 
 from gatf.io.text import harmless
 from gatf.settings import Strict
 
 RECORDS_KEPT = 100
 """Updates that a model tells of, the first one and the newest ones: a file that told of all would grow for ever."""
+ITEMS_KEPT, LETTERS_KEPT = 2_000, 2**17
+"""Names and warnings that the records may have together, as items and letters of JSON: a model file's header is
+limited. The newest records keep theirs; older ones have counts instead of names."""
 
 
 class UpdateRecord(Strict):
@@ -21,6 +25,8 @@ class UpdateRecord(Strict):
     """Classes that are new."""
     revisited: tuple[str | int | bool, ...] = ()
     """Classes known before, whose Gaussian took up the new images."""
+    unnamed: tuple[NonNegativeInt, NonNegativeInt] | None = None
+    """How many classes were added and revisited, where their names are not kept; not written where they are."""
     images: PositiveInt
     """Images learnt from."""
     held_out: NonNegativeInt
@@ -69,6 +75,26 @@ class UpdateRecord(Strict):
     bytes_per_class: NonNegativeInt
     warnings: tuple[str, ...] = ()
 
+    @model_serializer(mode="wrap")
+    def _without_usual(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        found: dict[str, Any] = dump(self)
+        if self.unnamed is None:
+            found.pop("unnamed", None)
+        return found
+
+    @property
+    def classes_added(self) -> int:
+        return len(self.added) if self.unnamed is None else self.unnamed[0]
+
+    @property
+    def classes_revisited(self) -> int:
+        return len(self.revisited) if self.unnamed is None else self.unnamed[1]
+
+    def abridged(self) -> "UpdateRecord":
+        """The same with counts instead of names, and without warnings."""
+        counts = (self.classes_added, self.classes_revisited)
+        return self.model_copy(update={"added": (), "revisited": (), "unnamed": counts, "warnings": ()})
+
     @property
     def measured(self) -> tuple[float, float | None]:
         """Images that say it, and percent of them answered rightly, where all classes weigh the same (in records of
@@ -103,8 +129,9 @@ class UpdateRecord(Strict):
 
     def _what(self) -> str:
         verb = "First fit" if self.number == 0 else f"Update {self.number}"
-        parts = [f"added {_listed(self.added)}"] if self.added else []
-        parts += [f"went on with {_listed(self.revisited)}"] if self.revisited else []
+        added, revisited = self.classes_added, self.classes_revisited
+        parts = [f"added {_listed(self.added, added)}"] if added else []
+        parts += [f"went on with {_listed(self.revisited, revisited)}"] if revisited else []
         return f"{verb}: {' and '.join(parts)}, from {self.images} images in {self.seconds:.0f} s."
 
     def _how_well(self) -> str:
@@ -127,13 +154,22 @@ class UpdateRecord(Strict):
 
 
 def remembered(history: tuple[UpdateRecord, ...]) -> tuple[UpdateRecord, ...]:
-    """The records that a model keeps; their numbers tell which are missing."""
-    if len(history) <= RECORDS_KEPT:
-        return history
-    return (history[0], *history[-RECORDS_KEPT + 1 :])
+    """The records that a model keeps; their numbers tell which are missing. Names take a bounded part of the header,
+    however many classes an update has and however long their names are."""
+    kept = history if len(history) <= RECORDS_KEPT else (history[0], *history[-RECORDS_KEPT + 1 :])
+    items = letters = 0
+    bounded: list[UpdateRecord] = []
+    for record in reversed(kept):
+        text = json.dumps([record.added, record.revisited, record.warnings, record.not_adapted])
+        items, letters = items + text.count(",") + text.count("[") + text.count("{"), letters + len(text)
+        bounded.append(record if items <= ITEMS_KEPT and letters <= LETTERS_KEPT else record.abridged())
+    return tuple(reversed(bounded))
 
 
-def _listed(labels: tuple[str | int | bool, ...], most: int = 8) -> str:
+def _listed(labels: tuple[str | int | bool, ...], count: int, most: int = 8) -> str:
+    classes = f"{count} class{'es' if count != 1 else ''}"
+    if not labels:
+        return classes
     names = ", ".join(harmless(label) for label in labels[:most])
     more = f" and {len(labels) - most} more" if len(labels) > most else ""
-    return f"{len(labels)} class{'es' if len(labels) != 1 else ''} ({names}{more})"
+    return f"{classes} ({names}{more})"

@@ -55,6 +55,8 @@ class Model:
     history: tuple[UpdateRecord, ...]
     adapts: str | None = None
     """The method that may adapt a pretrained network, where updates choose (`incremental.adapt`); None: they do not."""
+    lineage: str = ""
+    """Names the first fit that this model goes back to; empty until `model.file.with_lineage` has seen that one."""
     frozen: "Model | None" = None
     """The same classes on the network as it was before it was adapted: what the next update can go back to."""
 
@@ -85,7 +87,7 @@ class Model:
         """Whether the rate of wrong rejections is promised, estimated or withdrawn; see `UpdateRecord.rejection`."""
         if not self.history or self.history[-1].rejection is None:
             later = self.history[1:]
-            revisited = any(record.revisited for record in later)
+            revisited = any(record.classes_revisited for record in later)
             return "withdrawn" if revisited else "estimated" if self.updates > 1 else "promised"
         return self.history[-1].rejection
 
