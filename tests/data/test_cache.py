@@ -1,11 +1,15 @@
 """Small images are decoded once: the cache is keyed by content and settings, and can be lost or damaged at any time."""
 
+import os
+import stat
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
+from gatf import cli
 from gatf.data import cache, pictures
 from gatf.data.sources import cache_folder, open_source
 from gatf.io.files import new_file
@@ -93,8 +97,64 @@ def test_a_failure_leaves_no_file(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_cached_files_have_the_mode_of_other_files(own_cache: Path) -> None:
-    cache.cached_tensors("x", "y", lambda: {"a": torch.zeros(1)})
-    (own_cache / "other").touch()
-    (file,) = own_cache.glob("x-*")
-    assert file.stat().st_mode == (own_cache / "other").stat().st_mode
+def test_cached_files_are_for_their_owner_only(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GATF_CACHE", str(own_cache / "new"))
+    for old_mode in (None, 0o644):
+        cache.cached_tensors("x", "y", lambda: {"a": torch.zeros(1)})
+        (file,) = (own_cache / "new").glob("x-*")
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600
+        assert stat.S_IMODE(file.parent.stat().st_mode) == 0o700
+        file.write_bytes(b"damaged")
+        file.chmod(old_mode or 0o644)
+
+
+def test_an_entry_with_other_pixels_is_made_again(config: DataConfig, own_cache: Path) -> None:
+    """Whether its bytes have rotted or somebody has written whole, other pixels."""
+    expected = open_source(config).train.images.clone()
+    for path in own_cache.iterdir():
+        content = bytearray(path.read_bytes())
+        content[-1] ^= 1
+        path.write_bytes(content)
+    assert torch.equal(open_source(config).train.images, expected)
+    for path in own_cache.iterdir():
+        tensors = load_file(path)
+        save_file({name: tensor.flip(0) for name, tensor in tensors.items()}, path)
+    assert torch.equal(open_source(config).train.images, expected)
+
+
+def test_an_entry_of_another_user_is_made_again(config: DataConfig, decoded: list[str], own_cache: Path) -> None:
+    if os.getuid() != 0:
+        pytest.skip("only root can give files away")
+    open_source(config)
+    for path in own_cache.iterdir():
+        os.chown(path, 12345, 12345)
+    open_source(config)
+    assert len(decoded) == 8
+    assert {path.stat().st_uid for path in own_cache.iterdir()} == {0}
+
+
+def test_a_rotten_copy_of_a_parquet_file_is_noticed(tmp_path: Path, own_cache: Path) -> None:
+    file = tmp_path / "some.arrow"
+    file.write_bytes(bytes(10_000_000))
+    assert not cache.is_intact(file)
+    cache.note_digest(file)
+    assert cache.is_intact(file)
+    file.write_bytes(bytes(9_999_999) + b"1")
+    assert not cache.is_intact(file)
+
+
+def test_the_cache_can_be_looked_at_and_cleared(
+    config: DataConfig, own_cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    open_source(config)
+    (own_cache / f".x-{'0' * 24}.safetensors.0123abcd.partial").write_bytes(b"half")
+    (own_cache / "mine.txt").write_text("not gatf's", encoding="utf-8")
+    (own_cache / "data").mkdir()
+    (own_cache / "data" / "fetched.parquet").write_bytes(b"kept")
+    for options, words in (([], "3 files"), (["--clear"], "3 files removed"), ([], "0 files")):
+        monkeypatch.setattr("sys.argv", ["gatf", "data", "cache", *options])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        assert not ended.value.code
+        assert words in capsys.readouterr().out
+    assert {path.name for path in own_cache.rglob("*")} == {"data", "fetched.parquet", "mine.txt"}

@@ -44,7 +44,7 @@ WAITING = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
 LOOKS = "3000"
 """Times. By default it is 300 000, and a thread that holds a core while it waits for another one keeps that one from
 running where a further process wants a core."""
-DATA_COMMANDS: dict[str, Callable[..., Any]] = {"show": data.show, "get": data.get}
+DATA_COMMANDS: dict[str, Callable[..., Any]] = {"show": data.show, "get": data.get, "cache": data.cache}
 
 
 def _print_version(wanted: bool) -> None:

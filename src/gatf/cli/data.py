@@ -1,4 +1,4 @@
-"""`gatf data`: list the data sources, look at one, fetch one."""
+"""`gatf data`: list the data sources, look at one, fetch one; look at the cache, clear it."""
 
 from typing import Annotated, Any
 
@@ -61,6 +61,24 @@ def get(
 
         folder = fetch_source(name, config, advance)
     typer.echo(f"{name} is in {folder}")
+
+
+def cache(
+    clear: Annotated[bool, typer.Option("--clear", help="Remove every entry. Fetched data sets stay.")] = False,
+) -> None:
+    """Show how much gatf keeps in its cache: decoded images and features of data sets that runs have used.
+
+    `gatf learn`, `gatf serve` and `gatf studio` put nothing there.
+    """
+    from gatf.data import cache as files
+
+    if clear:
+        count, size = files.clear()
+        say(f"{files.cache_folder()}: {count} files removed, {size / 1e6:.1f} MB")
+        return
+    found = files.entries()
+    size = sum(file.stat().st_size for file in found)
+    say(f"{files.cache_folder()}: {len(found)} files, {size / 1e6:.1f} MB; gatf data cache --clear removes them")
 
 
 def _data_config(name: str, root: str | None, settings: list[str], hub: str | None = None) -> Any:

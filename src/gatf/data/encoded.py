@@ -242,9 +242,10 @@ def _byte_chunks(file: Path, column: str) -> Iterator[Any]:
 def arrow_copy(file: Path, column: str, stamp: str) -> Path:
     """The Arrow file in the cache that holds one parquet file's image bytes; made if it is not there."""
     target = cache.cached_file(f"rows-{cache.digest(stamp, column)}.arrow")
-    if not target.is_file():
+    if not cache.is_intact(target):
         try:
             _write_arrow(target, file, column)
+            cache.note_digest(target)
         except OSError as error:
             raise UserError(
                 f"cannot write to the cache {target.parent} ({error}); choose another in GATF_CACHE"
@@ -256,9 +257,9 @@ def _write_arrow(target: Path, file: Path, column: str) -> None:
     import pyarrow as pa
 
     schema = pa.schema([("bytes", pa.large_binary())])
-    target.parent.mkdir(parents=True, exist_ok=True)
+    cache.make_folder()
     with (
-        new_file(target) as partial,
+        new_file(target, private=True) as partial,
         pa.OSFile(str(partial), "wb") as sink,
         pa.ipc.new_file(sink, schema) as writer,
     ):

@@ -132,11 +132,21 @@ def check_room(path: Path, tensors: dict[str, Tensor], model: dict[str, Any]) ->
 
 
 def write_plain(path: Path, tensors: dict[str, Tensor]) -> None:
-    """Tensors alone, without a description or a digest: a file that may be lost, and any safetensors reader opens."""
+    """Tensors and their digest, for the owner only: a file that may be lost, and any safetensors reader opens."""
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    with new_file(path) as partial, partial.open("wb") as file:
-        for piece in _pieces(_header({}, plain), plain):
+    header = _header({"__metadata__": {"digest": digest_of(plain)}}, plain)
+    with new_file(path, private=True) as partial, partial.open("wb") as file:
+        for piece in _pieces(header, plain):
             file.write(piece)
+
+
+def digest_of(tensors: dict[str, Tensor]) -> str:
+    """A digest of names, types, shapes and every byte of tensors in memory, in the order of their names."""
+    total = hashlib.blake2b(digest_size=DIGEST_DIGITS // 2)
+    for name, tensor in sorted(tensors.items()):
+        total.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
+        total.update(_bytes(tensor))
+    return total.hexdigest()
 
 
 def _header(entries: dict[str, Any], plain: dict[str, Tensor]) -> bytes:

@@ -17,14 +17,14 @@ from gatf.errors import CannotWrite
 def new_file(path: Path, *, durable: bool = False, like: Path | None = None, private: bool = False) -> Iterator[Path]:
     """A name to write to. What was written takes the place of `path` at the end, or vanishes on an error.
 
-    A file that takes the place of another keeps that one's mode and owner; a new one gets those of the file `like`, or
-    is for its owner only where it is `private`.
+    A file that takes the place of another keeps that one's mode and owner; a new one gets those of the file `like`. A
+    `private` file is for its owner only.
     `durable` sees to it that the contents are on disk before the rename, and the rename itself as well, so that a power
     cut leaves the old file or the new one.
     """
     partial = _partial(path)
     try:
-        like = path if path.exists() else like
+        like = path if path.exists() and not private else like
         if private or like is not None:  # readable for others, if at all, only when it is complete
             os.close(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
         yield partial

@@ -119,11 +119,8 @@ def with_lineage(model: Model) -> Model:
     same whenever the same images are learnt with the same settings."""
     if model.lineage:
         return model
-    total = hashlib.blake2b(json.dumps(model.labels).encode(), digest_size=LINEAGE_DIGITS // 2)
-    for name, tensor in _tensors(model).items():
-        total.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
-        total.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
-    lineage = total.hexdigest()
+    content = container.digest_of({name: tensor.detach().cpu() for name, tensor in _tensors(model).items()})
+    lineage = _short_digest([content, model.labels])
     frozen = model.frozen and replace(model.frozen, lineage=lineage)
     return replace(model, lineage=lineage, frozen=frozen)
 
@@ -131,7 +128,11 @@ def with_lineage(model: Model) -> Model:
 def _first_lineage(history: tuple[UpdateRecord, ...]) -> str:
     """The lineage of a file that was written without one: of its first record, which every version of it has."""
     first = history[0].model_dump(mode="json", include={"number", "date", "added", "images", "held_out", "seconds"})
-    return hashlib.blake2b(json.dumps(first).encode(), digest_size=LINEAGE_DIGITS // 2).hexdigest()
+    return _short_digest(first)
+
+
+def _short_digest(value: Any) -> str:
+    return hashlib.blake2b(json.dumps(value).encode(), digest_size=LINEAGE_DIGITS // 2).hexdigest()
 
 
 def _contents(model: Model) -> tuple[dict[str, Tensor], dict[str, Any]]:
