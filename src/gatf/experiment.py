@@ -3,7 +3,6 @@
 import math
 import os
 import platform
-import resource
 import signal
 import subprocess
 import sys
@@ -566,11 +565,16 @@ def stop_signals() -> Iterator[Callable[[], bool]]:
 
 
 def peak_memory_mb(device: torch.device) -> float:
-    """Largest memory of the process so far, or allocated on the GPU since the last call."""
+    """Largest memory of the process so far, or allocated on the GPU since the last call; 0 where the system does not
+    count it (Windows)."""
     if device.type == "cuda":
         peak = torch.cuda.max_memory_allocated(device) / 2**20
         torch.cuda.reset_peak_memory_stats(device)
         return peak
+    try:
+        import resource
+    except ImportError:
+        return 0.0
     kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return kilobytes / (2**20 if sys.platform == "darwin" else 2**10)
 

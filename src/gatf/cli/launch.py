@@ -47,7 +47,7 @@ def launch(arguments: Sequence[str], *, devices: int, nodes: int, folder: str) -
     try:
         return _wait(processes, words, folder)
     finally:
-        _send(processes, signal.SIGKILL)
+        _kill(processes)
         for number, handler in previous.items():
             signal.signal(number, handler)
 
@@ -80,6 +80,12 @@ def _send(processes: Sequence[subprocess.Popen[Any]], number: int) -> None:
             process.send_signal(number)
 
 
+def _kill(processes: Sequence[subprocess.Popen[Any]]) -> None:
+    for process in processes:
+        if process.poll() is None:
+            process.kill()
+
+
 def _wait(processes: Sequence[subprocess.Popen[Any]], words: Sequence[IO[str] | None], folder: str) -> int:
     """0, or the code of the process that failed first, told in a sentence if that process cannot have told it."""
     while not any(process.poll() for process in processes):
@@ -90,7 +96,7 @@ def _wait(processes: Sequence[subprocess.Popen[Any]], words: Sequence[IO[str] | 
     while time.monotonic() < deadline and any(process.poll() is None for process in processes):
         time.sleep(0.05)
     codes = [process.poll() for process in processes]
-    _send(processes, signal.SIGKILL)
+    _kill(processes)
     if codes[0] in (ExitCode.MISTAKE, ExitCode.INTERRUPTED):  # the first process has told why
         return codes[0]
     failed, code = next((rank, code) for rank, code in enumerate(codes) if code and code != ExitCode.LOST)

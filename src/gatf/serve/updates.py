@@ -36,6 +36,8 @@ REMEMBERED = 100
 """Updates that can still be asked about when they have ended."""
 PATIENCE = 20.0
 """Seconds that a process has to finish its step when it is asked to end."""
+KILLED = (-9, -signal.SIGSEGV, -signal.SIGABRT)
+"""Exit codes of a process that was killed; Windows has no name for signal 9."""
 ATTEMPTS = 3
 """How often an update is started whose process dies of something nobody asked for."""
 
@@ -296,7 +298,7 @@ class Updates:
             before = self._history()
             for attempt in range(ATTEMPTS):
                 code, told = self._run(update)
-                if self._asked is not None or code not in (-signal.SIGKILL, -signal.SIGSEGV, -signal.SIGABRT):
+                if self._asked is not None or code not in KILLED:
                     break
                 LOG.warning("update %s: its process was killed; it goes on (attempt %d)", update.id, attempt + 2)
                 update.resumed = True

@@ -73,7 +73,8 @@ def main(job: Path) -> int:
     out = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # whoever else prints does not disturb the lines
     threading.Thread(target=_end_with_the_server, daemon=True).start()
-    os.nice(5)  # whoever asks does not wait for whoever learns
+    if hasattr(os, "nice"):
+        os.nice(5)  # whoever asks does not wait for whoever learns
     teller = Teller(out)
     if not job.exists():  # the process of a server that was killed has just done it
         return ExitCode.DONE
