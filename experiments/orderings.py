@@ -35,7 +35,7 @@ from gatf.io.files import write_text
 from gatf.io.run_folder import RunFolder
 from gatf.methods import Method
 
-RECORD = ROOT / "benchmarks" / "results" / "orderings.json"
+RECORD = ROOT / "experiments" / "results" / "orderings.json"
 PAGE = ROOT / "docs" / "methods.md"
 BETWEEN_TASKS = ("memory", "readout")
 """Parts of a method that are made at the end of a task, not trained."""
