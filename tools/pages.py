@@ -291,7 +291,6 @@ def gap_table(bench: str) -> str:
 
 
 def transports_table() -> str:
-    names = {"the run's own": "the run's own map", "measured anew": "oracle statistics"}
     rows = []
     for row in read(RESULTS / MAIN, "transports")["rows"]:
         errors = [MISSING] * 5
@@ -299,7 +298,7 @@ def transports_table() -> str:
             images = row["image_errors"]
             values = (row["step_error"], row["chain_error"], images["0.5"], images["0.99"])
             errors = [*(f"{value:.2f}" for value in values), f"{row['tail'][-1]:.1f}"]
-        rows.append([names.get(row["map"], row["map"]), *errors, fixed(row["old_to_new"]), fixed(row["a_last"])])
+        rows.append([row["map"], *errors, fixed(row["old_to_new"]), fixed(row["a_last"])])
     head = ["map", "error, one task", "error, all tasks", "median image", "99th percentile", "T(S)", "old → new %",
             "A_last %"]  # fmt: skip
     return table(head, rows)
