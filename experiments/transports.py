@@ -209,8 +209,8 @@ def answers(networks: Networks, stored: Gaussians, test: Tensor, labels: Tensor)
 
 @torch.no_grad()
 def study(networks: Networks) -> list[dict[str, Any]]:
-    """A row for every map: its errors over single tasks and over the chain from the task of a class to the last, and the
-    accuracy at the end. Two more rows use the Gaussians of the run itself and oracle statistics."""
+    """A row for every map: its errors over single tasks and over the chain from the task of a class to the last, and
+    the accuracy at the end. Two more rows use the Gaussians of the run itself and oracle statistics."""
     last, seed, ridge = networks.tasks - 1, networks.experiment.config.seed, networks.method.config.ridge
     stored = networks.method.stored()
     test = [networks.door.test(net, task) for task, net in enumerate(networks.nets)]

@@ -32,7 +32,7 @@ def main(tests: list[str]) -> int:
         if lines >= 10:
             each.append((100 * covered / lines, "/".join(parts)))
     whole = {
-        "command": " ".join(["python tools/lines.py", *tests]),
+        "command": " ".join(["python tools/coverage.py", *tests]),
         "packages": {
             name: {"lines": lines, "percent": round(100 * covered / max(lines, 1), 1)}
             for name, (covered, lines) in packages.items()
