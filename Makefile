@@ -41,7 +41,7 @@ mutants: $(VENV)/.installed-dev
 
 coverage: $(VENV)/.installed-dev
 	$(PIP) pytest-cov
-	$(VENV)/bin/python tools/coverage.py
+	$(VENV)/bin/python tools/lines.py
 	$(VENV)/bin/python tools/update_docs.py
 
 # for Python 3.11 on Linux; torch is not in it: its builds differ by index, and constraints-cpu.txt has its version

@@ -1,6 +1,6 @@
-"""Which lines of the package the tests run, by package: writes benchmarks/results/coverage.json.
+"""Measure which lines of the package the tests run, by package: writes benchmarks/results/coverage.json.
 
-Processes that tests start are not counted, so that what only they run looks uncovered.
+Lines that run only in processes that tests start count as not covered.
 """
 
 import json
@@ -32,7 +32,7 @@ def main(tests: list[str]) -> int:
         if lines >= 10:
             each.append((100 * covered / lines, "/".join(parts)))
     whole = {
-        "command": " ".join(["python tools/coverage.py", *tests]),
+        "command": " ".join(["python tools/lines.py", *tests]),
         "packages": {
             name: {"lines": lines, "percent": round(100 * covered / max(lines, 1), 1)}
             for name, (covered, lines) in packages.items()
