@@ -585,12 +585,13 @@ def torture() -> str:
     if crashes := figures.get("crashes"):
         rows = [(f"`gatf {one['command']}`", one["operations"], one["tried"], one["died"]) for one in crashes]
         parts.append(table(("command", "file operations", "faults injected", "crashes and refusals"), rows))
-        parts.append("After every fault the repeated command produced the same files with the same bits.\n")
+        if found["crashes"]["passed"]:
+            parts.append("After every fault the repeated command produced the same files with the same bits.\n")
     for one in figures.get("kills", ()):
         died = ", ".join(f"{count} of `gatf {name}`" for name, count in one["died"].items())
         parts.append(
             f"Kills at random moments: {one['commands']} commands, {sum(one['died'].values())} kills ({died}). "
-            "Every repeated command produced the same files with the same bits.\n"
+            + ("Every repeated command produced the same files with the same bits.\n" * found["kills"]["passed"])
         )
     if fuzzed := figures.get("fuzz"):
         rows = [(one["reader"], one["files"], one["failures"]) for one in fuzzed]
