@@ -17,7 +17,7 @@ demo: $(VENV)/.installed
 test: $(VENV)/.installed-dev lint
 	$(VENV)/bin/pytest -n 2 --dist worksteal
 
-# which tests are slow, in processor seconds, into docs/contributing.md
+# the slowest tests, in CPU seconds, into docs/contributing.md
 slowest: $(VENV)/.installed-dev
 	rm -f .costs.jsonl
 	$(VENV)/bin/pytest -n 2 --dist worksteal --costs .costs.jsonl
@@ -25,7 +25,7 @@ slowest: $(VENV)/.installed-dev
 
 bench: $(VENV)/.installed-dev
 	$(VENV)/bin/python benchmarks/run.py
-	$(VENV)/bin/python tools/performance.py
+	$(VENV)/bin/python tools/update_docs.py --figures
 
 # kills, crash points, fuzzing, 200 tasks, 1 000 updates: hours; shorter as e.g. make torture TORTURE="kills=10 tasks=50",
 # and with TORTURE=--missing it goes on where it was ended
@@ -35,9 +35,9 @@ torture: $(VENV)/.installed-dev
 fuzz: $(VENV)/.installed-dev
 	$(VENV)/bin/pytest -s tests/fuzz --fuzz 10000
 
+# fails if a mutant survives or no longer applies; the outcome is published either way
 mutants: $(VENV)/.installed-dev
-	$(VENV)/bin/python tools/mutants.py
-	$(VENV)/bin/python tools/update_docs.py
+	$(VENV)/bin/python tools/mutants.py; code=$$?; $(VENV)/bin/python tools/update_docs.py contributing.md; exit $$code
 
 coverage: $(VENV)/.installed-dev
 	$(PIP) pytest-cov

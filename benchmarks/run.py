@@ -17,19 +17,16 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 NAMES = (
     "startup", "photos", "augment", "decode", "scoring", "pushforward", "anchor", "training", "refresh", "memory",
-    "whole_run", "growth", "commands", "demo", "sharing",
+    "whole_run", "growth", "commands",
 )  # fmt: skip
-ASKED_FOR = ("waiting", "compiling", "scaling", "covariance", "serving")
+ASKED_FOR = ("waiting", "compiling", "covariance", "serving")
 """Not quick, and most are no comparisons of speed: only run by name."""
 THREADS = 2
 
 
 def run(name: str, *, quick: bool) -> bool:
-    """Whether the benchmark came to its end; one that is not there is passed over with a note."""
+    """Whether the benchmark finished."""
     path = HERE / f"{name}.py"
-    if not path.exists():
-        print(f"-- {name}: no such file, passed over", flush=True)
-        return True
     print(f"-- {name}", flush=True)
     # harness.py has them too, but takes seconds to import
     libraries = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")

@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from harness import Apart, Report, options, processor_time, seconds
 from reference.gatf_run import Reference, run
-from scaling import random_archive
 
 from gatf.config import RunConfig, load_config
 from gatf.data.sources import SOURCES
@@ -95,6 +94,16 @@ def data_settings(place: Path, *, quick: bool) -> tuple[dict[str, object], str]:
         return {"data.root": root}, "CIFAR-100"
     archive = random_archive(place / "random.npz", PER_CLASS, 10 if quick else 100)
     return {"data.name": "npz", "data.root": str(archive)}, "random images"
+
+
+def random_archive(path: Path, per_class: int, tested: int) -> Path:
+    """100 classes of random 32 × 32 images."""
+    draws, arrays = np.random.default_rng(0), {}
+    for part, count in (("train", per_class), ("test", tested)):
+        arrays[f"x_{part}"] = draws.integers(0, 256, (100 * count, 32, 32, 3), dtype=np.uint8)
+        arrays[f"y_{part}"] = np.arange(100).repeat(count)
+    np.savez(path, **arrays)
+    return path
 
 
 if __name__ == "__main__":

@@ -5,15 +5,15 @@ import importlib
 import itertools
 import json
 import multiprocessing
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from gatf.geometry import Affine, Gaussians, bayes_readout, push_affine, solve_sylvester
 
@@ -98,17 +98,29 @@ def test_growth_is_the_exponent(load: LOAD) -> None:
     assert load("scoring").growth((1, 10, 100), [3.0, 300.0, 30_000.0]) == pytest.approx(2)
 
 
+class Written(TorchDispatchMode):
+    """Adds up the bytes that operations write; a view writes nothing."""
+
+    bytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if not func.is_view:
+            self.bytes += sum(leaf.nbytes for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor))
+        return out
+
+
 @pytest.mark.parametrize(("method", "dim"), [("slda", 16), ("gatf", 8)])
 def test_the_work_of_an_update_grows_no_faster_than_the_known_classes(
     load: LOAD, tmp_path: Path, method: str, dim: int
 ) -> None:
     """Work is the bytes that all operations write."""
-    commands, costs = load("commands"), load("costs")
+    commands = load("commands")
     work = []
     for classes in (400, 1200):  # beyond 256 the transport takes fewer points
         commands.write_model(tmp_path / "model.gatf", method, dim, classes)
         learn = commands.update(tmp_path / "model.gatf")
-        with costs.Written() as written:
+        with Written() as written:
             learn()
         work.append(written.bytes)
         known = load("gatf.model.file").describe(tmp_path / "model.gatf")[0].labels
@@ -121,35 +133,6 @@ def test_a_made_up_run_has_its_report(load: LOAD, tmp_path: Path) -> None:
     commands.write_run(tmp_path / "run", 20)
     commands.write_report([tmp_path / "run"], tmp_path / "report.html")
     assert "is taken for “class 1”: 20 %" in (tmp_path / "report.html").read_text(encoding="utf-8")
-
-
-def test_a_second_counts_for_the_innermost_part(load: LOAD) -> None:
-    now = [2.0]
-    clock = load("demo").Clock(lambda: now[0])
-
-    def pass_time(seconds: float) -> None:
-        now[0] += seconds
-
-    clip = clock.around("clipping", pass_time)
-
-    def train() -> str:
-        pass_time(10)
-        clip(1)
-        pass_time(100)
-        clip(1)
-        return "trained"
-
-    assert clock.around("training", train)() == "trained"
-    pass_time(0.5)
-    assert clock.finish() == {load("demo").IMPORTS: 2.0, "the rest": 0.5, "training": 110.0, "clipping": 2.0}
-    assert clock.calls == {"training": 1, "clipping": 2}
-
-
-def test_every_part_of_the_demo_is_there(load: LOAD) -> None:
-    demo = load("demo")
-    for path in itertools.chain(*demo.PARTS.values()):
-        owner, name = demo._owner(path)
-        assert callable(vars(owner)[name]), path
 
 
 @pytest.fixture
@@ -202,37 +185,12 @@ def test_turns_alternate_and_the_first_does_not_count(load: LOAD) -> None:
     assert (rates["reference"], rates["ours"], rates["ratio"]) == (2.0, 8.0, 8.0)
 
 
-def test_shared_steps_are_of_the_network_that_is_told(load: LOAD, tmp_path: Path) -> None:
-    sharing = load("sharing")
-    (tmp_path / "run.yaml").write_text(sharing.settings(tmp_path / "random.npz", 5), encoding="utf-8")
-    config = load("gatf.config").load_config(str(tmp_path / "run.yaml"))
-    assert (config.backbone.name, config.backbone.width) == ("resnet18", sharing.WIDTH)
-    assert [config.optimisation.stage(task).batch_size for task in (0, 1)] == [sharing.BATCH] * 2
-    assert config.optimisation.stage(1).epochs == 5
-
-
 def test_idle_processors_are_counted_by_the_system(load: LOAD, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 20 ticks 10 idle and 5 waiting for a disk."""
     harness = load("harness")
     counts = iter([[0, 0, 0, 0, 0, 0, 0, 0], [3, 0, 1, 10, 5, 0, 1, 0]])
     monkeypatch.setattr(harness, "_ticks", lambda: next(counts))
     assert harness.idle(0) == 0.75
-
-
-def test_one_thread_is_one_whatever_a_library_was_told(load: LOAD, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Torch goes by MKL's number, and a benchmark is started with two of each."""
-    sharing, told = load("sharing"), []
-    monkeypatch.setenv("MKL_NUM_THREADS", "2")
-    ask = "import torch; print(torch.get_num_threads())"
-
-    def run(command: list[str], *, env: dict[str, str], **options: Any) -> None:
-        told.append(subprocess.run([sys.executable, "-c", ask], env=env, text=True, **options).stdout.strip())
-        raise InterruptedError
-
-    monkeypatch.setattr(sharing, "subprocess", SimpleNamespace(run=run))
-    with pytest.raises(InterruptedError):
-        sharing.run("", 1, 1)
-    assert told == ["1"]
 
 
 def test_photos_are_decoded_as_pillow_does(load: LOAD, tmp_path: Path) -> None:

@@ -12,7 +12,6 @@ from types import ModuleType
 
 import pytest
 
-from gatf.cli.catalogue import WHEN
 from gatf.config import load_config, parse_overrides
 from gatf.methods import METHODS
 from gatf.methods.parts.embedding import TripletBaseConfig
@@ -29,62 +28,14 @@ def update_docs(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return importlib.import_module("update_docs")
 
 
-def test_results_of_some_methods_leave_the_rows_of_others(update_docs: ModuleType) -> None:
-    page = (
-        "<!-- results:some -->\n| method | seeds | A_last % |\n|---|---:|---:|\n"
-        "| ncm | 5 | 70 |\n| slda | 5 | 96 |\n<!-- /results:some -->"
-    )
-    table = "| method | seeds | A_last % | seconds |\n|---|---:|---:|---:|\n| slda | 2 | 97 | 3 |\n"
-    told = update_docs.renewed(page, "some", table)
-    assert told == "| method | seeds | A_last % |\n|---|---:|---:|\n| ncm | 5 | 70 |\n| slda | 2 | 97 |\n"
-    more = "| method | seeds | A_last % |\n|---|---:|---:|\n| ncm | 2 | 71 |\n| klda | 2 | 98 |\n"
-    told = update_docs.renewed(page, "some", more)
-    assert told.splitlines()[2:] == ["| ncm | 2 | 71 |", "| klda | 2 | 98 |", "| slda | 5 | 96 |"]
-    fewer = "| method | seeds |\n|---|---:|\n| slda | 2 |\n"
-    assert update_docs.renewed(page, "some", fewer).splitlines()[3] == "| slda | 2 | – |"
-    whole = table + "| ncm | 2 | 71 | 4 |\n"
-    assert update_docs.renewed(page, "some", whole) == whole
+def test_generated_parts_are_up_to_date(update_docs: ModuleType) -> None:
+    stale = [path.name for path in PAGES if path.read_text(encoding="utf-8") != update_docs.rendered(path)]
+    assert stale == [], "run python tools/update_docs.py"
 
 
-def test_generated_pages_are_up_to_date(update_docs: ModuleType) -> None:
-    module = update_docs
-    for name, page in module.PAGES.items():
-        assert (ROOT / "docs" / name).read_text(encoding="utf-8") == page(), "run tools/update_docs.py"
-    for (name, marker), part in module.PARTS.items():
-        text = (ROOT / "docs" / name).read_text(encoding="utf-8")
-        assert text == module.replace_between(text, marker, part()), "run tools/update_docs.py"
-
-
-def test_the_table_of_methods_to_choose_from_has_the_numbers_of_the_results() -> None:
-    """Read here by other means than the tool's: a regular expression per cell."""
-    page = (ROOT / "docs" / "methods.md").read_text(encoding="utf-8")
-    notebook = (ROOT / "docs" / "notebook.md").read_text(encoding="utf-8")
-    (part,) = re.findall(r"<!-- which -->\n(.*?)<!-- /which -->", page, flags=re.DOTALL)
-    rows = {line.split("`")[1]: [cell.strip() for cell in line.split("|")[2:-1]] for line in part.splitlines()[2:]}
-    assert list(rows) == list(METHODS)
-    for name, (when, digits, glyphs, cifar, birds, minutes, _) in rows.items():
-        assert when == WHEN[name]
-        if name in NOT_MEASURED:
-            continue
-        for shown, result in ((digits, "digits"), (glyphs, "glyphs")):
-            blocks = re.findall(rf"<!-- results:{result}(?:-closed-form)? -->\n(.*?)<!--", notebook, flags=re.DOTALL)
-            (line,) = re.findall(rf"^\| {name} \| \d \| ([\d.]+).*$", "\n".join(blocks), flags=re.MULTILINE)
-            assert shown == line, name
-        assert float(minutes) > 0
-        for shown, pattern in (
-            (cifar, f"cifar100-16px/{name}-seed*"),
-            (birds, f"cub200-128px/cub200-128px/{name}-seed*"),
-        ):
-            found = [json.loads(path.read_text()) for path in (ROOT / "results").glob(f"{pattern}/summary.json")]
-            mean = sum(each["a_last"] for each in found) / len(found) if found else None
-            assert shown == ("–" if mean is None else f"{mean:.1f}"), name
-
-
-@pytest.mark.parametrize("result", ["digits", "glyphs"])
-def test_the_notebook_leaves_no_method_out(result: str) -> None:
-    page = (ROOT / "docs" / "notebook.md").read_text(encoding="utf-8")
-    blocks = re.findall(rf"<!-- results:{result}(?:-closed-form)? -->\n(.*?)<!--", page, flags=re.DOTALL)
-    assert set(re.findall(r"^\| (\w+) \| \d", "".join(blocks), flags=re.MULTILINE)) == set(METHODS) - NOT_MEASURED
+def test_the_table_of_digits_has_every_method() -> None:
+    rows = json.loads((ROOT / "results" / "digits" / "table.json").read_text(encoding="utf-8"))
+    assert set(METHODS) <= {row["row"] for row in rows}
 
 
 def test_the_readme_is_a_front_page() -> None:

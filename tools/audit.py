@@ -1,6 +1,6 @@
-"""Ask the advisories of the Python package index whether a package of requirements.lock has a known hole.
+"""Check the packages of requirements.lock against the security advisories of the Python package index.
 
-Where they cannot be asked, without the network or behind a mirror that has none, that is said and is no failure.
+Without network access, or behind a mirror without advisories, the check is skipped with a message and does not fail.
 """
 
 import json

@@ -1,10 +1,11 @@
-"""A refactor shows the same bits: digests of small runs of every method and of a classifier that was updated twice.
+"""Check that a refactor keeps the bits: digests of short runs of every method and preset, and of updated classifiers.
 
-python tools/guard.py record before.json     with the code as it was
-python tools/guard.py check before.json      with the code as it is; names every run that differs and what in it
+python tools/guard.py record before.json     before the change
+python tools/guard.py check before.json      after it; names every run that differs, and in what
 
-Bits depend on the machine and on the number of threads, so a record is for one machine and is not committed. One thread
-is used, seed 0. Each run is the README's own API: `start` for experiments, `IncrementalClassifier` for models.
+Bits depend on the machine and the number of threads, so do not commit a record. Runs use one thread and seed 0. Methods
+and presets come from the code: `check` lists recorded runs that no longer exist and runs that the record lacks, and
+neither counts as a difference. A run that raises an error is recorded with its message.
 """
 
 import argparse
@@ -15,6 +16,7 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +45,8 @@ SCENARIOS: dict[str, dict[str, Any]] = {
     "digits": {"scenario.stop_after": 3},
     "glyphs": {"data.glyphs.classes": 9, "data.glyphs.train_per_class": 30, "scenario.tasks": 3},
 }
+Job = Callable[[], dict[str, str]]
+Record = dict[str, dict[str, str]]
 UPDATED = ("gatf", "adagauss", "fetril", "lwf")
 """Methods whose model is fitted and updated twice."""
 NOT_BITS = {"seconds", "total_seconds", "processor_seconds", "peak_memory_mb", "versions", "date", "machine"}
@@ -73,9 +77,10 @@ def networks(path: Path) -> dict[str, str]:
     return {name.replace("tensor method.", "tensor "): value for name, value in found.items() if "method." in name}
 
 
-def run(dataset: str, method: str) -> dict[str, str]:
+def run(dataset: str, method: str, preset: str | None = None) -> dict[str, str]:
     """A short run: the tensors of its model file (networks, Gaussians), the numbers of its summary."""
-    config = load_config(dataset, method=method, overrides=SHORT | SCENARIOS[dataset])
+    chosen = {} if preset is None else {"method.preset": preset}
+    config = load_config(dataset, method=method, overrides=SHORT | SCENARIOS[dataset] | chosen)
     with tempfile.TemporaryDirectory() as folder:
         start(config, Path(folder))
         summary = json.loads((Path(folder) / "summary.json").read_text(encoding="utf-8"))
@@ -100,36 +105,63 @@ def updated(method: str) -> dict[str, str]:
         return found | tensors(Path(folder) / "model.gatf")
 
 
-def jobs() -> dict[str, Callable[[], dict[str, str]]]:
-    made: dict[str, Callable[[], dict[str, str]]] = {}
-    for method in METHODS:
+def jobs() -> dict[str, Job]:
+    """Every run by name; presets, but for the default one, on digits only."""
+    made: dict[str, Job] = {}
+    for method, described in METHODS.items():
         for dataset in SCENARIOS:
-            made[f"run {dataset} {method}"] = lambda dataset=dataset, method=method: run(dataset, method)
-    return made | {f"learn {method}": lambda method=method: updated(method) for method in UPDATED}
+            made[f"run {dataset} {method}"] = partial(run, dataset, method)
+        for preset in described.Config.preset_names()[1:]:
+            made[f"run digits {method} preset={preset}"] = partial(run, "digits", method, preset)
+    return made | {f"learn {method}": partial(updated, method) for method in UPDATED if method in METHODS}
+
+
+def digests(job: Job) -> dict[str, str]:
+    try:
+        return job()
+    except Exception as error:
+        return {"error": f"{type(error).__name__}: {error}"}
+
+
+def differences(before: Record, now: Record, wanted: str = "") -> tuple[list[str], int]:
+    """Lines for every run that differs, was deleted or is new; and the number of runs that differ."""
+    lines, differing = [], 0
+    for name, found in now.items():
+        if name not in before:
+            lines.append(f"{name}: not in the record")
+            continue
+        known = before[name]
+        off = sorted(key for key in known.keys() | found.keys() if known.get(key) != found.get(key))
+        if off:
+            differing += 1
+            shown = f"{', '.join(off[:4])}{' …' if len(off) > 4 else ''}"
+            lines.append(f"{name}: {len(off)} of {len(known)} differ: {shown} {found.get('error', '')}".rstrip())
+    lines += [f"{name}: no longer there" for name in before if wanted in name and name not in now]
+    return lines, differing
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("record", "check"))
     parser.add_argument("file", type=Path)
-    parser.add_argument("--only", default="", help="jobs whose name contains this")
+    parser.add_argument("--only", default="", help="runs whose name contains this")
     chosen = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    found = {name: job() for name, job in jobs().items() if chosen.only in name}
+    found = {name: digests(job) for name, job in jobs().items() if chosen.only in name}
     if chosen.what == "record":
         chosen.file.write_text(json.dumps(found, indent=1), encoding="utf-8")
         print(f"{len(found)} runs, {sum(map(len, found.values()))} digests")
+        for name in (name for name in found if "error" in found[name]):
+            print(f"{name}: {found[name]['error']}")
         return 0
-    before = json.loads(chosen.file.read_text(encoding="utf-8"))
-    differing = 0
-    for name, digests in found.items():
-        known = before.get(name, {})
-        off = sorted(key for key in known.keys() | digests.keys() if known.get(key) != digests.get(key))
-        differing += bool(off)
-        if off:
-            print(f"{name}: {len(off)} of {len(known)} differ: {', '.join(off[:4])}{' …' if len(off) > 4 else ''}")
-    print(f"{len(found) - differing} of {len(found)} runs show the same bits")
+    before: Record = json.loads(chosen.file.read_text(encoding="utf-8"))
+    lines, differing = differences(before, found, chosen.only)
+    print(
+        "\n".join(
+            [*lines, f"{len(found.keys() & before.keys()) - differing} runs have the same bits, {differing} differ"]
+        )
+    )
     return int(differing > 0)
 
 

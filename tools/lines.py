@@ -1,6 +1,6 @@
-"""Which lines of the package the tests run, by package: writes benchmarks/results/coverage.json.
+"""Measure which lines of the package the tests run, by package: writes benchmarks/results/coverage.json.
 
-Processes that tests start are not counted, so that what only they run looks uncovered.
+Lines that run only in processes that tests start count as not covered.
 """
 
 import json

@@ -1,5 +1,5 @@
-"""Write requirements.lock: every package that tests and docs need, with version and hashes, as the package indexes that
-pip is told of have them. torch is left out: its build for processors comes from an index of its own."""
+"""Write requirements.lock: every package that tests and docs need, with version and hashes, from the indexes that pip
+uses. torch is left out, because its CPU build comes from an index of its own."""
 
 import os
 import subprocess
@@ -15,7 +15,7 @@ HEAD = """\
 
 
 def setting(name: str) -> list[str]:
-    """What pip is told of where packages are."""
+    """A setting of pip that says where packages are."""
     told = subprocess.run(
         [sys.executable, "-m", "pip", "config", "get", f"global.{name}"], capture_output=True, text=True
     )

@@ -1,4 +1,4 @@
-"""What mkdocs needs to know of our pages, beside mkdocs.yml."""
+"""Hooks of mkdocs: keep subscripts such as `a[t][k]` from becoming references."""
 
 from re import Match
 from typing import Any
@@ -16,7 +16,7 @@ class Subscripts(AutorefsInlineProcessor):
 
 
 class WithoutReferences(Extension):
-    """Puts `Subscripts` in the place of what looks for references."""
+    """Replaces the pattern that finds references by `Subscripts`."""
 
     def extendMarkdown(self, md: Markdown) -> None:
         md.inlinePatterns.register(Subscripts(md), AutorefsInlineProcessor.name, priority=168)

@@ -1,6 +1,6 @@
-"""The pictures of the studio in docs/img, taken in a headless Chromium: python tools/studio_pictures.py [FOLDER].
+"""Take the screenshots of the studio in docs/img with headless Chromium: python tools/studio_pictures.py [FOLDER].
 
-It teaches handwritten digits, asks about one and looks, on a laptop's and a phone's screen.
+The script teaches handwritten digits and asks for a prediction, at the screen sizes of a laptop and a phone.
 """
 
 import subprocess

@@ -1,9 +1,9 @@
-"""The long versions of the tests of reliability: run them, keep their figures, write docs/reliability.md.
+"""Run the long versions of the reliability tests, record their figures, and update docs/reliability.md.
 
 python tools/torture.py                       everything, which takes hours
-python tools/torture.py kills=30 tasks=200    only these, this often; what is known of the others stays
-python tools/torture.py --missing             what has not passed yet, as often as is wanted: goes on after an end
-python tools/torture.py --minutes 30          begins nothing when the time is up, and ends what is running
+python tools/torture.py kills=30 tasks=200    only these parts, with these counts; other records stay
+python tools/torture.py --missing             only what has not passed yet with the full count
+python tools/torture.py --minutes 30          start nothing after 30 minutes, and end what is running
 """
 
 import argparse

@@ -1,28 +1,29 @@
 """Write the generated parts of the documentation.
 
-python tools/update_docs.py                            equations, settings, methods, events, summary, results/
-python tools/update_docs.py digits runs/bench-digits   also the results between the markers `results:digits`; rows of
-                                                       methods that the folder does not have stay
+python tools/update_docs.py                  README.md and every page in docs/
+python tools/update_docs.py performance.md   one page
+python tools/update_docs.py --figures        also the figures in docs/img that are drawn from results
+
+`pages.py` renders recorded results. This module renders what comes from the code: equations, settings, methods, events.
 """
 
+import argparse
 import ast
 import json
 import re
-import sys
 import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
+import pages
 import yaml
+from pages import ROOT, filled, table
 from pydantic import BaseModel, TypeAdapter
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-ROOT = Path(__file__).parent.parent
-NOTEBOOK = ROOT / "docs" / "notebook.md"
-"""The page with the tables of digits and characters."""
 PLACE = re.compile(r"(Eq\. \d+|Theorem \d+|Thm \d+|Alg\. \d+|Sec\. \d+(?:\.\d+)?)")
 
 
@@ -82,52 +83,21 @@ def memory(name: str) -> str:
 
 def which_table() -> str:
     """A row for every method: when to choose it, and what it reached and took in the tables of this repository."""
-    from gatf.bench.tables import aggregate
     from gatf.cli.catalogue import WHEN
     from gatf.methods import METHODS
 
-    page = NOTEBOOK.read_text(encoding="utf-8")
-    digits, glyphs = ({**rows_of(page, name), **rows_of(page, f"{name}-closed-form")} for name in ("digits", "glyphs"))
-    collected = {
-        bench: {
-            row["row"]: f"{row['a_last']:.1f}"
-            for row in aggregate(each.run.result for each in results().read(bench))
-            if row["setting"] == bench
-        }
-        for bench in (results().MAIN, results().PHOTOS)
-    }
-    headings = ["method", "choose it", "digits", "characters", "CIFAR-100", "birds", "minutes", "bytes per class"]
+    stored = [{row["row"]: row for row in pages.read(pages.RESULTS / bench, "table")} for bench in ("digits", "glyphs")]
+    birds = {row["row"]: row for row in pages.aggregate(each.run.result for each in pages.collected(pages.PHOTOS))
+             if row["setting"] == pages.PHOTOS}  # fmt: skip
+    benches = [*stored, pages.aggregated(pages.MAIN), birds]
     rows = []
     for name in METHODS:
-        shown = [each[name]["A_last %"].split()[0] if name in each else "–" for each in (digits, glyphs)]
-        shown += [each.get(name, "–") for each in collected.values()]
-        seconds = glyphs.get(name, {}).get("seconds", "").split()
-        shown.append(f"{float(seconds[0]) / 60:.1f}" if seconds else "–")
-        rows.append([f"`{name}`", WHEN[name], *shown, memory(name)])
-    return str(results().table(headings, rows, left=2))
-
-
-def rows_of(page: str, name: str) -> dict[str, dict[str, str]]:
-    """The results between the markers of that name, by method and column."""
-    _, _, rest = page.partition(f"<!-- results:{name} -->")
-    lines = [line for line in rest.partition(f"<!-- /results:{name} -->")[0].splitlines() if line.startswith("|")]
-    headings, _, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-    return {cells[0]: dict(zip(headings, cells, strict=True)) for cells in rows}
-
-
-def renewed(page: str, name: str, table: str) -> str:
-    """The table for these markers: as it is where it has every method that is there now, else with the other rows, and
-    the columns, that are there."""
-    old, new = rows_of(page, name), rows_of(replace_between(page, f"results:{name}", table), name)
-    if old.keys() <= new.keys():
-        return table
-    headings, order, before = list(next(iter(old.values()))), list(old), None
-    for method in new:
-        if method not in order:  # where the new table has it
-            order.insert(order.index(before) + 1 if before else 0, method)
-        before = method
-    rows = [[(old | new)[method].get(heading, "–") for heading in headings] for method in order]
-    return str(results().table(headings, rows))
+        accuracies = [pages.fixed(bench.get(name, {}).get("a_last")) for bench in benches]
+        seconds = stored[1].get(name, {}).get("total_seconds")
+        minutes = pages.fixed(None if seconds is None else seconds / 60)
+        rows.append([f"`{name}`", WHEN[name], *accuracies, minutes, memory(name)])
+    head = ["method", "choose it", "digits", "characters", "CIFAR-100", "birds", "minutes", "bytes per class"]
+    return table(head, rows, left=2)
 
 
 def first_sentence(text: str) -> str:
@@ -310,93 +280,44 @@ def fields_table(described: type[Any]) -> str:
     return "\n".join(["| field | type | what |", "|---|---|---|", *rows.values()])
 
 
-def replace_between(text: str, name: str, content: str) -> str:
-    """Put content between `<!-- name -->` and `<!-- /name -->`."""
-    start, end = f"<!-- {name} -->", f"<!-- /{name} -->"
-    before, _, rest = text.partition(start)
-    _, found, after = rest.partition(end)
-    if not found:
-        raise SystemExit(f"no markers {start} … {end}")
-    return f"{before}{start}\n{content}{end}{after}"
-
-
-# docs/results.md and the README's part of it
-
-
-def results() -> Any:
-    """The module beside this one, wherever this one was loaded from."""
-    if str(Path(__file__).parent) not in sys.path:
-        sys.path.append(str(Path(__file__).parent))
-    import results
-
-    return results
-
-
-def trust() -> Any:
-    """Likewise."""
-    if str(Path(__file__).parent) not in sys.path:
-        sys.path.append(str(Path(__file__).parent))
-    import trust
-
-    return trust
-
-
-def results_page() -> str:
-    return str(results().results_page())
-
-
-def readme_results() -> str:
-    return str(results().readme_part())
-
-
-def uncertainty_page() -> str:
-    results()
-    import photo_pages
-
-    return str(photo_pages.uncertainty_page())
-
-
-def readme_photos() -> str:
-    results()
-    import photo_pages
-
-    return str(photo_pages.readme_photos())
-
-
-PAGES = {
-    "paper-map.md": paper_map,
-    "settings.md": settings_page,
-    "results.md": results_page,
-    "uncertainty.md": uncertainty_page,
-}
+PAGES = {"paper-map.md": paper_map, "settings.md": settings_page}
 """Pages that are generated whole."""
-PARTS: dict[tuple[str, str], Callable[[], str]] = {
-    ("methods.md", "methods"): method_table,
-    ("methods.md", "which"): which_table,
-    ("formats.md", "events"): event_sections,
-    ("formats.md", "summary"): summary_table,
-    ("../README.md", "results:cifar100-16px"): readme_results,
-    ("tutorial-birds.md", "photos"): readme_photos,
-    ("protocol.md", "epochs"): lambda: str(results().epochs_part()),
-    ("reliability.md", "torture"): lambda: str(trust().torture_part()),
-    ("contributing.md", "mutants"): lambda: str(trust().mutants_part()),
-    ("contributing.md", "coverage"): lambda: str(trust().coverage_part()),
-    ("privacy.md", "membership"): lambda: str(trust().privacy_part()),
+PARTS: dict[str, pages.Part] = {
+    **pages.PARTS,
+    "methods": method_table,
+    "which": which_table,
+    "events": event_sections,
+    "summary": summary_table,
 }
-"""Parts of pages in docs/, between markers of that name."""
+"""Parts of pages, between markers of that name."""
 
 
-def main(arguments: list[str]) -> None:
-    for name, whole in PAGES.items():
-        (ROOT / "docs" / name).write_text(whole(), encoding="utf-8")
-    for name, folder in zip(arguments[::2], arguments[1::2], strict=True):
-        table = (Path(folder) / "results.md").read_text(encoding="utf-8")
-        text = NOTEBOOK.read_text(encoding="utf-8")
-        NOTEBOOK.write_text(replace_between(text, f"results:{name}", renewed(text, name, table)), encoding="utf-8")
-    for (name, marker), part in PARTS.items():  # of which some read the results above
-        page = ROOT / "docs" / name
-        page.write_text(replace_between(page.read_text(encoding="utf-8"), marker, part()), encoding="utf-8")
+def rendered(path: Path) -> str:
+    """A page as it should be."""
+    return PAGES[path.name]() if path.name in PAGES else filled(path.read_text(encoding="utf-8"), PARTS)
+
+
+def documents() -> list[Path]:
+    return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def main(names: Iterable[str] = ()) -> None:
+    """Write the named pages, or all of them."""
+    unknown = set(names) - {path.name for path in documents()}
+    if unknown:
+        raise SystemExit(f"no page is called {', '.join(sorted(unknown))}")
+    for path in documents():
+        if not names or path.name in names:
+            path.write_text(rendered(path), encoding="utf-8")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="PAGE")
+    parser.add_argument("--figures", action="store_true")
+    asked = parser.parse_args()
+    if asked.figures:
+        import figures
+
+        figures.main()
+    main(asked.names)

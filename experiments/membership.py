@@ -1,16 +1,13 @@
-"""How well one can tell from what a model stores whether an image was trained on.
+"""Can an attacker tell from a model whether an image was in the training set (membership inference)?
 
-Writes benchmarks/results/privacy.json.
+python experiments/membership.py             digits, and a part of CIFAR-100 if it is available (GATF_DATA)
+python experiments/membership.py digits      one of them
 
-python tools/membership.py                 digits, and a slice of CIFAR-100 where it is at hand (GATF_DATA)
-python tools/membership.py digits          one of them
-
-Members are training images, the others test images of the same classes. Two attackers: one looks how near an image lies
-to its class's stored Gaussian, one at the score of its class. The AUC is the chance that a member is ranked above
-another image; 0.5 is guessing. Intervals are bootstrapped over images.
+Members are training images; the others are test images of the same classes. One attacker uses the distance of an image
+to the stored Gaussian of its class, the other the score of its class. The AUC is the probability that a member ranks
+above a non-member; 0.5 is chance. Intervals are bootstrapped over images.
 """
 
-import json
 import sys
 import tempfile
 from pathlib import Path
@@ -18,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from common import one_thread, save
 from torch import Tensor
 
 from gatf.config import load_config
@@ -26,7 +24,6 @@ from gatf.errors import UserError
 from gatf.experiment import Experiment
 from gatf.geometry.readout import mahalanobis_readout
 
-OUT = Path(__file__).resolve().parent.parent / "benchmarks" / "results" / "privacy.json"
 DRAWS = 1000
 SETTINGS: dict[str, dict[str, Any]] = {
     "digits": {
@@ -43,7 +40,7 @@ NOISE = {"method.noise_epsilon": 8.0, "method.noise_clip": 4.0}
 
 
 def auc(members: np.ndarray, others: np.ndarray) -> float:
-    """The chance that a member's value is above another's; ties count half."""
+    """The probability that a member has a higher value than a non-member; ties count half."""
     ranks = np.searchsorted(np.sort(others), members, "left") + np.searchsorted(np.sort(others), members, "right")
     return float(ranks.mean() / (2 * len(others)))
 
@@ -55,8 +52,8 @@ def interval(members: np.ndarray, others: np.ndarray) -> tuple[float, float]:
 
 
 @torch.no_grad()
-def suspicions(experiment: Experiment, train: bool) -> dict[str, np.ndarray]:
-    """What each attacker sees of every training or test image."""
+def attack_scores(experiment: Experiment, train: bool) -> dict[str, np.ndarray]:
+    """The value that each attacker computes for every training or test image."""
     scenario, method = experiment.scenario, experiment.method.eval()
     images = scenario.source.train if train else scenario.source.test
     members, labels = scenario.members(images, 0, len(scenario) - 1)
@@ -72,7 +69,7 @@ def suspicions(experiment: Experiment, train: bool) -> dict[str, np.ndarray]:
     return {"the stored Gaussians": own(near), "the scores": own(scores)}
 
 
-def measure(data: str, images: int, noise: bool) -> tuple[list[dict[str, Any]], float]:
+def measure(data: str, images: int, noise: bool) -> list[dict[str, Any]]:
     settings = {**SETTINGS[data], "data.max_per_class": images, "device": "cpu", **(NOISE if noise else {})}
     settings |= {f"optimisation.{stage}.batch_size": 32 for stage in ("first", "next")}
     config = load_config("digits" if data == "digits" else {}, method="gatf", overrides=settings)
@@ -80,33 +77,31 @@ def measure(data: str, images: int, noise: bool) -> tuple[list[dict[str, Any]], 
         experiment = Experiment(config)
         (Path(place) / "checkpoints").mkdir()
         accuracy = experiment.run(Path(place), ()).a_last
-    inside, outside = suspicions(experiment, True), suspicions(experiment, False)
+    inside, outside = attack_scores(experiment, True), attack_scores(experiment, False)
     rows = []
     for what, seen in inside.items():
         low, high = interval(seen, outside[what])
         added = f", noise ε = {NOISE['method.noise_epsilon']:g}" if noise else ""
         row = {"data": data, "what": what + added, "classes": len(experiment.scenario.order), "images": images}
         rows.append({**row, "auc": auc(seen, outside[what]), "low": low, "high": high, "accuracy": accuracy})
-    return rows, accuracy
+    return rows
 
 
-def main(chosen: list[str]) -> int:
-    torch.set_num_threads(1)
+def main(chosen: list[str]) -> None:
+    one_thread()
     rows: list[dict[str, Any]] = []
     for data in chosen or list(SETTINGS):
         for images, noise in ((20, False), (100, False), (100, True)):
             try:
-                found, accuracy = measure(data, images, noise)
+                found = measure(data, images, noise)
             except UserError as error:
                 print(f"{data}: {error}")
                 break
             rows += found
-            print(f"{data}, {images} images per class, noise {noise}: accuracy {accuracy:.1f} %", flush=True)
             for row in found:
-                print(f"  {row['what']}: AUC {row['auc']:.3f} ({row['low']:.3f} to {row['high']:.3f})", flush=True)
-    OUT.write_text(json.dumps({"attacks": rows}, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    return 0
+                print(f"{data}, {row['what']}: AUC {row['auc']:.3f}, accuracy {row['accuracy']:.1f} %", flush=True)
+    save("membership", {"attacks": rows})
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main(sys.argv[1:])

@@ -1,15 +1,12 @@
-"""Does accuracy suffer from bfloat16? GATF with `precision=bf16-mixed` and with float32, the same seeds.
+"""Does bfloat16 cost accuracy? GATF with `precision=bf16-mixed` and with float32 for the same seeds.
 
-python tools/precision.py [DATA ...]     digits, glyphs and cifar100; all, if none is named
+python experiments/precision.py [DATA ...]     digits, glyphs and cifar100; all if none is named
 
-Digits have half the recipe's epochs; glyphs and CIFAR-100 are a few short tasks, for a processor without instructions
-for bfloat16 computes it several times as slowly as float32: enough to compare, not to quote. CIFAR-100 is looked for
-in the folder that GATF_BENCH_CIFAR100 names. Writes what benchmarks/results/precision.json lacks, a run at a time;
-`python tools/performance.py` makes the table of docs/performance.md of it.
+Digits use half the epochs of the recipe. Glyphs and CIFAR-100 are a few short tasks, because processors without
+bfloat16 instructions are slow. GATF_BENCH_CIFAR100 names the folder of CIFAR-100. Only missing runs are done.
 """
 
 import argparse
-import json
 import os
 import tempfile
 import time
@@ -17,18 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from update_docs import ROOT
+from common import load, one_thread, save
 
 from gatf.config import load_config
 from gatf.experiment import start
-from gatf.io.files import write_text
 from gatf.training.precision import BFLOAT16, FLOAT32, processor
-
-RECORD = ROOT / "benchmarks" / "results" / "precision.json"
 
 
 def short(tasks: int | None, epochs: int) -> dict[str, Any]:
-    """Settings of so many tasks and epochs per task."""
+    """Settings for a number of tasks and epochs per task."""
     return {"scenario.stop_after": tasks, "optimisation.first.epochs": epochs, "optimisation.next.epochs": epochs}
 
 
@@ -45,7 +39,7 @@ Record = dict[str, Any]
 
 
 def missing(record: Record, names: list[str]) -> list[tuple[str, int, str]]:
-    """Data, seed and precision of runs that were not done with these settings, both precisions of a seed in turn."""
+    """Data, seed and precision of the runs that the record lacks with these settings."""
     wanted = []
     for name in names:
         recipe, seeds, settings = CASES[name]
@@ -63,7 +57,7 @@ def missing(record: Record, names: list[str]) -> list[tuple[str, int, str]]:
 
 
 def run(name: str, seed: int, precision: str) -> dict[str, float]:
-    """Accuracies of one run, and the processor's seconds."""
+    """Accuracies and CPU seconds of one run."""
     recipe, _, settings = CASES[name]
     chosen = {**settings, "seed": seed, "precision": precision, "device": "cpu"}
     if recipe.startswith("cifar"):
@@ -81,14 +75,14 @@ def main() -> None:
     names = parser.parse_args().names or list(CASES)
     if unknown := set(names) - set(CASES):
         parser.error(f"no data is called {', '.join(sorted(unknown))}; there are {', '.join(CASES)}")
-    torch.set_num_threads(1)
-    record: Record = json.loads(RECORD.read_text(encoding="utf-8")) if RECORD.is_file() else {"data": {}}
+    one_thread()
+    record: Record = load("precision", {"data": {}})
     able = [name for name in ("avx512_bf16", "amx_bf16") if name in processor().split()]
     record["environment"] = {"torch": torch.__version__, "instructions for bfloat16": able}
     for name, seed, precision in missing(record, names):
         found = run(name, seed, precision)
         record["data"][name]["runs"][precision][str(seed)] = found
-        write_text(RECORD, json.dumps(record, indent=1, ensure_ascii=False) + "\n")
+        save("precision", record)
         print(f"{name}, seed {seed}, {precision}: {found}", flush=True)
 
 

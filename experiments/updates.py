@@ -1,11 +1,11 @@
-"""How does a classifier do that gains classes, and is what it says of itself true? On real photos, update by update.
+"""Are accuracy, forecast, calibration, rejection and certificates of an updated classifier correct on real photos?
 
-python tools/updates.py                     list the experiments
-python tools/updates.py birds-frozen …      run some and write results/updates/<name>.json (GATF_DATA as for `gatf run`)
+python experiments/updates.py                     list the series of updates
+python experiments/updates.py birds-frozen …      run some and write results/updates/<name>.json (needs GATF_DATA)
 
-After every update: accuracy on test images of all classes so far and of older ones, the forecast for the older ones,
-the calibration error, the share of certified answers, how well images of classes that were never taught are told from
-known ones, and how many known images are called unknown at a promised rate. docs/uncertainty.md is made from it.
+After every update: test accuracy on all seen classes and on older ones, the forecast for older ones, the calibration
+error, the share of certified predictions, the AUROC of novelty scores for unknown classes, and the rejection rates.
+docs/uncertainty.md shows the results.
 """
 
 import json
@@ -14,11 +14,11 @@ import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from common import RESULTS, one_thread, rounded, save
 from PIL import Image
 from sklearn.metrics import roc_auc_score
 from torch import Tensor
@@ -29,23 +29,21 @@ from gatf.data.sources import open_source
 from gatf.evaluation.calibration import expected_calibration_error, reliability
 from gatf.geometry import spd
 from gatf.geometry.gaussians import Gaussians
-from gatf.io.files import write_text
 from gatf.methods.parts.gaussian import keeps_gaussians_only
-from gatf.model.answers import answer, look
-from gatf.model.judge import UNKNOWN_SHRINK, energy, strangest
-from gatf.model.state import Looks
-from results import RESULTS
+from gatf.model.answers import answer, forward
+from gatf.model.judge import UNKNOWN_SHRINK, combined_novelty, energy
+from gatf.model.state import ForwardOutput
 
 PROMISED = 0.05
-"""The rate of wrong rejections that is asked for."""
+"""The requested rejection rate for known classes."""
 NOISE = np.random.default_rng(0).integers(0, 256, (40, 96, 96, 3), dtype=np.uint8)
 PLAIN = np.random.default_rng(0).integers(0, 256, (40, 1, 1, 3), dtype=np.uint8).repeat(96, 1).repeat(96, 2)
-"""Images of nothing: of noise, and of one colour each."""
+"""Images without content: noise, and a single colour."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """Classes of a benchmark, taught a few at a time."""
+    """A series of updates: classes of a benchmark, a few per update."""
 
     what: str
     recipe: str
@@ -56,15 +54,15 @@ class Trial:
     """Classes of the first fit, where they are more."""
     most: tuple[int, ...] | None = None
     """Training images per class, in turn; None: all."""
-    strangers: int = 20
-    """Classes that are never taught."""
+    unknown_classes: int = 20
+    """Classes that no update contains."""
     measured: str = "every update"
     """Or "the end"."""
     seed: int = 1
 
 
 BIRDS: dict[str, Any] = {"image_size": 96, "minutes": 600.0}
-"""Time enough to adapt the network on a busy machine too, so that not the clock decides what is measured."""
+"""Enough time to adapt the backbone on a busy machine, so that results do not depend on the clock."""
 CIFAR: dict[str, Any] = {}
 TRIALS = {
     "birds-frozen": Trial("bird photos, adapt=never", "cub200-128px", 20, 2, BIRDS | {"adapt": "never"}),
@@ -99,7 +97,7 @@ TRIALS = {
 
 
 class Photos:
-    """Images of a benchmark's classes, as anyone would hand them to a classifier."""
+    """Images of a benchmark's classes as PIL images."""
 
     def __init__(self, trial: Trial) -> None:
         config = load_config(trial.recipe, method="finetune")
@@ -123,13 +121,13 @@ class Photos:
         return images, names
 
 
-def strangeness_by(looks: Looks, stored: Gaussians | None, temperature: float) -> dict[str, Tensor]:
-    """Ways to tell unknown images, higher is stranger; beside the classifier's own."""
+def novelty_scores(outputs: ForwardOutput, stored: Gaussians | None, temperature: float) -> dict[str, Tensor]:
+    """Novelty scores other than the classifier's own; higher means more likely unknown."""
     found = {
-        "energy": energy(looks.scores, temperature)[:, 0],
-        "probability": -torch.softmax(looks.scores / temperature, 1).amax(1),
+        "energy": energy(outputs.scores, temperature)[:, 0],
+        "probability": -torch.softmax(outputs.scores / temperature, 1).amax(1),
     }
-    if stored is None or looks.features is None:
+    if stored is None or outputs.features is None:
         return found
     means, within = stored.means.double(), stored.mean_cov().double()
     centre = means.mean(0)
@@ -138,7 +136,7 @@ def strangeness_by(looks: Looks, stored: Gaussians | None, temperature: float) -
     def squares(cov: Tensor, points: Tensor) -> Tensor:
         lower = spd.cholesky(spd.shrink(cov, UNKNOWN_SHRINK)).lower
         features, others = (
-            torch.linalg.solve_triangular(lower, each.double().T, upper=False).T for each in (looks.features, points)
+            torch.linalg.solve_triangular(lower, each.double().T, upper=False).T for each in (outputs.features, points)
         )
         return torch.cdist(features, others).square()
 
@@ -150,19 +148,19 @@ def strangeness_by(looks: Looks, stored: Gaussians | None, temperature: float) -
     }
 
 
-def told_apart(known: dict[str, Tensor], strange: dict[str, Tensor]) -> dict[str, float]:
-    """Area under the curve of each way to tell strange images from known ones."""
-    truth = np.r_[np.zeros(len(known["own"])), np.ones(len(strange["own"]))]
-    return {name: float(roc_auc_score(truth, torch.cat([known[name], strange[name]]))) for name in known}
+def auroc(known: dict[str, Tensor], unknown: dict[str, Tensor]) -> dict[str, float]:
+    """AUROC of each novelty score between known and unknown images."""
+    truth = np.r_[np.zeros(len(known["own"])), np.ones(len(unknown["own"]))]
+    return {name: float(roc_auc_score(truth, torch.cat([known[name], unknown[name]]))) for name in known}
 
 
 def measured(learner: IncrementalClassifier, photos: Photos, known: list[int], old: list[int]) -> dict[str, Any]:
-    """Everything there is to say after an update."""
+    """All measurements after an update."""
     model, trial = learner.model_, photos.trial
     images, names = photos.of(known, train=False)
-    looks = look(model, images)
-    said = answer(model, looks)
-    right = torch.from_numpy(said.labels == names)
+    outputs = forward(model, images)
+    predicted = answer(model, outputs)
+    right = torch.from_numpy(predicted.labels == names)
     older = torch.from_numpy(np.isin(names, [photos.source.class_names[number] for number in old]))
     record = model.history[-1]
     row: dict[str, Any] = {
@@ -173,34 +171,36 @@ def measured(learner: IncrementalClassifier, photos: Photos, known: list[int], o
         "expected_old_low": record.expected_old_low,
         "expected_old_high": record.expected_old_high,
         "calibration_error": 100
-        * expected_calibration_error(reliability(torch.from_numpy(said.probabilities).amax(1), right)),
+        * expected_calibration_error(reliability(torch.from_numpy(predicted.probabilities).amax(1), right)),
         "rejection": record.rejection,
         "chosen": record.chosen,
     }
-    strangers = photos.order[trial.classes : trial.classes + trial.strangers]
-    strange = look(model, photos.of(strangers, train=False)[0])
+    unknown_classes = photos.order[trial.classes : trial.classes + trial.unknown_classes]
+    unknown = forward(model, photos.of(unknown_classes, train=False)[0])
     gaussian = keeps_gaussians_only(model.method)
     stored = model.method.stored() if gaussian else None
-    ours, theirs = (strangeness_by(each, stored, model.temperature) for each in (looks, strange))
-    base = model.strangeness if len(model.strangeness) else model.strangeness_of(looks)
-    ours["own"], theirs["own"] = (strangest(model.strangeness_of(each), base) for each in (looks, strange))
-    row["auroc"] = told_apart(ours, theirs)
+    ours, theirs = (novelty_scores(each, stored, model.temperature) for each in (outputs, unknown))
+    base = model.novelty if len(model.novelty) else model.novelty_of(outputs)
+    ours["own"], theirs["own"] = (combined_novelty(model.novelty_of(each), base) for each in (outputs, unknown))
+    row["auroc"] = auroc(ours, theirs)
     for name, blind in (("noise", NOISE), ("plain", PLAIN)):
-        seen = look(model, [Image.fromarray(each).resize(images[0].size) for each in blind])
-        other = strangeness_by(seen, stored, model.temperature) | {"own": strangest(model.strangeness_of(seen), base)}
-        row[f"auroc_{name}"] = told_apart(ours, other)
-    if record.rejection != "withdrawn" and len(model.strangeness) >= 1 / PROMISED:
-        for name, each in (("rejected_known", looks), ("rejected_strangers", strange)):
+        seen = forward(model, [Image.fromarray(each).resize(images[0].size) for each in blind])
+        other = novelty_scores(seen, stored, model.temperature) | {
+            "own": combined_novelty(model.novelty_of(seen), base)
+        }
+        row[f"auroc_{name}"] = auroc(ours, other)
+    if record.rejection != "withdrawn" and len(model.novelty) >= 1 / PROMISED:
+        for name, each in (("rejected_known", outputs), ("rejected_strangers", unknown)):
             labels = answer(model, each, unknown=PROMISED, unknown_label="\0").labels
             row[name] = 100 * float((labels == "\0").mean())
     if gaussian:
-        certified = torch.from_numpy(answer(model, looks, certificate=True).certified)
+        certified = torch.from_numpy(answer(model, outputs, certificate=True).certified)
         row["certified"] = 100 * float(certified.double().mean())
         row["accuracy_certified"] = 100 * float(right[certified].double().mean()) if certified.any() else None
     return row
 
 
-def run(name: str, told: Callable[[str], None]) -> dict[str, Any]:
+def run(name: str, report: Callable[[str], None]) -> dict[str, Any]:
     trial = TRIALS[name]
     photos = Photos(trial)
     learner = IncrementalClassifier(**trial.parameters, device="cpu", random_state=trial.seed)
@@ -216,29 +216,19 @@ def run(name: str, told: Callable[[str], None]) -> dict[str, Any]:
             if trial.measured == "every update" or end == ends[-1]:
                 row = measured(learner, photos, photos.order[:end], photos.order[:before])
                 rows.append({"update": len(learner.model_.history) - 1, "cpu_seconds": seconds} | row)
-                told(json.dumps(rows[-1]))
+                report(json.dumps(rows[-1]))
         before = end
     adapted = sum(record.chosen == "adapted" for record in learner.model_.history)
     method = learner.model_.config.method.name
-    return {"name": name, "what": trial.what, "method": method, "updates_adapted": adapted, "rows": rounded(rows)}
+    return {"name": name, "what": trial.what, "method": method, "updates_adapted": adapted, "rows": rounded(rows, 4)}
 
 
-def rounded(value: Any) -> Any:
-    if isinstance(value, float):
-        return float(f"{value:.4g}")
-    if isinstance(value, dict):
-        return {key: rounded(each) for key, each in value.items()}
-    return [rounded(each) for each in value] if isinstance(value, list) else value
-
-
-def main(names: list[str], folder: Path = RESULTS / "updates") -> None:
-    torch.set_num_threads(1)
+def main(names: list[str]) -> None:
+    one_thread()
     if not names:
         print("\n".join(f"{name}: {trial.what}" for name, trial in TRIALS.items()))
     for name in names:
-        found = run(name, lambda line: print(line, flush=True))
-        folder.mkdir(parents=True, exist_ok=True)
-        write_text(folder / f"{name}.json", json.dumps(found, indent=1) + "\n")
+        save(RESULTS / "updates" / f"{name}.json", run(name, lambda line: print(line, flush=True)))
 
 
 if __name__ == "__main__":

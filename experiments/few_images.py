@@ -1,18 +1,17 @@
-"""What it gains to allow for the noise in means of few images (`method.few_images` of slda and klda).
+"""Does it help to correct for the noise of class means from few images (`method.few_images` of slda and klda)?
 
-python tools/few_images.py     measures (GATF_DATA as for `gatf run`) and writes the table of docs/methods.md
+python experiments/few_images.py     needs CUB-200 and CIFAR-100 (GATF_DATA as for `gatf run`)
 
-Features of EfficientNet-Lite0 with ImageNet's weights, from training images alone: some are learnt from, others, held
-out, are answered. Every second class has few images. Numbers are means over draws of classes and images.
+Features of EfficientNet-Lite0 with ImageNet weights. Training images are split into images to fit and held-out images
+to classify. Every second class has few images. Accuracies are means over random choices of classes and images.
 """
 
 import json
-from pathlib import Path
 from typing import Any
 
 import torch
+from common import one_thread, save
 from torch import Tensor
-from update_docs import ROOT, replace_between
 
 from gatf.config import load_config
 from gatf.data.augment import Pipeline
@@ -20,12 +19,10 @@ from gatf.data.loader import views
 from gatf.data.sources import open_source
 from gatf.geometry.moments import PooledMoments
 from gatf.geometry.readout import linear_discriminant
-from gatf.io.files import write_text
 from gatf.nets import build_backbone
 from gatf.nets.folding import folded
 from gatf.settings import BackboneConfig
 
-RECORD, PAGE = ROOT / "benchmarks" / "results" / "few_images.json", ROOT / "docs" / "methods.md"
 SEED, DRAWS = 5, 6
 PHOTOS: dict[str, dict[str, Any]] = {
     "birds": {"recipe": "cub200-128px", "side": 112, "classes": 60, "per_class": 30, "held_out": 6},
@@ -35,7 +32,7 @@ CASES = {
     "birds": [(20, 22, 22), (60, 22, 22), (60, 3, 3), (60, 22, 10), (60, 22, 3), (20, 22, 3), (60, 22, 1)],
     "CIFAR-100": [(20, 30, 30), (20, 10, 10), (20, 240, 10), (10, 240, 10), (20, 60, 3), (20, 30, 1)],
 }
-"""Classes, images of every other one, images of the rest."""
+"""Classes, images per class in one half, images per class in the other."""
 
 
 @torch.no_grad()
@@ -54,7 +51,7 @@ def features_of(photos: dict[str, Any]) -> list[Tensor]:
 
 
 def right(features: list[Tensor], counts: list[int], held_out: int, seed: int) -> dict[str, list[float]]:
-    """Shares of held-out images answered rightly, by classes of many and of few images, without and with noise."""
+    """Accuracy on held-out images of classes with many and with few images, as published and corrected."""
     draws = torch.Generator().manual_seed(seed)
     classes = torch.randperm(len(features), generator=draws)[: len(counts)].tolist()
     mixed = [features[number][torch.randperm(len(features[number]), generator=draws)] for number in classes]
@@ -85,29 +82,6 @@ def measure() -> list[dict[str, Any]]:
     return records
 
 
-def table(records: list[dict[str, Any]]) -> str:
-    headings = ("data", "classes", "images of every other class, of the rest", "as published %", "allowing for noise %")
-    lines = [f"| {' | '.join(headings)} | of the rest, before and after % |", "|---|---:|---:|---:|---:|---:|"]
-    for each in records:
-        plain, few = each["right"]["plain"], each["right"]["few"]
-        total = [f"{sum(pair) / 2:.1f}" for pair in (plain, few)]
-        cells = [
-            each["data"],
-            each["classes"],
-            f"{each['many']}, {each['few']}",
-            *total,
-            f"{plain[1]:.1f}, {few[1]:.1f}",
-        ]
-        lines.append("| " + " | ".join(map(str, cells)) + " |")
-    return "\n".join(lines) + "\n"
-
-
-def main(page: Path = PAGE) -> None:
-    torch.set_num_threads(1)
-    records = measure()
-    write_text(RECORD, json.dumps(records, indent=1) + "\n")
-    page.write_text(replace_between(page.read_text(encoding="utf-8"), "few-images", table(records)), encoding="utf-8")
-
-
 if __name__ == "__main__":
-    main()
+    one_thread()
+    save("few_images", measure())

@@ -1,13 +1,11 @@
-"""Which map carries old classes best? One trained run, its networks of all tasks, and several maps between them.
+"""Which map transports old classes best, between the frozen networks of one trained run?
 
-python tools/transports.py RUN [OUT]    OUT is results/<name>/transports.json for a run of a bench of that name
+python experiments/transports.py RUN    a finished run of gatf with keep_networks=true
 
-RUN is a finished run of `gatf` with `--set keep_networks=true`. For every task after the first, each map is fitted to
-(old, new) features of that task's augmented training images, with both networks frozen, and judged on the test images
-of older classes, which no map has seen. What is measured, and how the results page shows it: docs/results.md.
+For every task after the first, each map is fitted to (old, new) features of the task's augmented training images and
+evaluated on test images of older classes. Writes results/<bench>/transports.json; docs/results.md explains the columns.
 """
 
-import json
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from common import beside_bench, one_thread, rounded, save
 from torch import Tensor, nn
-from update_docs import ROOT
 
 from gatf.data.loader import shuffled
 from gatf.errors import UserError
@@ -28,7 +26,6 @@ from gatf.geometry import spd
 from gatf.geometry.anchor import Affine, AnchorKind, fit_anchor
 from gatf.geometry.gaussians import Gaussians, push_forward, white_noise
 from gatf.geometry.moments import Moments, PairedMoments, class_moments
-from gatf.io.files import write_text
 from gatf.io.run_folder import RunFolder
 from gatf.methods.gatf import GATF
 from gatf.nets.mlp import feature_mlp, zero_residual
@@ -161,12 +158,12 @@ class Networks:
         features, labels = (torch.cat(part) for part in zip(*found, strict=True))
         return features, labels
 
-    def learnt(self, task: int) -> Gaussians:
+    def stored_by_task(self, task: int) -> Gaussians:
         """The task's own classes, measured with its own network as the method measures them."""
         measured = class_moments(*self.own_features(task), classes=self.experiment.task_info(task).new)
         return Gaussians(measured.mean, measured.covariance())
 
-    def measured_anew(self) -> Gaussians:
+    def oracle_statistics(self) -> Gaussians:
         """All classes, by the last network."""
         features, labels = self.door.train(self.nets[-1], self.tasks - 1, sys.maxsize, mirror=True)
         measured = class_moments(features, labels, classes=len(self.door.task_of_class(self.tasks - 1)))
@@ -180,18 +177,18 @@ def within_class(features: Tensor, labels: Tensor) -> Tensor:
     return torch.linalg.solve_triangular(lower, torch.eye(len(lower), dtype=lower.dtype), upper=False)
 
 
-def class_errors(carried: Tensor, new: Tensor, labels: Tensor) -> float:
-    """How far the mean of a class's carried features is from that of its new ones, in units of the spread within a
-    class; mean over classes. Both are of the same images, so that nothing of it is their choice."""
-    error = (carried.double() - new.double()) @ within_class(new, labels).T
+def class_errors(transported: Tensor, new: Tensor, labels: Tensor) -> float:
+    """Distance between the means of the transported and the new features of each class, whitened by the covariance
+    within classes; mean over classes. Both means are over the same images."""
+    error = (transported.double() - new.double()) @ within_class(new, labels).T
     by_class = class_moments(error, labels, classes=int(labels.max()) + 1)
     return float(by_class.mean[by_class.count > 0].norm(dim=1).mean())
 
 
-def image_errors(carried: Tensor, new: Tensor, labels: Tensor) -> dict[str, float]:
-    """Quantiles over images of the same error, not averaged, over √S: of a map that answers another image of the class
-    it would be about √2."""
-    error = (carried.double() - new.double()) @ within_class(new, labels).T
+def image_errors(transported: Tensor, new: Tensor, labels: Tensor) -> dict[str, float]:
+    """Quantiles over images of the same error for single images, divided by √S. A map to a random image of the same
+    class would have about √2."""
+    error = (transported.double() - new.double()) @ within_class(new, labels).T
     sizes = error.norm(dim=1) / error.shape[1] ** 0.5
     return {f"{share:g}": float(sizes.quantile(share)) for share in QUANTILES}
 
@@ -211,22 +208,22 @@ def answers(networks: Networks, stored: Gaussians, test: Tensor, labels: Tensor)
 
 
 @torch.no_grad()
-def study(networks: Networks, told: Callable[[str], None] = lambda text: None) -> list[dict[str, Any]]:
-    """A row for every map: over single tasks, over the whole chain from a class's own task to the last, and what is
-    answered in the end. Two more rows hold what the run itself stored, and classes measured anew."""
+def study(networks: Networks) -> list[dict[str, Any]]:
+    """A row for every map: its errors over single tasks and over the chain from the task of a class to the last, and
+    the accuracy at the end. Two more rows use the Gaussians of the run itself and oracle statistics."""
     last, seed, ridge = networks.tasks - 1, networks.experiment.config.seed, networks.method.config.ridge
     stored = networks.method.stored()
     test = [networks.door.test(net, task) for task, net in enumerate(networks.nets)]
-    learnt = [networks.learnt(task) for task in range(networks.tasks)]
+    stored_by_task = [networks.stored_by_task(task) for task in range(networks.tasks)]
     dim = stored.means.shape[1]
     noise = white_noise(
         16 * dim, dim, generator=generator(seed, "transports", "noise"), matched=True, mirrored=True
     )  # as many as the method draws
-    carried = dict.fromkeys(MAPS, learnt[0])
+    transported = dict.fromkeys(MAPS, stored_by_task[0])
     chained = dict.fromkeys(MAPS, test[0][0])
     steps: dict[str, list[float]] = {name: [] for name in MAPS}
     for task in range(1, networks.tasks):
-        told(f"task {task + 1} of {networks.tasks}")
+        print(f"task {task + 1} of {networks.tasks}", flush=True)
         pairs = networks.pairs(task)
         old, labels = test[task - 1]
         features, of = test[task]
@@ -236,8 +233,8 @@ def study(networks: Networks, told: Callable[[str], None] = lambda text: None) -
             with torch.enable_grad():
                 mapping = fit(pairs, seed, ridge)
             steps[name].append(class_errors(mapping(old), new, labels))
-            carried[name] = push_forward(carried[name], mapping, noise=noise).concat(learnt[task])
-            moved = features.clone()  # of the task's own images: nothing has carried them yet
+            transported[name] = push_forward(transported[name], mapping, noise=noise).concat(stored_by_task[task])
+            moved = features.clone()  # the task's own images need no transport yet
             moved[is_old] = mapping(chained[name])
             chained[name] = moved
     features, labels = test[last]
@@ -252,35 +249,23 @@ def study(networks: Networks, told: Callable[[str], None] = lambda text: None) -
             "chain_error": class_errors(there, new, own),
             "image_errors": image_errors(there, new, own),
             "tail": [row["tail"] for row in mahalanobis_tail(there, new)],
-            **answers(networks, carried[name], features, labels),
+            **answers(networks, transported[name], features, labels),
         })  # fmt: skip
-    rows.append({"map": "the run's own", **answers(networks, stored, features, labels)})
-    rows.append({"map": "measured anew", **answers(networks, networks.measured_anew(), features, labels)})
+    rows.append({"map": "the run's own map", **answers(networks, stored, features, labels)})
+    rows.append({"map": "oracle statistics", **answers(networks, networks.oracle_statistics(), features, labels)})
     return rows
 
 
-def rounded(value: Any) -> Any:
-    """Numbers to five digits."""
-    if isinstance(value, dict):
-        return {key: rounded(part) for key, part in value.items()}
-    if isinstance(value, list):
-        return [rounded(part) for part in value]
-    return float(f"{value:.5g}") if isinstance(value, float) else value
-
-
-def main(folder: Path, out: Path) -> None:
+def main(folder: Path) -> None:
+    one_thread()
     networks = Networks(folder)
-    rows = study(networks, lambda text: print(text, flush=True))
-    config = networks.experiment.config
+    config, rows = networks.experiment.config, study(networks)
     record = {
         "run": folder.name, "seed": config.seed, "ridge": config.method.ridge, "views": VIEWS, "passes": PASSES,
         "test_images": len(networks.experiment.scenario.source.test), "rows": rounded(rows),
     }  # fmt: skip
-    out.parent.mkdir(parents=True, exist_ok=True)
-    write_text(out, json.dumps(record, indent=1) + "\n")
-    print(out)
+    save(beside_bench(folder, "transports"), record)
 
 
 if __name__ == "__main__":
-    place = Path(sys.argv[1]).resolve()
-    main(place, Path(sys.argv[2]) if len(sys.argv) > 2 else ROOT / "results" / place.parent.name / "transports.json")
+    main(Path(sys.argv[1]).resolve())

@@ -1,18 +1,17 @@
-"""How good would a transport have to be for Theorem 2 to certify answers? From the last network of a finished run.
+"""How small must the transport error be for Theorem 2 to certify predictions?
 
-python tools/certified.py RUN [OUT]    OUT is results/<name>/certified.json for a run of a bench of that name
+python experiments/certified.py RUN    a finished run; writes results/<bench>/certified.json
 
-What is stored of classes is compared with what is true of them, as `--diagnostics` does; then all errors are divided by
-2, 10, 100 and so on, and the share of test images whose answer is proved safe is counted again, in every form.
+Compares the stored Gaussians after the last task with the true ones, as `--diagnostics` does. Then divides all errors
+by 2, 10, 100 and so on, and counts the certified test images again.
 """
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
 
 import torch
-from update_docs import ROOT
+from common import beside_bench, one_thread, rounded, save
 
 from gatf.errors import UserError
 from gatf.evaluation.diagnostics import certified_share
@@ -20,7 +19,6 @@ from gatf.evaluation.observer import MOMENT_IMAGES, DiagnosticsData
 from gatf.experiment import reopen
 from gatf.geometry.gaussians import Gaussians
 from gatf.geometry.moments import class_moments
-from gatf.io.files import write_text
 
 DIVISORS = (1, 2, 3, 10, 30, 100, 300)
 
@@ -44,17 +42,11 @@ def shares(folder: Path) -> list[dict[str, Any]]:
     for divisor in DIVISORS:
         true = Gaussians(stored.means + means / divisor, stored.covs + covs / divisor)
         (row,) = certified_share(test, stored, true)
-        rows.append({"divisor": divisor, **{name: float(f"{value:.5g}") for name, value in row.items()}})
+        rows.append(rounded({"divisor": divisor, **row}))
     return rows
 
 
-def main(folder: Path, out: Path) -> None:
-    rows = shares(folder)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    write_text(out, json.dumps({"run": folder.name, "rows": rows}, indent=1) + "\n")
-    print(out)
-
-
 if __name__ == "__main__":
-    place = Path(sys.argv[1]).resolve()
-    main(place, Path(sys.argv[2]) if len(sys.argv) > 2 else ROOT / "results" / place.parent.name / "certified.json")
+    run = Path(sys.argv[1]).resolve()
+    one_thread()
+    save(beside_bench(run, "certified"), {"run": run.name, "rows": shares(run)})

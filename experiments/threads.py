@@ -1,10 +1,9 @@
-"""What the number of threads changes: results of one seed of digits, and the operations that the change comes from.
+"""Does the number of threads change results, and through which operations?
 
-python tools/threads.py            run what benchmarks/results/threads.json lacks, then write docs/protocol.md's tables
-python tools/threads.py --again    run all anew
-python tools/threads.py --tables   no runs: the operations, and the tables of what is on record
+python experiments/threads.py            the runs that the record lacks, and all operations
+python experiments/threads.py --again    everything
 
-A run is a process of its own, with so many threads, by the recipe of `gatf run --dataset digits`.
+Each run is a separate process with one or two threads, by the recipe of `gatf run --dataset digits`.
 """
 
 import argparse
@@ -18,17 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from common import load, save
 from torch import Tensor
 from torch.nn import functional
-from update_docs import ROOT, replace_between
 
-from gatf.io.files import write_text
-
-RECORD = ROOT / "benchmarks" / "results" / "threads.json"
-PAGE = ROOT / "docs" / "protocol.md"
 THREADS = (1, 2)
 METHODS = ("fetril", "fecam", "finetune", "gatf")
-"""Two that train in the first task alone, and two that train in all."""
+"""Two methods that train in the first task only, and two that train in all tasks."""
 SEED = 0
 
 
@@ -45,7 +40,7 @@ def results(method: str, threads: int) -> dict[str, Any]:
 
 
 def operations() -> dict[str, Callable[[], Tensor]]:
-    """Those that training and geometry are made of, at sizes of the digits' networks."""
+    """Operations of training and geometry, at the sizes of the recipe for digits."""
     draws = torch.Generator().manual_seed(0)
     images = torch.randn(128, 32, 8, 8, generator=draws).to(memory_format=torch.channels_last).requires_grad_()
     kernels = torch.randn(64, 32, 3, 3, generator=draws).requires_grad_()
@@ -88,43 +83,19 @@ def differing() -> dict[str, bool]:
     return found
 
 
-def tables(record: dict[str, Any]) -> str:
-    """Of results by threads, and of operations."""
-    known = {(run["method"], run["threads"]): run for run in record["runs"]}
-    heads = " | ".join(f"{threads} thread{'s' * (threads > 1)}" for threads in THREADS)
-    lines = [
-        f"| A_last %, A_inc % of seed {SEED} | {heads} | A_last spreads over |",
-        "|---|" + "---:|" * (len(THREADS) + 1),
-    ]
-    for method in METHODS:
-        own = [known[method, threads] for threads in THREADS if (method, threads) in known]
-        if len(own) < len(THREADS):
-            continue
-        last = [run["a_last"] for run in own]
-        cells = [f"{run['a_last']:.1f}, {run['a_inc']:.1f}" for run in own]
-        lines.append(f"| `{method}` | {' | '.join(cells)} | {max(last) - min(last):.1f} |")
-    lines += ["", "| operation | depends on the number of threads |", "|---|---|"]
-    lines += [f"| {name} | {'yes' if differs else 'no'} |" for name, differs in record["operations"].items()]
-    return "\n".join(lines) + "\n"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--again", action="store_true")
-    parser.add_argument("--tables", action="store_true")
-    asked = parser.parse_args()
-    record = json.loads(RECORD.read_text(encoding="utf-8")) if RECORD.is_file() and not asked.again else {"runs": []}
+    record = {"runs": []} if parser.parse_args().again else load("threads", {"runs": []})
     record["operations"] = differing()
-    write_text(RECORD, json.dumps(record, indent=1) + "\n")
     done = {(run["method"], run["threads"]) for run in record["runs"]}
-    for method in () if asked.tables else METHODS:
+    for method in METHODS:
         for threads in THREADS:
             if (method, threads) not in done:
                 record["runs"].append(results(method, threads))
-                sys.stdout.write(f"{record['runs'][-1]}\n")
-                sys.stdout.flush()
-                write_text(RECORD, json.dumps(record, indent=1) + "\n")
-    write_text(PAGE, replace_between(PAGE.read_text(encoding="utf-8"), "threads", tables(record)))
+                print(record["runs"][-1], flush=True)
+                save("threads", record)
+    save("threads", record)
 
 
 if __name__ == "__main__":

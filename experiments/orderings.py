@@ -1,42 +1,35 @@
-"""Runs behind "Orderings" in docs/methods.md: why a method stands where it stands, by changing one thing at a time.
+"""Why does a method rank where it ranks on small problems? Each row changes one thing.
 
-python tools/orderings.py               run what benchmarks/results/orderings.json lacks, then write the tables
-python tools/orderings.py --dry-run     only say what is lacking
-python tools/orderings.py dpcr --again  run one group anew
+python experiments/orderings.py               do the runs that the record lacks
+python experiments/orderings.py --dry-run     list them
+python experiments/orderings.py dpcr --again  repeat one group
 
-Settings that act after training are tried on one and the same training: its networks are kept and the ends of its tasks
-repeated. So are oracles, which look at old images and tell what no exemplar-free method could know.
+Settings that act after training are tried on the networks of one training: the ends of its tasks are repeated. So are
+oracles, which use images of old classes.
 """
 
 import argparse
 import json
-import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import torch
-from gatf.lender import Lender, lender_beside
+from common import load, one_thread, save
 from torch import Tensor, nn
-from update_docs import ROOT, replace_between
 
 from gatf.config import load_config
 from gatf.data.loader import TaskData
 from gatf.evaluation.metrics import forgetting, incremental_accuracy, last_accuracy
 from gatf.experiment import Experiment
 from gatf.io import events
-from gatf.io.files import write_text
 from gatf.io.run_folder import RunFolder
 from gatf.methods import Method
 
-RECORD = ROOT / "benchmarks" / "results" / "orderings.json"
-PAGE = ROOT / "docs" / "methods.md"
 BETWEEN_TASKS = ("memory", "readout")
 """Parts of a method that are made at the end of a task, not trained."""
 NOTED = ("fisher.mean", "shift.class_rank")
@@ -76,10 +69,10 @@ def dpcr_rows(dataset: str, seeds: tuple[int, ...]) -> list[Row]:
         ("ridge ÷ 10", {"method.ridge": 20.0}, None),
         ("ridge × 10", {"method.ridge": 2000.0}, None),
         ("regularised map", {"method.relative_shift_ridge": True, "method.shift_ridge": 1e-3}, None),
-        ("map fitted on all images so far", {}, "map"),
+        ("map fitted to images of all seen classes", {}, "map"),
         ("the same, CIP at the rank", rank, "map"),
         ("the same, CIP cut at S·2⁻²³", cut, "map"),
-        ("old classes measured anew", {"method.tssp": False}, "statistics"),
+        ("oracle statistics for old classes", {"method.tssp": False}, "statistics"),
     ]
     return [Row("dpcr", dataset, "dpcr", what, {}, after, oracle, seeds) for what, after, oracle in variants]
 
@@ -93,7 +86,7 @@ def adapter_rows(dataset: str, data: str, training: dict[str, Any]) -> list[Row]
     variants: list[tuple[str, dict[str, Any], dict[str, Any], str | None]] = [
         ("as it is", {}, {}, None),
         ("adapter: affine, least squares", {}, {}, "affine"),
-        ("old classes measured anew", {}, still, "statistics"),
+        ("oracle statistics for old classes", {}, still, "statistics"),
         ("adapter rate × 10", faster, {}, None),
     ]
     return [
@@ -141,11 +134,10 @@ def build(dataset: str, method: str, settings: dict[str, Any]) -> Experiment:
 
 
 @cache
-def trained(dataset: str, method: str, settings: str, beside: Path | None = None) -> Trained:
-    """Train once; `settings` is JSON, so that it can be a key. `beside`, a folder of other trainings, gets this one
-    and lends it the networks that would be the same."""
+def trained(dataset: str, method: str, settings: str) -> Trained:
+    """Train once; `settings` is JSON, so that it can be a key of the cache."""
     loaded = json.loads(settings)
-    experiment = build(dataset, method, loaded | {"keep_networks": beside is not None})
+    experiment = build(dataset, method, loaded)
     networks: list[dict[str, dict[str, Tensor]]] = []
     notes: dict[str, list[float]] = {}
 
@@ -162,12 +154,10 @@ def trained(dataset: str, method: str, settings: str, beside: Path | None = None
             take_note(notes, event.name, event.values)
 
     begun = time.process_time()
-    with tempfile.TemporaryDirectory() as alone:
-        place = RunFolder((beside or Path(alone)) / sha256(f"{dataset} {method} {settings}".encode()).hexdigest()[:12])
+    with tempfile.TemporaryDirectory() as folder:
+        place = RunFolder(Path(folder) / "run")
         place.create(experiment.config.to_yaml())
-        found = lender_beside(place.path)
-        lender = None if found is None else Lender(found, experiment.config)
-        summary = experiment.run(place.path, (listen,), lender=lender)
+        summary = experiment.run(place.path, (listen,))
     result = {name: round(getattr(summary, name), 3) for name in ("a_last", "a_inc", "forgetting")}
     result |= {"cpu_seconds": round(time.process_time() - begun, 1), "notes": notes}
     return Trained((dataset, method, loaded), result, networks)
@@ -207,7 +197,7 @@ def replayed(once: Trained, after: dict[str, Any], oracle: str | None) -> dict[s
     return result | {"cpu_seconds": round(time.process_time() - begun, 1), "notes": notes}
 
 
-def measure_anew(method: Any, data: TaskData, old: list[TaskData]) -> None:
+def oracle_statistics(method: Any, data: TaskData, old: list[TaskData]) -> None:
     """Statistics of old classes from their images through the new network: what a perfect transport would give."""
     for name, buffer in list(method.memory.named_buffers()):
         setattr(method.memory, name, buffer[:0])
@@ -245,15 +235,15 @@ def affine_adapter(method: Any, data: TaskData, old: list[TaskData]) -> None:
 
 
 ORACLES: dict[str, Callable[[Method, TaskData, list[TaskData]], None]] = {
-    "statistics": measure_anew, "map": map_from_all_images, "affine": affine_adapter,
+    "statistics": oracle_statistics, "map": map_from_all_images, "affine": affine_adapter,
 }  # fmt: skip
 
 
-def run(row: Row, seed: int, beside: Path | None = None) -> dict[str, Any]:
-    """What a row gives; `beside` as `trained` has it."""
-    once = trained(row.dataset, row.method, json.dumps(row.training | {"seed": seed}), beside)
+def run(row: Row, seed: int) -> dict[str, Any]:
+    """The record of a row."""
+    once = trained(row.dataset, row.method, json.dumps(row.training | {"seed": seed}))
     result = once.result if not row.after and row.oracle is None else replayed(once, row.after, row.oracle)
-    return identity(row, seed) | result
+    return {"group": row.group, "what": row.what} | identity(row, seed) | result
 
 
 def identity(row: Row, seed: int) -> dict[str, Any]:
@@ -267,28 +257,6 @@ def same(record: dict[str, Any], row: Row, seed: int) -> bool:
     return all(record[key] == value for key, value in identity(row, seed).items())
 
 
-def table(group: str, records: list[dict[str, Any]]) -> str:
-    """A line for each row of the group, mean ± standard deviation over its seeds."""
-    lines = [
-        "| data | method | what | settings | seeds | A_last % | A_inc % | forgetting |",
-        "|---|---|---|---|---:|---:|---:|---:|",
-    ]
-    for row in ROWS:
-        found = [record for seed in row.seeds for record in records if same(record, row, seed)]
-        if row.group == group and found:
-            settings = " ".join(f"`{name}={json.dumps(value)}`" for name, value in row.settings.items())
-            numbers = [spread([record[name] for record in found]) for name in ("a_last", "a_inc", "forgetting")]
-            oracle = " (oracle)" if row.oracle in ("map", "statistics") else ""
-            cells = [row.dataset, row.method, row.what + oracle, settings, str(len(found)), *numbers]
-            lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
-
-
-def spread(values: list[float]) -> str:
-    middle = f"{statistics.mean(values):.1f}"
-    return middle if len(values) == 1 else f"{middle} ± {statistics.stdev(values):.1f}"
-
-
 def main() -> None:
     groups = list(dict.fromkeys(row.group for row in ROWS))
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -299,24 +267,17 @@ def main() -> None:
     unknown = set(options.groups) - set(groups)
     if unknown:
         parser.error(f"no group is called {', '.join(sorted(unknown))}")
-    torch.set_num_threads(1)
-    records = json.loads(RECORD.read_text(encoding="utf-8")) if RECORD.is_file() else []
+    one_thread()
+    records = load("orderings", [])
     for row in ROWS:
         for seed in row.seeds:
             known = [record for record in records if same(record, row, seed)]
             if (options.groups and row.group not in options.groups) or (known and not options.again):
                 continue
-            sys.stdout.write(f"{row.group}: {row.method} on {row.dataset}, {row.what}, seed {seed}\n")
-            sys.stdout.flush()
+            print(f"{row.group}: {row.method} on {row.dataset}, {row.what}, seed {seed}", flush=True)
             if not options.dry_run:
                 records = [record for record in records if record not in known] + [run(row, seed)]
-                lines = ",\n".join(json.dumps(record, ensure_ascii=False) for record in records)
-                write_text(RECORD, f"[\n{lines}\n]\n")
-    page = PAGE.read_text(encoding="utf-8")
-    for group in groups:
-        page = replace_between(page, f"orderings:{group}", table(group, records))
-    if not options.dry_run:
-        PAGE.write_text(page, encoding="utf-8")
+                save("orderings", records)
 
 
 if __name__ == "__main__":

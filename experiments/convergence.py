@@ -1,31 +1,27 @@
 """How long must a task of `cifar100-16px` be trained? Training and test accuracy after every epoch of the first tasks.
 
-python tools/convergence.py 40 60     train GATF with these epochs per task, two tasks each
-Writes benchmarks/results/convergence.json, from which docs/protocol.md's figure is drawn.
+python experiments/convergence.py 40 60     train GATF's first two tasks with 40 and with 60 epochs per task
 """
 
-import json
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import torch
-from update_docs import ROOT
+from common import load, one_thread, save
 
 from gatf.config import load_config
 from gatf.data.loader import EVALUATION_BATCH
 from gatf.experiment import Experiment
 from gatf.io.events import Epoch, Event
-from gatf.io.files import write_text
 from gatf.io.run_folder import CHECKPOINTS
 
-RECORD = ROOT / "benchmarks" / "results" / "convergence.json"
 TASKS = 2
 
 
 class Watcher:
-    """After every epoch: how many images of the newest task its own head gets right, in training and in test."""
+    """Training and test accuracy of the newest task's head after every epoch."""
 
     def __init__(self, experiment: Experiment) -> None:
         self.experiment = experiment
@@ -40,7 +36,7 @@ class Watcher:
 
     @torch.inference_mode()
     def accuracy(self, images: Any, task: int) -> float:
-        """Accuracy in % among the task's own classes, images as in a test."""
+        """Accuracy in percent among the task's own classes, without augmentation."""
         method, scenario = self.experiment.method, self.experiment.scenario
         members, labels = scenario.members(images, task, task)
         was_training = method.backbone.training
@@ -49,14 +45,15 @@ class Watcher:
         batches = members.split(EVALUATION_BATCH)
         for pixels, wanted in zip(images.stream(batches), labels.split(EVALUATION_BATCH), strict=True):
             logits = method.head(method.backbone(self.experiment.session.pipeline(pixels, None)))
-            own = logits[:, : scenario.task_sizes[task]]  # the upright images' outputs come first
+            own = logits[:, : scenario.task_sizes[task]]  # the outputs of images that are not rotated come first
             right += int((own.argmax(dim=1) == wanted - scenario.offsets[task]).sum())
         method.backbone.train(was_training)
         return 100 * right / len(members)
 
 
 def main(epochs: list[int]) -> None:
-    record = json.loads(RECORD.read_text(encoding="utf-8")) if RECORD.is_file() else {}
+    one_thread()
+    record = load("convergence", {})
     for number in epochs:
         changes = {"seed": 0, "scenario.stop_after": TASKS, "device": "cpu"}
         changes |= {"optimisation.first.epochs": number, "optimisation.next.epochs": number}
@@ -66,7 +63,7 @@ def main(epochs: list[int]) -> None:
             (Path(folder) / CHECKPOINTS).mkdir()
             summary = experiment.run(Path(folder), (watcher,))
         record[str(number)] = {"rows": watcher.rows, "accuracy_seen": summary.accuracy_seen}
-        write_text(RECORD, json.dumps(record, indent=1))
+        save("convergence", record)
 
 
 if __name__ == "__main__":
