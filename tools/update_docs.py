@@ -21,6 +21,8 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 ROOT = Path(__file__).parent.parent
+NOTEBOOK = ROOT / "docs" / "notebook.md"
+"""The page with the tables of digits and characters."""
 PLACE = re.compile(r"(Eq\. \d+|Theorem \d+|Thm \d+|Alg\. \d+|Sec\. \d+(?:\.\d+)?)")
 
 
@@ -84,7 +86,7 @@ def which_table() -> str:
     from gatf.cli.catalogue import WHEN
     from gatf.methods import METHODS
 
-    page = (ROOT / "docs" / "methods.md").read_text(encoding="utf-8")
+    page = NOTEBOOK.read_text(encoding="utf-8")
     digits, glyphs = ({**rows_of(page, name), **rows_of(page, f"{name}-closed-form")} for name in ("digits", "glyphs"))
     collected = {
         bench: {
@@ -374,7 +376,6 @@ PARTS: dict[tuple[str, str], Callable[[], str]] = {
     ("formats.md", "events"): event_sections,
     ("formats.md", "summary"): summary_table,
     ("../README.md", "results:cifar100-16px"): readme_results,
-    ("../README.md", "photos"): readme_photos,
     ("tutorial-birds.md", "photos"): readme_photos,
     ("protocol.md", "epochs"): lambda: str(results().epochs_part()),
     ("reliability.md", "torture"): lambda: str(trust().torture_part()),
@@ -390,10 +391,8 @@ def main(arguments: list[str]) -> None:
         (ROOT / "docs" / name).write_text(whole(), encoding="utf-8")
     for name, folder in zip(arguments[::2], arguments[1::2], strict=True):
         table = (Path(folder) / "results.md").read_text(encoding="utf-8")
-        for page in (ROOT / "README.md", ROOT / "docs" / "methods.md"):
-            text = page.read_text(encoding="utf-8")
-            if f"<!-- results:{name} -->" in text:
-                page.write_text(replace_between(text, f"results:{name}", renewed(text, name, table)), encoding="utf-8")
+        text = NOTEBOOK.read_text(encoding="utf-8")
+        NOTEBOOK.write_text(replace_between(text, f"results:{name}", renewed(text, name, table)), encoding="utf-8")
     for (name, marker), part in PARTS.items():  # of which some read the results above
         page = ROOT / "docs" / name
         page.write_text(replace_between(page.read_text(encoding="utf-8"), marker, part()), encoding="utf-8")
