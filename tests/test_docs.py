@@ -127,7 +127,7 @@ def test_the_example_of_a_method_keeps_the_contract(tmp_path: Path) -> None:
 
 
 def test_sdc_is_documented_as_it_was_released_for_cifar100() -> None:
-    """The command in docs/deviations.md against run_demo.sh of the release, whose 51 epochs are the paper's 50 and the one
+    """The command in docs/deviations.md against run_demo.sh of the release, whose 51 epochs are the paper's 50 and one
     numbered 0."""
     page = (ROOT / "docs" / "deviations.md").read_text(encoding="utf-8")
     (block,) = [each for each in re.findall(r"```console\n(.*?)```", page, flags=re.DOTALL) if "preset=paper" in each]
