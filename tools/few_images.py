@@ -1,6 +1,6 @@
 """What it gains to allow for the noise in means of few images (`method.few_images` of slda and klda).
 
-python tools/few_images.py     measures (GATF_DATA as for `gatf run`) and writes the table of docs/notebook.md
+python tools/few_images.py     measures (GATF_DATA as for `gatf run`) and writes the table of docs/methods.md
 
 Features of EfficientNet-Lite0 with ImageNet's weights, from training images alone: some are learnt from, others, held
 out, are answered. Every second class has few images. Numbers are means over draws of classes and images.
@@ -25,7 +25,7 @@ from gatf.nets import build_backbone
 from gatf.nets.folding import folded
 from gatf.settings import BackboneConfig
 
-RECORD, PAGE = ROOT / "benchmarks" / "results" / "few_images.json", ROOT / "docs" / "notebook.md"
+RECORD, PAGE = ROOT / "benchmarks" / "results" / "few_images.json", ROOT / "docs" / "methods.md"
 SEED, DRAWS = 5, 6
 PHOTOS: dict[str, dict[str, Any]] = {
     "birds": {"recipe": "cub200-128px", "side": 112, "classes": 60, "per_class": 30, "held_out": 6},

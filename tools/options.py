@@ -3,7 +3,7 @@ less of what holds its features back.
 
 python tools/options.py digits --seeds 0 1               run what benchmarks/results/options.json lacks
 python tools/options.py glyphs cifar100-16px --only rda  rows whose name contains this, or one of several such words
-Either also writes the table of docs/notebook.md anew, from all that is on record.
+Either also writes the table of docs/methods.md anew, from all that is on record.
 
 Settings are chosen on training images that are held out, never on test images. A row's training is done once per seed;
 rows that differ after training alone repeat the ends of its tasks, as tools/orderings.py does, and trainings that

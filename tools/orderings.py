@@ -1,4 +1,4 @@
-"""Runs behind "Orderings" in docs/notebook.md: why a method stands where it stands, by changing one thing at a time.
+"""Runs behind "Orderings" in docs/methods.md: why a method stands where it stands, by changing one thing at a time.
 
 python tools/orderings.py               run what benchmarks/results/orderings.json lacks, then write the tables
 python tools/orderings.py --dry-run     only say what is lacking
@@ -36,7 +36,7 @@ from gatf.io.run_folder import RunFolder
 from gatf.methods import Method
 
 RECORD = ROOT / "benchmarks" / "results" / "orderings.json"
-PAGE = ROOT / "docs" / "notebook.md"
+PAGE = ROOT / "docs" / "methods.md"
 BETWEEN_TASKS = ("memory", "readout")
 """Parts of a method that are made at the end of a task, not trained."""
 NOTED = ("fisher.mean", "shift.class_rank")

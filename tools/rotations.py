@@ -1,7 +1,7 @@
 """Would GATF gain from four rotations of every class in all tasks, instead of the first alone, at the same cost?
 
 python tools/rotations.py glyphs cifar100-16px --seeds 0 1   run what benchmarks/results/rotations.json lacks
-Either also writes the table of docs/notebook.md anew, from all that is on record.
+Either also writes the table of docs/methods.md anew, from all that is on record.
 
 A step sees a quarter as many images, each at 0°, 90°, 180° and 270°, and later tasks have a quarter of the epochs: as
 many pictures go through the network as with the paper's settings (row "paper" of tools/options.py, whose data and

@@ -5,7 +5,7 @@ python tools/tried.py                        only write the table
 
 RUN is a finished run of `gatf` with `--set keep_networks=true --set data.evaluate_on=validation` and a
 `data.val_fraction`: ideas are judged on training images that were held out. Results go to
-benchmarks/results/tried.json, and from there into docs/notebook.md.
+benchmarks/results/tried.json, and from there into docs/methods.md.
 """
 
 import argparse
