@@ -14,7 +14,7 @@ from gatf.errors import UserError
 from gatf.model.answers import answer
 from gatf.model.state import ForwardOutput
 from gatf.serve.limits import busy, not_understood
-from gatf.serve.live import NETWORKS, Served, plain
+from gatf.serve.live import Served, plain
 
 LARGEST_BATCH = 64
 """Images; a request with more is a batch of its own."""
@@ -121,8 +121,7 @@ class Batcher:
         try:
             pixels = torch.cat([waiting.question.pixels for waiting in wanted])
             model = wanted[0].question.served.model
-            with NETWORKS:
-                outputs = model.forward(ImageSet(pixels, torch.zeros(len(pixels), dtype=torch.int64)))
+            outputs = model.forward(ImageSet(pixels, torch.zeros(len(pixels), dtype=torch.int64)))
         except Exception as error:
             for waiting in wanted:
                 waiting.settle(error)

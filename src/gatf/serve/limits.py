@@ -31,6 +31,8 @@ class Limits:
     """For a prediction to arrive, and again for it to be answered."""
     update_seconds: float = 3600.0
     """For the pictures of an update to arrive."""
+    export_seconds: float = 120.0
+    """For an export to ONNX, and for a rollback."""
 
 
 class Problem(Exception):
@@ -60,6 +62,10 @@ def busy(what: str) -> Problem:
     return Problem(429, "Busy", f"{what}; come back later", Retry_After="1")
 
 
-def in_the_way(what: str) -> Problem:
+def too_slow() -> Problem:
+    return Problem(408, "Too slow", "the request took too long to arrive")
+
+
+def not_possible(what: str) -> Problem:
     """Nothing is wrong with the request, but not now."""
     return Problem(409, "Not possible now", what)

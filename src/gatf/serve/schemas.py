@@ -69,7 +69,9 @@ class Answers(BaseModel):
 class ClassInfo(BaseModel):
     label: Label
     images: int = Field(description="Pictures it was learnt from.")
-    since: int = Field(description="Number of the update that added it; 0 is the first fit.")
+    since: int | None = Field(
+        description="Number of the update that added it; 0 is the first fit. Null if the history no longer has it."
+    )
     bytes: int = Field(description="Kept for this class.")
 
 
@@ -118,7 +120,8 @@ class ModelInfo(BaseModel):
     certifies: bool
     unknown: Unknown
     kept: list[Kept]
-    history: list[Record]
+    updates: int = Field(description="Updates since the first fit.")
+    history: list[Record] = Field(description="The first record and the newest ones.")
     versions: list[int] = Field(description="Older versions that a rollback can go back to, by number of updates.")
 
 

@@ -13,9 +13,11 @@ from typing import Any
 from gatf.errors import UserError
 from gatf.model import file as model_file
 from gatf.model.state import Model
+from gatf.serve.atlas import last_update
 from gatf.serve.batching import Batcher, Question
+from gatf.serve.exports import Exports
 from gatf.serve.limits import Limits, Problem, busy, not_understood
-from gatf.serve.live import NETWORKS, Live
+from gatf.serve.live import Live
 from gatf.serve.metrics import Metrics
 from gatf.serve.pictures import to_pixels
 from gatf.serve.updates import Updates
@@ -48,6 +50,7 @@ class Studio:
             self.live.path, parameters=options.parameters, keep=options.keep, limits=self.limits,
             refresh=self.live.refresh,
         )  # fmt: skip
+        self.exports = Exports()
         self.decoders = ThreadPoolExecutor(max(2, os.cpu_count() or 1), "gatf-decode")
         self.under_way = 0
         """Predictions."""
@@ -64,6 +67,7 @@ class Studio:
         self.updates.close()
         self.batcher.close()
         self.live.close()
+        self.exports.close()
         self.decoders.shutdown()
 
     # --- prediction
@@ -116,13 +120,12 @@ class Studio:
         """The model before the last update, where it was kept."""
         versions = self.updates.store.versions()
         served = self.live.current
-        if not versions or served is None or versions[-1] != len(served.model.history) - 2:
+        if not versions or served is None or versions[-1] != last_update(served.model) - 1:
             return None
         return self._before(served.digest, versions[-1])
 
     def _load_before(self, digest: str, number: int) -> Model | None:
         try:
-            with NETWORKS:
-                return model_file.load(self.live.path.with_name(f"{self.live.path.name}.v{number}"), answering=True)
+            return model_file.load(self.live.path.with_name(f"{self.live.path.name}.v{number}"), answering=True)
         except (UserError, OSError):
             return None
