@@ -23,7 +23,7 @@ from gatf.serve.describe import describe
 from gatf.serve.exports import OpenFile
 from gatf.serve.files import add_files, public_paths
 from gatf.serve.guard import Guard
-from gatf.serve.limits import Limits, Problem, not_possible, not_understood, too_slow
+from gatf.serve.limits import Limits, Problem, busy, not_possible, not_understood, too_large, too_slow
 from gatf.serve.pictures import InMemory, checked_label, from_base64, read_multipart
 from gatf.serve.studio import Options, Studio
 from gatf.serve.updates import Update
@@ -90,16 +90,18 @@ def _add_errors(app: FastAPI) -> None:
 
 
 def _reasons(errors: Any) -> str:
-    """What is wrong with the fields, without repeating what was sent."""
-    told = [f"{'.'.join(str(part) for part in item['loc'])[:80]}: {item['msg'][:120]}" for item in errors[:3]]
-    return "; ".join(told)
+    """The first wrong fields, without the values that were sent."""
+    return "; ".join(f"{'.'.join(str(part) for part in item['loc'])[:80]}: {item['msg'][:120]}" for item in errors[:3])
 
 
-async def _json(request: Request, kind: type[BaseModel]) -> Any:
+def _parse(body: bytes, kind: type[BaseModel], items: int) -> Any:
+    """A JSON body as `kind`. A body with more than `items` values is refused before it is parsed."""
+    if sum(body.count(mark) for mark in (b",", b"[", b"{")) > items + 16:
+        raise too_large(f"the JSON body has more than {items} values")
     try:
-        return kind.model_validate(json.loads(await request.body()))
+        return kind.model_validate(json.loads(body))
     except ValidationError as error:
-        raise not_understood(_reasons(error.errors())) from None
+        raise not_understood(_reasons(error.errors(include_url=False, include_input=False))) from None
     except (ValueError, RecursionError):
         raise not_understood("the body is not valid JSON") from None
 
@@ -130,12 +132,12 @@ def _add_predictions(app: FastAPI, studio: Studio) -> None:
         explain: Annotated[bool, Query(description="Say which classes are nearest, and where on the map.")] = False,
     ) -> Any:
         """Say what is on pictures: one or many, as parts named `image` or in JSON."""
+        try:
+            async with asyncio.timeout(studio.limits.seconds):
+                images = await _images(request, studio.limits)
+        except TimeoutError:
+            raise too_slow() from None
         with studio.admitted():
-            try:
-                async with asyncio.timeout(studio.limits.seconds):
-                    images = await _images(request, studio.limits)
-            except TimeoutError:
-                raise too_slow() from None
             found = await studio.predict(images, top=top, certificate=certificate, unknown=unknown, explain=explain)
         return Response(json.dumps(found, ensure_ascii=False), media_type="application/json")
 
@@ -147,11 +149,15 @@ async def _images(request: Request, limits: Limits) -> list[bytes]:
             await read_multipart(request.headers["content-type"], request.stream(), sink, limits)
             return sink.images
         case "application/json":
-            body: schemas.PredictBody = await _json(request, schemas.PredictBody)
-            if len(body.images) > limits.images:
-                raise Problem(413, "Too large", f"at most {limits.images} images are answered at once")
-            return [from_base64(text, limits) for text in body.images]
+            return await asyncio.to_thread(_images_in_json, await request.body(), limits)
     raise _unsupported()
+
+
+def _images_in_json(body: bytes, limits: Limits) -> list[bytes]:
+    parsed: schemas.PredictBody = _parse(body, schemas.PredictBody, limits.images)
+    if len(parsed.images) > limits.images:
+        raise too_large(f"a prediction has at most {limits.images} images")
+    return [from_base64(text, limits) for text in parsed.images]
 
 
 # --- updates ----------------------------------------------------------------------------------------------------------
@@ -202,6 +208,8 @@ def _add_updates(app: FastAPI, studio: Studio) -> None:
     async def events(name: str) -> Any:
         """The same as server-sent events, at every change until it has ended."""
         update = studio.updates.get(name)
+        if studio.streams >= studio.limits.streams:
+            raise busy("too many event streams are open")
         headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
         return StreamingResponse(_events(update, studio), media_type="text/event-stream", headers=headers)
 
@@ -218,25 +226,33 @@ async def _receive(request: Request, arriving: Any, limits: Limits) -> None:
         case "multipart/form-data":
             await read_multipart(request.headers["content-type"], request.stream(), arriving, limits)
         case "application/json":
-            body: schemas.UpdateBody = await _json(request, schemas.UpdateBody)
-            for each in body.classes:
-                arriving.label(checked_label(each.label))
-                for text in each.images:
-                    arriving.put(from_base64(text, limits))
+            await asyncio.to_thread(_store_json, await request.body(), arriving, limits)
         case _:
             raise _unsupported()
 
 
+def _store_json(body: bytes, arriving: Any, limits: Limits) -> None:
+    parsed: schemas.UpdateBody = _parse(body, schemas.UpdateBody, 4 * limits.classes + limits.update_images)
+    for each in parsed.classes:
+        arriving.label(checked_label(each.label))
+        for text in each.images:
+            arriving.put(from_base64(text, limits))
+
+
 async def _events(update: Update, studio: Studio) -> AsyncIterator[str]:
     seen = -1
-    while True:
-        version, ended = update.version, update.ended
-        if version != seen:
-            seen = version
-            yield f"event: {'end' if ended else 'progress'}\ndata: {json.dumps(update.description())}\n\n"
-        if ended or studio.stopping():
-            return
-        await asyncio.sleep(SECONDS_BETWEEN_EVENTS)
+    studio.streams += 1
+    try:
+        while True:
+            version, ended = update.version, update.ended
+            if version != seen:
+                seen = version
+                yield f"event: {'end' if ended else 'progress'}\ndata: {json.dumps(update.description())}\n\n"
+            if ended or studio.stopping():
+                return
+            await asyncio.sleep(SECONDS_BETWEEN_EVENTS)
+    finally:
+        studio.streams -= 1
 
 
 # --- the model --------------------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, FailFast, Field
 
 from gatf.serve.limits import LONGEST_LABEL
 
@@ -14,22 +14,22 @@ class PredictBody(BaseModel):
     """Pictures to be answered."""
 
     model_config = ConfigDict(extra="forbid")
-    images: list[Base64] = Field(min_length=1)
+    images: Annotated[list[Base64], FailFast()] = Field(min_length=1)
 
 
-class ClassPictures(BaseModel):
+class ClassImages(BaseModel):
     """Pictures of one class."""
 
     model_config = ConfigDict(extra="forbid")
     label: str = Field(min_length=1, max_length=LONGEST_LABEL)
-    images: list[Base64] = Field(min_length=1)
+    images: Annotated[list[Base64], FailFast()] = Field(min_length=1)
 
 
 class UpdateBody(BaseModel):
     """Pictures to learn, by class."""
 
     model_config = ConfigDict(extra="forbid")
-    classes: list[ClassPictures] = Field(min_length=1)
+    classes: Annotated[list[ClassImages], FailFast()] = Field(min_length=1)
 
 
 class Likely(BaseModel):

@@ -29,7 +29,7 @@ from gatf.model import file as model_file
 from gatf.model.record import UpdateRecord
 from gatf.serve.commands import run_gatf, without_folders
 from gatf.serve.limits import Limits, Problem, not_possible, not_understood, too_large
-from gatf.serve.pictures import check_picture
+from gatf.serve.pictures import check_image
 
 LOG = logging.getLogger("gatf.serve")
 State = Literal["receiving", "running", "done", "failed", "cancelled", "interrupted"]
@@ -96,9 +96,13 @@ class Arriving:
         self.folder, self.limits = folder, limits
         self.labels: list[str] = []
         self._label: str | None = None
+        self._named = 0
         self._file: BinaryIO | None = None
 
     def label(self, text: str) -> None:
+        self._named += 1
+        if self._named > self.limits.update_images:
+            raise too_large(f"an update has at most {self.limits.update_images} labels")
         self._label = text
 
     def start(self) -> None:
@@ -118,7 +122,7 @@ class Arriving:
         assert self._label is not None
         self._file.close()
         number = len(self.labels)
-        check_picture(self._path().read_bytes(), f"picture {number} ('{self._label}')", self.limits)
+        check_image(self._path(), f"image {number} ('{self._label}')", self.limits)
         self.labels.append(self._label)
         if len(set(self.labels)) > self.limits.classes:
             raise too_large(f"an update takes at most {self.limits.classes} classes")
