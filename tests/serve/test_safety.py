@@ -4,11 +4,14 @@ import asyncio
 import io
 import json
 import logging
+import re
 import socket
 import struct
 import threading
+import time
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,6 +24,7 @@ from PIL import Image
 from gatf.errors import UserError
 from gatf.serve import pictures
 from gatf.serve.batching import LARGEST_BATCH
+from gatf.serve.connections import Seldom
 from gatf.serve.decoding import SMALL_IMAGE
 from gatf.serve.guard import is_loopback
 from gatf.serve.limits import Limits, Problem
@@ -381,6 +385,110 @@ def test_a_request_that_never_arrives_is_given_up(
     connection.sendall(head.encode() + b'Content-Length: 1000\r\n\r\n{"images": [')
     assert connection.recv(4096).startswith(b"HTTP/1.1 408")
     connection.close()
+
+
+# --- connections
+
+
+def closed(connection: socket.socket) -> bool:
+    """Whether the server has closed it."""
+    try:
+        while connection.recv(65536):
+            pass
+    except ConnectionError:
+        pass
+    return True
+
+
+def opened(client: Client, text: str = "") -> socket.socket:
+    connection = socket.create_connection(("127.0.0.1", client.port), timeout=30)
+    connection.sendall(text.encode())
+    return connection
+
+
+HURRIED = Limits(header_seconds=0.5, connections=20)
+
+
+@pytest.mark.parametrize("text", ["", "GET /healthz HT", "GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\nGET /hea"])
+def test_half_sent_headers_are_given_up(taught: Path, text: str) -> None:
+    with serving(Options(taught, limits=HURRIED)) as (client, _), opened(client, text) as connection:
+        assert closed(connection)
+
+
+def test_idle_connections_do_not_keep_others_out(taught: Path) -> None:
+    limits = Limits(header_seconds=30, connections=20)
+    with ExitStack() as stack, serving(Options(taught, limits=limits)) as (client, _):
+        idle = [stack.enter_context(opened(client)) for _ in range(60)]
+        assert client.get("/healthz").status == 200
+        assert closed(idle[0])
+
+
+def test_a_client_that_does_not_read_is_given_up(taught: Path, tmp_path: Path) -> None:
+    with serving(Options(taught, limits=HURRIED)) as (client, studio):
+        large = tmp_path / "large"
+        large.write_bytes(b"x" * 30_000_000)
+        studio.live.path = large
+        text = f"GET /v1/model/file HTTP/1.1\r\nHost: 127.0.0.1:{client.port}\r\n\r\n"
+        with opened(client, text):
+            until(lambda: b'file",method="GET",status="200"' in client.get("/metrics").body)  # it has ended
+
+
+def test_an_upload_that_is_too_slow_is_given_up_and_frees_its_place(taught: Path, digits: Digits) -> None:
+    body, kind = form([("label", b"a"), ("image", digits("d0", 1)[0])])
+    head = (
+        f"POST /v1/updates HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
+    with serving(Options(taught, limits=HURRIED)) as (client, studio):
+        with opened(client, head) as connection:
+            for number in range(20):
+                connection.sendall(body[number : number + 1])
+                if studio.updates.active is None and number > 3:
+                    break
+                time.sleep(0.1)
+            assert connection.recv(65536).startswith(b"HTTP/1.1 408")
+        assert studio.updates.active is None
+
+
+def test_an_update_that_arrives_can_be_seen_and_cancelled(taught: Path, digits: Digits) -> None:
+    parts = [("label", b"a"), ("image", digits("d0", 1)[0])]
+    kind = form(parts)[1]
+    head = f"POST /v1/updates HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: {kind}\r\nContent-Length: 500\r\n\r\n"
+    with serving(Options(taught)) as (client, studio), opened(client, head) as connection:
+        until(lambda: studio.updates.active is not None)
+        detail = problem(client.send("/v1/updates", parts), 409)
+        name = re.search(r"/v1/updates/(\w+)", detail)
+        assert name is not None
+        assert client.get(name[0]).json["state"] == "receiving"
+        assert client("DELETE", name[0]).json["state"] == "cancelled"
+        assert connection.recv(65536).startswith(b"HTTP/1.1 409")
+        ended = client.get(name[0]).json
+        assert (ended["state"], ended["pictures_deleted"]) == ("cancelled", True)
+        assert studio.updates.active is None
+        assert [file.name for file in studio.updates.folder.iterdir()] == ["lock"]
+
+
+def test_event_streams_are_counted(taught: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving(Options(taught, limits=Limits(streams=1))) as (client, studio):
+        update, _ = studio.updates.reserve()
+        text = f"GET /v1/updates/{update.id}/events HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+        with opened(client, text):
+            until(lambda: studio.streams == 1)
+            assert "event streams" in problem(client.get(f"/v1/updates/{update.id}/events"), 429)
+        until(lambda: studio.streams == 0)
+        studio.updates.discard(update)
+
+
+def test_what_happens_very_often_is_logged_seldom() -> None:
+    seldom = Seldom()
+
+    def passes(created: float, text: str) -> bool:
+        record = logging.LogRecord("a", logging.ERROR, "file", 1, text, (), None)
+        record.created = created
+        return seldom.filter(record)
+
+    assert sum(passes(100.0 + number / 1000, "out of descriptors") for number in range(1000)) == 10
+    assert passes(101, "another error")
+    assert passes(170, "out of descriptors")
 
 
 def test_an_answer_that_takes_too_long_is_given_up(
