@@ -9,7 +9,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from gatf.serve.limits import Limits
 
-RESERVED_DESCRIPTORS = 100
+RESERVED_DESCRIPTORS = 128
 """File descriptors for everything but connections."""
 MESSAGES, MINUTE = 10, 60.0
 

@@ -221,7 +221,7 @@ def check_image(data: bytes | Path, name: str, limits: Limits) -> Cost:
         raise Problem(422, "Not an image", f"{name} is not an image that can be read") from None
     if pixels > limits.pixels:
         raise too_large(f"{name} has more than {limits.pixels} pixels")
-    if cost.bytes > limits.decode_bytes or cost.work > limits.pixels:
+    if cost.bytes > limits.decode_bytes or cost.work > limits.request_pixels:
         raise too_large(f"{name} would take too much time or memory to decode; make it smaller")
     return cost
 
@@ -234,7 +234,8 @@ def _cost(image: Image.Image, data: bytes | Path) -> Cost:
         scans = data.count(b"\xff\xda") if isinstance(data, bytes) else 1
         return Cost(pixels * (1 + scans) / 8, pixels * (14 if "progressive" in image.info else 8))
     copies = 26 if image.mode.startswith("I") else 20 if image.has_transparency_data else 8
-    return Cost(pixels * (4 if image.format in ("JPEG2000", "AVIF") else 1), pixels * copies)
+    slow = 4 if image.format in ("JPEG2000", "AVIF") else 1
+    return Cost(pixels * slow * copies / 8, pixels * copies)
 
 
 def decoding(images: list[bytes], wanted: Preprocessing) -> Generator[None, None, Tensor]:

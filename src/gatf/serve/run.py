@@ -22,6 +22,8 @@ from gatf.serve.studio import Options
 
 SHORTEST_TOKEN = 16
 SECONDS_TO_FINISH = 30
+BACKLOG = 64
+"""Connections that the event loop accepts at once; `connections.RESERVED_DESCRIPTORS` allows for them."""
 
 
 class _Server(uvicorn.Server):
@@ -38,7 +40,7 @@ def config(app: FastAPI, limits: Limits) -> uvicorn.Config:
     """uvicorn's settings, with its limits and ours."""
     return uvicorn.Config(
         app, access_log=False, log_level="warning", log_config=None, server_header=False, lifespan="on", ws="none",
-        http=protocol(limits), limit_concurrency=most_connections(limits) + 1, timeout_keep_alive=5,
+        http=protocol(limits), limit_concurrency=most_connections(limits) + 1, timeout_keep_alive=5, backlog=BACKLOG,
         timeout_graceful_shutdown=SECONDS_TO_FINISH,
     )  # fmt: skip
 
