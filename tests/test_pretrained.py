@@ -1,5 +1,6 @@
 """Pretrained backbones in runs, classifiers and model files."""
 
+import asyncio
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -26,8 +27,8 @@ from gatf.model.onnx import export_onnx
 from gatf.nets.mobile import EfficientNetLite0, MobileNet, Stage
 from gatf.nets.pretrained import IMAGENET, LITE
 from gatf.nets.resnet import ResNet18
+from gatf.serve.decoding import Decoders
 from gatf.serve.limits import Limits
-from gatf.serve.pictures import to_pixels
 
 
 def test_a_run_normalises_as_the_weights_expect(tmp_path: Path) -> None:
@@ -279,7 +280,10 @@ def test_a_network_of_timm_sees_as_much_of_a_photo_as_its_weights_did(
     assert np.array_equal(shown(classifier, path)[0], expected)
     with Image.open(path) as image:
         assert np.array_equal(classifier.decision_function(image), classifier.decision_function(path))
-    assert np.array_equal(to_pixels([path.read_bytes()], classifier.model_.preprocessing, Limits())[0], expected)
+    decoders = Decoders(Limits())
+    pixels = asyncio.run(decoders.pixels([path.read_bytes()], classifier.model_.preprocessing))
+    decoders.close()
+    assert np.array_equal(pixels[0], expected)
     if crop_pct == 1:  # only then is there anything to tell the classes by
         assert (classifier.predict(framed / "red") == "red").all()
 

@@ -1,5 +1,6 @@
 """Frozen copies without batch-norm, and batch-norm over processes (its collective part: tests/training)."""
 
+import threading
 from collections.abc import Callable
 
 import pytest
@@ -273,3 +274,36 @@ def test_a_constant_that_only_tracing_knows_is_no_obstacle() -> None:
     net, images = Shifted().eval(), torch.randn(2, 1, 5, 5)
     for _ in range(2):
         torch.testing.assert_close(folded(net)(images), net(images))
+
+
+def test_threads_may_fold_and_run_networks_at_the_same_time() -> None:
+    """torch.fx replaces `nn.Module.__call__` for all threads while it traces."""
+    torch.manual_seed(0)
+    images = torch.randn(2, 3, 16, 16)
+    nets = [
+        nn.Sequential(*(nn.Sequential(nn.Conv2d(3, 3, 3, padding=1), nn.BatchNorm2d(3), nn.ReLU()) for _ in range(12)))
+        for _ in range(24)
+    ]
+    expected = [net.eval()(images) for net in nets]
+    call = nn.Module.__call__
+    errors: list[BaseException] = []
+
+    def work(numbers: range, *, fold: bool) -> None:
+        try:
+            for number in numbers:
+                net = folded(nets[number]) if fold else nets[number]
+                torch.testing.assert_close(net(images), expected[number], rtol=1e-4, atol=1e-4)
+                assert not fold or any(isinstance(layer, FusedConv2d) for layer in net.modules())
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [
+        threading.Thread(target=work, args=(numbers,), kwargs={"fold": fold})
+        for numbers, fold in ((range(12), True), (range(12, 24), True), (range(24), False))
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    assert nn.Module.__call__ is call

@@ -16,6 +16,7 @@ import pytest
 import uvicorn
 
 from gatf.serve.app import build
+from gatf.serve.run import config
 from gatf.serve.studio import Options, Studio
 
 Parts = list[tuple[str, bytes]]
@@ -93,7 +94,7 @@ def serving(options: Options) -> Iterator[tuple[Client, Studio]]:
     app, studio = build(options)
     listening = socket.socket()
     listening.bind(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(app, access_log=False, log_config=None, lifespan="on", ws="none"))
+    server = uvicorn.Server(config(app, options.limits))
     studio.stopping = lambda: server.should_exit
     studio.open()
     thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listening])), daemon=True)

@@ -1,8 +1,10 @@
 """The addresses of the server, asked by a real client."""
 
+import asyncio
 import base64
 import io
 import json
+import os
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
@@ -14,11 +16,15 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from gatf.errors import UserError
 from gatf.incremental.classifier import IncrementalClassifier
 from gatf.incremental.store import Store
 from gatf.model import file as model_file
+from gatf.serve.atlas import chart
+from gatf.serve.commands import run_gatf
+from gatf.serve.exports import OpenFile
 from gatf.serve.limits import Problem
-from gatf.serve.live import Served
+from gatf.serve.live import Live, Served
 from gatf.serve.studio import Options, Studio
 
 from .conftest import png
@@ -57,8 +63,8 @@ def test_predictions_are_those_of_the_classifier(client: Client, shop: Path, dig
 def test_json_and_multipart_say_the_same(client: Client, digits: Digits) -> None:
     pictures = digits("d2", 3)
     sent = client.send("/v1/predict", [("image", data) for data in pictures]).json
-    told = client.send_json("/v1/predict", {"images": [base64.b64encode(data).decode() for data in pictures]}).json
-    assert sent == told
+    by_json = client.send_json("/v1/predict", {"images": [base64.b64encode(data).decode() for data in pictures]}).json
+    assert sent == by_json
     assert [len(answer["top"]) for answer in sent["answers"]] == [1, 1, 1]
 
 
@@ -129,30 +135,75 @@ def test_the_model_can_be_taken_away(client: Client, shop: Path) -> None:
     assert 'filename="shop.gatf"' in reply.headers["content-disposition"]
 
 
-def test_onnx_and_the_report_are_made_for_one_answer(
-    client: Client, shop: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def test_a_download_is_of_one_file_although_another_takes_its_place(shop: Path, tmp_path: Path) -> None:
+    path = tmp_path / "live.gatf"
+    path.write_bytes(shop.read_bytes())
+    response = OpenFile(path, path.name)
+    shorter = tmp_path / "other"
+    shorter.write_bytes(b"short")
+    shorter.replace(path)
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    asyncio.run(response({}, None, send))
+    assert b"".join(message.get("body", b"") for message in sent) == shop.read_bytes()
+    assert (b"content-length", str(shop.stat().st_size).encode()) in sent[0]["headers"]
+
+
+def test_onnx_and_the_report_are_exported_once_per_model(
+    running: tuple[Client, Studio], shop: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    client, studio = running
+    calls: list[Path] = []
 
     def export(command: list[str], **options: Any) -> Any:
         assert command[1:5] == ["-m", "gatf", "export", str(shop)]
-        Path(command[5]).write_bytes(b"a graph")
+        assert options["timeout"] == studio.limits.export_seconds
+        calls.append(Path(command[5]))
+        calls[-1].write_bytes(b"a graph")
+        assert client.get("/v1/model/onnx").status == 429  # one at a time
         return subprocess.CompletedProcess(command, 0, "", "")
 
-    monkeypatch.setattr("gatf.serve.app.subprocess.run", export)
-    reply = client.get("/v1/model/onnx")
-    assert reply.body == b"a graph"
-    assert 'filename="shop.onnx"' in reply.headers["content-disposition"]
+    monkeypatch.setattr("gatf.serve.commands.subprocess.run", export)
+    for _ in range(2):
+        reply = client.get("/v1/model/onnx")
+        assert reply.body == b"a graph"
+        assert 'filename="shop.onnx"' in reply.headers["content-disposition"]
+    assert len(calls) == 1
     report = client.get("/v1/model/report")
     assert 'filename="shop.html"' in report.headers["content-disposition"]
-    for words in (
-        "<!doctype html>",
-        "shop.gatf: 3 classes",
-        "No picture is in the model",
-        "First fit: added 3 classes",
-    ):
+    for words in ("<!doctype html>", "shop.gatf: 3 classes", "First fit: added 3 classes"):
         assert words in report.body.decode()
-    until(lambda: not list(tmp_path.iterdir()))  # a moment after the answer nothing is left of it
+    studio.exports.close()
+    assert not calls[0].parent.exists()
+
+
+def test_an_export_that_takes_too_long_is_ended(shop: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def slow(command: list[str], **options: Any) -> Any:
+        raise subprocess.TimeoutExpired(command, options["timeout"])
+
+    monkeypatch.setattr("gatf.serve.commands.subprocess.run", slow)
+    with pytest.raises(Problem, match="more than 7 seconds") as found:
+        run_gatf("export", shop, failed="the export failed", seconds=7)
+    assert found.value.status == 503
+
+
+def test_numbers_of_updates_are_right_after_a_hundred(shop: Path) -> None:
+    model = model_file.load(shop)
+    last = model.history[-1]
+    long = replace(model, history=(last, last.model_copy(update={"number": 150, "added": ("d2",)})))
+    earlier = replace(model, history=(last, last.model_copy(update={"number": 149, "added": ()})))
+    first = replace(model, history=(last.model_copy(update={"added": ("d0",)}), long.history[1]))
+    with serving(Options(shop)) as (client, studio):
+        studio.live.current = Served(first, "digest", shop.stat().st_size)
+        assert client.get("/v1/model").json["updates"] == 150
+        since = {item["label"]: item["since"] for item in client.get("/v1/classes").json["classes"]}
+        assert since == {"d0": 0, "d1": None, "d2": 150}
+        plane = studio.live.served().plane
+    assert chart(long, plane, earlier)["moved"]
+    assert not chart(long, plane, model)["moved"]
 
 
 def test_a_model_whose_classes_are_numbers_takes_numbers(shop: Path) -> None:
@@ -225,6 +276,60 @@ def test_a_damaged_model_does_not_take_the_place_of_a_good_one(shop: Path, tmp_p
         studio.live.refresh()
         assert client.send("/v1/predict", [("image", digits("d0", 1)[0])]).status == 200
         assert client.get("/v1/model").json["classes"] == 3
+
+
+def test_a_model_that_could_not_be_loaded_is_tried_again(
+    shop: Path, tmp_path: Path, digits: Digits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, new = tmp_path / "live.gatf", tmp_path / "new"
+    path.write_bytes(shop.read_bytes())
+    new.write_bytes(shop.read_bytes())
+    load, failures = model_file.load, [OSError("no memory"), UserError("no descriptors")]
+
+    def unreliable(*given: Any, **more: Any) -> Any:
+        if failures:
+            raise failures.pop()
+        return load(*given, **more)
+
+    with serving(Options(path)) as (_, studio):
+        monkeypatch.setattr("gatf.serve.live.model_file.load", unreliable)
+        new.replace(path)
+        until(lambda: studio.live.reloads == 1)
+        assert failures == []
+
+
+def test_predictions_are_answered_while_a_model_is_loaded(
+    shop: Path, tmp_path: Path, digits: Digits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, new = tmp_path / "live.gatf", tmp_path / "new"
+    path.write_bytes(shop.read_bytes())
+    new.write_bytes(shop.read_bytes())
+    load, loading, go_on = model_file.load, threading.Event(), threading.Event()
+
+    def slow(*given: Any, **more: Any) -> Any:
+        loading.set()
+        assert go_on.wait(60)
+        return load(*given, **more)
+
+    with serving(Options(path)) as (client, studio):
+        monkeypatch.setattr("gatf.serve.live.model_file.load", slow)
+        new.replace(path)
+        assert loading.wait(60)
+        assert client.send("/v1/predict", [("image", digits("d0", 1)[0])]).status == 200
+        go_on.set()
+        until(lambda: studio.live.reloads == 1)
+
+
+def test_a_pipe_in_place_of_the_model_is_refused(shop: Path, tmp_path: Path) -> None:
+    path = tmp_path / "live.gatf"
+    path.write_bytes(shop.read_bytes())
+    with serving(Options(path)) as (client, studio):
+        path.unlink()
+        os.mkfifo(path)
+        studio.live.refresh()
+        assert client.get("/v1/model").json["classes"] == 3
+    with pytest.raises(UserError, match="not a regular file"):
+        Live(path, "cpu").open()
 
 
 @pytest.mark.parametrize("side", [8, 21])

@@ -11,8 +11,8 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -133,7 +133,7 @@ def test_an_update_survives_sigterm_and_kill_and_ends_as_if_nothing_had_been(
         os.kill(learner, signal.SIGSTOP)  # it must not be done before all has been looked at
         assert client.send("/v1/predict", ask).json == old  # the old model goes on answering
         second = client.send("/v1/updates", [("label", b"d5"), ("image", pictures[0])])
-        assert (second.status, "one at a time" in second.json["detail"]) == (409, True)
+        assert (second.status, f"/v1/updates/{name}" in second.json["detail"]) == (409, True)
         assert client("POST", "/v1/rollback", b"").status == 409
         with half_sent(client, ask) as rest:
             server.send_signal(signal.SIGTERM)
@@ -182,25 +182,71 @@ def test_an_update_survives_sigterm_and_kill_and_ends_as_if_nothing_had_been(
     assert all(value.equal(expected[name]) for name, value in whole.method.state_dict().items())
 
 
+def stand_in(
+    monkeypatch: pytest.MonkeyPatch, updates: Updates, ends: list[Callable[[], tuple[int, dict[str, Any]]]]
+) -> None:
+    """In place of the process that learns: each call says how it ended."""
+    monkeypatch.setattr(updates, "_run", lambda update: ends.pop(0)())
+
+
+def grown(shop: Path, *, job: str | None = None) -> None:
+    """The model gains an update, as if a process had committed it."""
+    model = model_file.load(shop)
+    record = model.history[-1].model_copy(update={"number": model.history[-1].number + 1, "added": (), "job": job})
+    Store(shop).commit(replace(model, history=(*model.history, record)), 1)
+
+
 def test_a_process_that_is_killed_is_started_again_and_at_last_given_up(
     taught: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shop = tmp_path / "shop.gatf"
     shop.write_bytes(taught.read_bytes())
     updates = Updates(shop, parameters={}, keep=1, limits=Limits(), refresh=lambda: None)
-    monkeypatch.setattr(updates, "_run", lambda update: ends.pop(0))
-    for ends, state in (
-        ([(-signal.SIGKILL, {}), (0, {"kind": "done", "left_out": 2})], "done"),
-        ([(-signal.SIGKILL, {})] * 3, "failed"),
-        ([(1, {})], "failed"),
-        ([(2, {"kind": "mistake", "text": f"{tmp_path}/shop.gatf is not to be had"})], "failed"),
+
+    def killed() -> tuple[int, dict[str, Any]]:
+        return -signal.SIGKILL, {}
+
+    def done() -> tuple[int, dict[str, Any]]:
+        grown(shop, job="one")
+        return 0, {"kind": "done", "left_out": 2}
+
+    def mistaken() -> tuple[int, dict[str, Any]]:
+        return 2, {"kind": "mistake", "text": f"{tmp_path}/shop.gatf is not to be had"}
+
+    for name, ends, state in (
+        ("one", [killed, done], "done"), ("two", [killed] * 3, "failed"),
+        ("three", [lambda: (1, {})], "failed"), ("four", [mistaken], "failed"),
     ):  # fmt: skip
-        update = Update("one", "running")
-        (updates.folder / "one" / "pictures").mkdir(parents=True)
+        update = Update(name, "running")
+        (updates.folder / name / "pictures").mkdir(parents=True)
+        stand_in(monkeypatch, updates, ends)
         updates._follow(update)
         assert (update.state, update.pictures_deleted, ends) == (state, True, [])
     assert update.message == "shop.gatf is not to be had"
     assert updates.counts == {"done": 1, "failed": 3, "cancelled": 0, "interrupted": 0}
+
+
+@pytest.mark.parametrize(
+    ("asked", "code", "state"), [("cancel", -signal.SIGTERM, "cancelled"), (None, 1, "failed"), (None, 0, "failed")]
+)
+def test_an_update_is_not_done_because_another_process_committed(
+    taught: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: Any, code: int, state: str
+) -> None:
+    shop = tmp_path / "shop.gatf"
+    shop.write_bytes(taught.read_bytes())
+    updates = Updates(shop, parameters={}, keep=1, limits=Limits(), refresh=lambda: None)
+
+    def outrun() -> tuple[int, dict[str, Any]]:
+        grown(shop)
+        updates._asked = asked
+        return code, {}
+
+    stand_in(monkeypatch, updates, [outrun])
+    update = Update("one", "running")
+    (updates.folder / "one" / "pictures").mkdir(parents=True)
+    updates._follow(update)
+    assert update.state == state
+    assert update.pictures_deleted == (code != 0)  # who says it is done, and is not, has its images kept
 
 
 def test_an_update_that_was_just_done_is_not_done_again_by_the_next_server(
@@ -234,10 +280,6 @@ def test_an_update_that_was_just_done_is_not_done_again_by_the_next_server(
     updates.open()
     assert updates.active is None
     updates.close()
-    with monkeypatch.context() as long:  # a history that is not all kept
-        records = [SimpleNamespace(number=number) for number in (0, 500)]
-        long.setattr("gatf.serve.updates.model_file.describe", lambda path: (None, None, records))
-        assert updates._history() == 501
     assert shop.read_bytes() == learnt
     assert sorted(file.name for file in tmp_path.iterdir()) == ["shop.gatf", "shop.gatf.v0"]
 

@@ -34,7 +34,7 @@ def serve(
     model: ModelFile, host: Host = "127.0.0.1", port: Port = 8000, token_file: TokenFile = None,
     origins: Origin = None, device: Device = "auto", epochs: Epochs = None, minutes: Minutes = None,
     settings: Settings = None, keep: Keep = 3, max_request_mb: MaxRequest = 32, max_update_mb: MaxUpdate = 4096,
-    max_images: MaxImages = 256, max_pixels: MaxPixels = 50_000_000, queue: Queue = 128, timeout: Timeout = 60.0,
+    max_images: MaxImages = 256, max_pixels: MaxPixels = 50_000_000, queue: Queue = 64, timeout: Timeout = 60.0,
 ) -> None:  # fmt: skip
     """Answer and learn over HTTP: POST /v1/predict, POST /v1/updates; all of it is described at /docs."""
     _run(page=False, browser=False, **locals())
@@ -44,7 +44,7 @@ def studio(
     model: ModelFile, host: Host = "127.0.0.1", port: Port = 8000, token_file: TokenFile = None,
     origins: Origin = None, device: Device = "auto", epochs: Epochs = None, minutes: Minutes = None,
     settings: Settings = None, keep: Keep = 3, max_request_mb: MaxRequest = 32, max_update_mb: MaxUpdate = 4096,
-    max_images: MaxImages = 256, max_pixels: MaxPixels = 50_000_000, queue: Queue = 128, timeout: Timeout = 60.0,
+    max_images: MaxImages = 256, max_pixels: MaxPixels = 50_000_000, queue: Queue = 64, timeout: Timeout = 60.0,
     browser: Annotated[bool, typer.Option(help="Open the page in the browser.")] = True,
 ) -> None:  # fmt: skip
     """Teach a model and ask it in the browser, with pictures and no Python."""

@@ -1,7 +1,7 @@
 """Updating a model file: `gatf learn` without its printing. The file changes at the end, all at once, or not at all."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -47,14 +47,14 @@ def learn_folder(
 def learn_given(
     path: Path, given: ImageInput, answers: np.ndarray, folder: Path, *, parameters: Mapping[str, Any], keep: int = 1,
     restart: bool = False, skip_bad: bool = False, announce: Callable[[str], None] = lambda text: None,
-    listener: Listener = silent, request: Path | None = None,
+    listener: Listener = silent, request: Path | None = None, job: str | None = None,
 ) -> Outcome:  # fmt: skip
     """Create or extend the model at `path` from picture files in `folder`; `Interrupted` if a signal asked for a stop.
 
     `parameters` are IncrementalClassifier's; `announce` is told what was chosen, before training. Until the last
     moment the old file is untouched; state saved on the way lets the same call go on after an interruption or a kill,
     to the same result. `request` is a file that asks for this update: it is removed when the new model is in place, and
-    where it is gone before we have our turn, another process has done the work.
+    where it is gone before we have our turn, another process has done the work. `job` goes into the update's record.
     """
     path = model_file.model_path(path)
     left_out: tuple[str, ...] = ()
@@ -102,6 +102,8 @@ def learn_given(
                 if not store.has_state():
                     store.forget_plan()
                 raise
+        record = classifier.model_.history[-1].model_copy(update={"job": job})
+        classifier.model_ = replace(classifier.model_, history=(*classifier.model_.history[:-1], record))
         store.commit(classifier.model_, keep)
         _fulfil(request)
         export = store.renew_export()

@@ -73,6 +73,8 @@ class UpdateRecord(Strict):
     """Why there is no adapted network to compare with."""
     temperature: float
     bytes_per_class: NonNegativeInt
+    job: str | None = None
+    """Id of the server's update that made this record."""
     warnings: tuple[str, ...] = ()
 
     @model_serializer(mode="wrap")

@@ -2,6 +2,7 @@
 shortcut and the ReLU that follow a convolution are computed in the same pass over memory."""
 
 import operator
+import threading
 from collections import Counter
 from copy import deepcopy
 from dataclasses import dataclass
@@ -93,6 +94,8 @@ class _Plan:
         return new.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 
+_tracing = threading.Lock()
+"""torch.fx replaces `nn.Module.__call__` while it traces: two traces at once would restore each other's replacement."""
 _plans: "WeakKeyDictionary[nn.Module, _Plan]" = WeakKeyDictionary()
 
 
@@ -122,7 +125,9 @@ def folded(net: nn.Module) -> nn.Module:
 
 def _plan(net: nn.Module, structure: tuple[Any, ...]) -> _Plan:
     bare = _without_values(net, {}).eval()
-    traced = fx.GraphModule(bare, _Tracer().trace(bare))
+    with _tracing:
+        graph = _Tracer().trace(bare)
+    traced = fx.GraphModule(bare, graph)
     if hasattr(net, "feature_dim"):
         traced.feature_dim = net.feature_dim
     norms = _fold_batch_norm(traced)
@@ -137,7 +142,22 @@ def _plan(net: nn.Module, structure: tuple[Any, ...]) -> _Plan:
 
 
 class _Tracer(fx.Tracer):
-    """Takes a batch-norm layer that processes share for the one layer that it is."""
+    """Treats a batch-norm layer that processes share as one layer, and records only the calls of its own thread: other
+    threads may run networks while this one traces."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._thread = threading.get_ident()
+
+    def call_module(self, m: nn.Module, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if threading.get_ident() != self._thread:
+            return forward(*args, **kwargs)
+        return super().call_module(m, forward, args, kwargs)
+
+    def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
+        if threading.get_ident() != self._thread:
+            return attr_val
+        return super().getattr(attr, attr_val, parameter_proxy_cache)
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return isinstance(m, SharedBatchNorm2d) or super().is_leaf_module(m, module_qualified_name)

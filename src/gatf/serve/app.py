@@ -2,31 +2,28 @@
 
 import asyncio
 import json
-import subprocess
-import sys
-import tempfile
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Annotated, Any
 
 from fastapi import FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.middleware.cors import CORSMiddleware
-from fastapi.responses import FileResponse, PlainTextResponse, Response, StreamingResponse
+from fastapi.responses import PlainTextResponse, Response, StreamingResponse
 from pydantic import BaseModel, ValidationError
-from starlette.background import BackgroundTask
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from gatf import __version__
 from gatf.errors import UserError
 from gatf.serve import schemas
-from gatf.serve.atlas import chart
-from gatf.serve.describe import described
+from gatf.serve.atlas import chart, last_update
+from gatf.serve.commands import run_gatf
+from gatf.serve.describe import describe
+from gatf.serve.exports import OpenFile
 from gatf.serve.files import add_files, public_paths
 from gatf.serve.guard import Guard
-from gatf.serve.limits import Limits, Problem, in_the_way, not_understood
+from gatf.serve.limits import Limits, Problem, busy, not_possible, not_understood, too_large, too_slow
 from gatf.serve.pictures import InMemory, checked_label, from_base64, read_multipart
 from gatf.serve.studio import Options, Studio
 from gatf.serve.updates import Update
@@ -93,16 +90,18 @@ def _add_errors(app: FastAPI) -> None:
 
 
 def _reasons(errors: Any) -> str:
-    """What is wrong with the fields, without repeating what was sent."""
-    told = [f"{'.'.join(str(part) for part in item['loc'])[:80]}: {item['msg'][:120]}" for item in errors[:3]]
-    return "; ".join(told)
+    """The first wrong fields, without the values that were sent."""
+    return "; ".join(f"{'.'.join(str(part) for part in item['loc'])[:80]}: {item['msg'][:120]}" for item in errors[:3])
 
 
-async def _json(request: Request, kind: type[BaseModel]) -> Any:
+def _parse(body: bytes, kind: type[BaseModel], items: int) -> Any:
+    """A JSON body as `kind`. A body with more than `items` values is refused before it is parsed."""
+    if sum(body.count(mark) for mark in (b",", b"[", b"{")) > items + 16:
+        raise too_large(f"the JSON body has more than {items} values")
     try:
-        return kind.model_validate(json.loads(await request.body()))
+        return kind.model_validate(json.loads(body))
     except ValidationError as error:
-        raise not_understood(_reasons(error.errors())) from None
+        raise not_understood(_reasons(error.errors(include_url=False, include_input=False))) from None
     except (ValueError, RecursionError):
         raise not_understood("the body is not valid JSON") from None
 
@@ -133,12 +132,12 @@ def _add_predictions(app: FastAPI, studio: Studio) -> None:
         explain: Annotated[bool, Query(description="Say which classes are nearest, and where on the map.")] = False,
     ) -> Any:
         """Say what is on pictures: one or many, as parts named `image` or in JSON."""
+        try:
+            async with asyncio.timeout(studio.limits.seconds):
+                images = await _images(request, studio.limits)
+        except TimeoutError:
+            raise too_slow() from None
         with studio.admitted():
-            try:
-                async with asyncio.timeout(studio.limits.seconds):
-                    images = await _images(request, studio.limits)
-            except TimeoutError:
-                raise Problem(408, "Too slow", "the request took too long to arrive") from None
             found = await studio.predict(images, top=top, certificate=certificate, unknown=unknown, explain=explain)
         return Response(json.dumps(found, ensure_ascii=False), media_type="application/json")
 
@@ -150,11 +149,15 @@ async def _images(request: Request, limits: Limits) -> list[bytes]:
             await read_multipart(request.headers["content-type"], request.stream(), sink, limits)
             return sink.images
         case "application/json":
-            body: schemas.PredictBody = await _json(request, schemas.PredictBody)
-            if len(body.images) > limits.images:
-                raise Problem(413, "Too large", f"at most {limits.images} images are answered at once")
-            return [from_base64(text, limits) for text in body.images]
+            return await asyncio.to_thread(_images_in_json, await request.body(), limits)
     raise _unsupported()
+
+
+def _images_in_json(body: bytes, limits: Limits) -> list[bytes]:
+    parsed: schemas.PredictBody = _parse(body, schemas.PredictBody, limits.images)
+    if len(parsed.images) > limits.images:
+        raise too_large(f"a prediction has at most {limits.images} images")
+    return [from_base64(text, limits) for text in parsed.images]
 
 
 # --- updates ----------------------------------------------------------------------------------------------------------
@@ -169,38 +172,44 @@ def _add_updates(app: FastAPI, studio: Studio) -> None:
         """Teach classes: parts named `label`, each before its parts named `image`, or JSON. Learning goes on after the
         answer; the old model answers until it is done. Pictures are deleted when it ends."""
         update, arriving = studio.updates.reserve()
+        loop = asyncio.get_running_loop()
         try:
-            async with asyncio.timeout(studio.limits.update_seconds):
+            async with asyncio.timeout(studio.limits.update_seconds) as deadline:
+                update.stop_receiving = lambda: deadline.reschedule(loop.time())
                 await _receive(request, arriving, studio.limits)
             labels = studio.labels_for(arriving.labels)
             if not labels:
-                raise not_understood("there is no image in the request")
+                raise not_understood("the request has no image")
             studio.updates.begin(update, arriving, labels)
         except BaseException as error:
             arriving.close()
             studio.updates.discard(update)
+            if update.state == "cancelled":
+                raise not_possible("the update was cancelled while its images arrived") from None
             if isinstance(error, TimeoutError):
-                raise Problem(408, "Too slow", "the request took too long to arrive") from None
+                raise too_slow() from None
             if isinstance(error, OSError):
-                raise Problem(507, "No room", f"pictures cannot be stored ({error.strerror})") from None
+                raise Problem(507, "No room", f"images cannot be stored ({error.strerror})") from None
             raise
         response.headers["location"] = f"/v1/updates/{update.id}"
-        return update.told()
+        return update.description()
 
     @app.get("/v1/updates", response_model=schemas.UpdateList, tags=["updates"])
     async def several() -> Any:
         """All updates since the server started."""
-        return {"updates": [update.told() for update in studio.updates]}
+        return {"updates": [update.description() for update in studio.updates]}
 
     @app.get("/v1/updates/{name}", response_model=schemas.UpdateInfo, tags=["updates"])
     async def one(name: str) -> Any:
         """Where an update is."""
-        return studio.updates.get(name).told()
+        return studio.updates.get(name).description()
 
     @app.get("/v1/updates/{name}/events", response_class=StreamingResponse, tags=["updates"])
     async def events(name: str) -> Any:
         """The same as server-sent events, at every change until it has ended."""
         update = studio.updates.get(name)
+        if studio.streams >= studio.limits.streams:
+            raise busy("too many event streams are open")
         headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
         return StreamingResponse(_events(update, studio), media_type="text/event-stream", headers=headers)
 
@@ -209,7 +218,7 @@ def _add_updates(app: FastAPI, studio: Studio) -> None:
         """Cancel an update. It ends a moment later, and the model stays as it was."""
         update = studio.updates.get(name)
         studio.updates.cancel(update)
-        return update.told()
+        return update.description()
 
 
 async def _receive(request: Request, arriving: Any, limits: Limits) -> None:
@@ -217,25 +226,33 @@ async def _receive(request: Request, arriving: Any, limits: Limits) -> None:
         case "multipart/form-data":
             await read_multipart(request.headers["content-type"], request.stream(), arriving, limits)
         case "application/json":
-            body: schemas.UpdateBody = await _json(request, schemas.UpdateBody)
-            for each in body.classes:
-                arriving.label(checked_label(each.label))
-                for text in each.images:
-                    arriving.put(from_base64(text, limits))
+            await asyncio.to_thread(_store_json, await request.body(), arriving, limits)
         case _:
             raise _unsupported()
 
 
+def _store_json(body: bytes, arriving: Any, limits: Limits) -> None:
+    parsed: schemas.UpdateBody = _parse(body, schemas.UpdateBody, 4 * limits.classes + limits.update_images)
+    for each in parsed.classes:
+        arriving.label(checked_label(each.label))
+        for text in each.images:
+            arriving.put(from_base64(text, limits))
+
+
 async def _events(update: Update, studio: Studio) -> AsyncIterator[str]:
     seen = -1
-    while True:
-        version, ended = update.version, update.ended
-        if version != seen:
-            seen = version
-            yield f"event: {'end' if ended else 'progress'}\ndata: {json.dumps(update.told())}\n\n"
-        if ended or studio.stopping():
-            return
-        await asyncio.sleep(SECONDS_BETWEEN_EVENTS)
+    studio.streams += 1
+    try:
+        while True:
+            version, ended = update.version, update.ended
+            if version != seen:
+                seen = version
+                yield f"event: {'end' if ended else 'progress'}\ndata: {json.dumps(update.description())}\n\n"
+            if ended or studio.stopping():
+                return
+            await asyncio.sleep(SECONDS_BETWEEN_EVENTS)
+    finally:
+        studio.streams -= 1
 
 
 # --- the model --------------------------------------------------------------------------------------------------------
@@ -247,10 +264,11 @@ def _add_model(app: FastAPI, studio: Studio) -> None:
         """The classes, in the order in which they were learnt."""
         model = studio.live.served().model
         since = {label: record.number for record in reversed(model.history) for label in record.added}
+        complete = len(model.history) == last_update(model) + 1
         return {
             "classes": [
                 {
-                    "label": label, "images": int(count), "since": since.get(label, 0),
+                    "label": label, "images": int(count), "since": since.get(label, 0 if complete else None),
                     "bytes": model.history[-1].bytes_per_class,
                 }
                 for label, count in zip(model.labels, model.counts, strict=True)
@@ -260,7 +278,7 @@ def _add_model(app: FastAPI, studio: Studio) -> None:
     @app.get("/v1/model", response_model=schemas.ModelInfo, tags=["model"])
     def model() -> Any:
         """What the model is, what it keeps, and what every update did."""
-        return described(studio.live.served(), studio.live.path.name, studio.updates.store.versions())
+        return describe(studio.live.served(), studio.live.path.name, studio.updates.store.versions())
 
     @app.get("/v1/map", response_model=schemas.Chart, tags=["model"])
     def chart_of_classes() -> Any:
@@ -269,62 +287,39 @@ def _add_model(app: FastAPI, studio: Studio) -> None:
         try:
             return chart(served.model, served.plane, studio.load_before())
         except UserError as error:
-            raise in_the_way(str(error)) from None
+            raise not_possible(str(error)) from None
 
     @app.post("/v1/rollback", response_model=schemas.RolledBack, tags=["model"])
     def rollback() -> Any:
         """Undo the last update."""
         return {"updates": studio.updates.rollback()}
 
-    @app.get("/v1/model/file", response_class=FileResponse, tags=["model"])
+    @app.get("/v1/model/file", response_class=Response, tags=["model"])
     def download() -> Any:
-        """The model as one file."""
+        """Download the model file."""
         studio.live.served()
-        return FileResponse(studio.live.path, filename=studio.live.path.name, media_type="application/octet-stream")
+        return OpenFile(studio.live.path, studio.live.path.name)
 
-    @app.get("/v1/model/onnx", response_class=FileResponse, tags=["model"])
+    @app.get("/v1/model/onnx", response_class=Response, tags=["model"])
     def onnx() -> Any:
-        """The model as ONNX, to predict without PyTorch."""
-        studio.live.served()
-        return _made(lambda target: _export(studio.live.path, target), f"{studio.live.path.stem}.onnx")
-
-    @app.get("/v1/model/report", response_class=FileResponse, tags=["model"])
-    def report() -> Any:
-        """What the model knows and how it came to, as one HTML file."""
-        from gatf.serve.report import write_model_report
-
-        served = studio.live.served()
-        told = described(served, studio.live.path.name, studio.updates.store.versions())
-        return _made(
-            lambda target: write_model_report(target, served, told, studio.load_before()),
-            f"{studio.live.path.stem}.html",
+        """Download the model as ONNX, for prediction without PyTorch. It is exported once per version of the model."""
+        digest, path, seconds = studio.live.served().digest, studio.live.path, studio.limits.export_seconds
+        failed = "the export to ONNX failed"
+        return studio.exports.get(
+            f"{path.stem}.onnx", digest, lambda target: run_gatf("export", path, target, failed=failed, seconds=seconds)
         )
 
+    @app.get("/v1/model/report", response_class=Response, tags=["model"])
+    def report() -> Any:
+        """Download a report about the model as one HTML file."""
+        from gatf.serve.report import write_model_report
 
-def _export(path: Path, target: Path) -> None:
-    """`gatf export`, in a process of its own: it takes long, and nobody else can look while torch traces."""
-    command = [sys.executable, "-m", "gatf", "export", str(path), str(target)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        told = [line for line in done.stderr.splitlines() if line.startswith("gatf: ")]
-        raise UserError(told[-1].removeprefix("gatf: ") if told else "the model could not be written as ONNX")
-
-
-def _made(write: Callable[[Path], Any], name: str) -> FileResponse:
-    """A file written for this one answer."""
-    folder = tempfile.TemporaryDirectory(prefix="gatf-")
-    try:
-        write(Path(folder.name) / "file")
-    except UserError as error:
-        folder.cleanup()
-        raise in_the_way(str(error)) from None
-    except BaseException:
-        folder.cleanup()
-        raise
-    return FileResponse(
-        Path(folder.name) / "file", filename=name, media_type="application/octet-stream",
-        background=BackgroundTask(folder.cleanup),
-    )  # fmt: skip
+        served, path = studio.live.served(), studio.live.path
+        description = describe(served, path.name, studio.updates.store.versions())
+        return studio.exports.get(
+            f"{path.stem}.html", f"{served.digest} {description['versions']}",
+            lambda target: write_model_report(target, served, description, studio.load_before()),
+        )  # fmt: skip
 
 
 # --- watching, and the page -------------------------------------------------------------------------------------------

@@ -43,6 +43,11 @@ class Plane:
         return (vectors.to(self.centre) - self.centre) @ self.axes
 
 
+def last_update(model: Model) -> int:
+    """The number of the model's last update, 0 after the first fit. The history does not keep every record."""
+    return model.history[-1].number
+
+
 def chart(model: Model, plane: Plane, before: Model | None = None) -> dict[str, Any]:
     """Place and spread of every class on the plane; `before` is the model before the last update, which says where the
     classes came from."""
@@ -68,7 +73,7 @@ def chart(model: Model, plane: Plane, before: Model | None = None) -> dict[str, 
 
 def _origins(model: Model, before: Model | None, plane: Plane) -> dict[Any, list[float]]:
     """Where each class lay before the last update; empty where that is not known or features had another meaning."""
-    if before is None or len(before.history) != len(model.history) - 1:
+    if before is None or last_update(before) != last_update(model) - 1:
         return {}
     if before.config.method.name != model.config.method.name:
         return {}  # a frozen network was adapted, or the other way round: its features are others

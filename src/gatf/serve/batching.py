@@ -1,4 +1,4 @@
-"""Many requests, one look: what waits when a batch ends forms the next."""
+"""Requests share forward passes: the images that wait when a batch ends form the next one."""
 
 import asyncio
 import threading
@@ -14,10 +14,10 @@ from gatf.errors import UserError
 from gatf.model.answers import answer
 from gatf.model.state import ForwardOutput
 from gatf.serve.limits import busy, not_understood
-from gatf.serve.live import NETWORKS, Served, plain
+from gatf.serve.live import Served, plain
 
-LARGEST_BATCH = 64
-"""Images; a request with more is a batch of its own."""
+LARGEST_BATCH = 32
+"""Images; the others of a larger request follow in later batches, so that small requests need not wait for all."""
 UNKNOWN = "\ue000unknown"
 """Stands for "unknown" between here and the answer, where it becomes null: no class has this name."""
 NEAREST = 3
@@ -35,11 +35,18 @@ class Question:
     explain: bool = False
 
 
-@dataclass
+@dataclass(eq=False)
 class _Waiting:
     question: Question
     loop: asyncio.AbstractEventLoop
     future: "asyncio.Future[dict[str, Any]]" = field(init=False)
+    taken: int = 0
+    """Images that are in a batch, or were."""
+    outputs: list[ForwardOutput] = field(default_factory=list)
+
+    @property
+    def left(self) -> int:
+        return len(self.question.pixels) - self.taken
 
     def __post_init__(self) -> None:
         self.future = self.loop.create_future()
@@ -57,7 +64,7 @@ class _Waiting:
 
 
 class Batcher:
-    """One thread that answers all there is to answer, again and again."""
+    """A thread that computes predictions, one batch after another."""
 
     def __init__(self, queue: int) -> None:
         self.queue = queue
@@ -83,7 +90,7 @@ class Batcher:
         count = len(question.pixels)
         with self._changed:
             if self.waiting_images and self.waiting_images + count > self.queue:
-                raise busy("too many images wait for an answer")
+                raise busy("too many images wait for the network")
             self.waiting_images += count
             self._waiting.append(waiting)
             self._changed.notify()
@@ -99,47 +106,73 @@ class Batcher:
                 batch = self._next()
             self._answer(batch)
 
-    def _next(self) -> list[_Waiting]:
-        """From the front of the queue, as many as fit that ask the same model."""
-        batch: list[_Waiting] = []
-        count = 0
-        while self._waiting:
-            question = self._waiting[0].question
-            if batch and (question.served is not batch[0].question.served):
-                break
-            if batch and count + len(question.pixels) > LARGEST_BATCH:
-                break
-            batch.append(self._waiting.popleft())
-            count += len(question.pixels)
-        self.waiting_images -= count
+    def _next(self) -> list[tuple[_Waiting, slice]]:
+        """The images of the next batch, all for one model. A quarter is for the oldest request; the requests with the
+        fewest images come first in the rest."""
+        for waiting in [waiting for waiting in self._waiting if waiting.future.cancelled()]:
+            self._waiting.remove(waiting)
+            self.waiting_images -= waiting.left
+        if not self._waiting:
+            return []
+        oldest = self._waiting[0]
+        same = [each for each in self._waiting if each.question.served is oldest.question.served]
+        reserved = min(oldest.left, LARGEST_BATCH // 4)
+        counts, room = {}, LARGEST_BATCH - reserved
+        for number, waiting in sorted(enumerate(same[1:], 1), key=lambda item: item[1].left):
+            counts[number] = min(waiting.left, room)
+            room -= counts[number]
+        counts[0] = min(oldest.left, reserved + room)
+        batch = []
+        for number, count in sorted(counts.items()):
+            waiting = same[number]
+            if count:
+                batch.append((waiting, slice(waiting.taken, waiting.taken + count)))
+                waiting.taken += count
+                self.waiting_images -= count
+            if not waiting.left:
+                self._waiting.remove(waiting)
         return batch
 
-    def _answer(self, batch: list[_Waiting]) -> None:
-        wanted = [waiting for waiting in batch if not waiting.future.cancelled()]
-        if not wanted:
+    def _answer(self, batch: list[tuple[_Waiting, slice]]) -> None:
+        if not batch:
             return
         try:
-            pixels = torch.cat([waiting.question.pixels for waiting in wanted])
-            model = wanted[0].question.served.model
-            with NETWORKS:
-                outputs = model.forward(ImageSet(pixels, torch.zeros(len(pixels), dtype=torch.int64)))
+            pixels = torch.cat([waiting.question.pixels[part] for waiting, part in batch])
+            model = batch[0][0].question.served.model
+            outputs = model.forward(ImageSet(pixels, torch.zeros(len(pixels), dtype=torch.int64)))
         except Exception as error:
-            for waiting in wanted:
-                waiting.settle(error)
+            for waiting, _ in batch:
+                self._settle(waiting, error)
             return
         self.batches += 1
         self.images += len(pixels)
         start = 0
-        for waiting in wanted:
-            end = start + len(waiting.question.pixels)
+        for waiting, part in batch:
+            end = start + part.stop - part.start
             features = None if outputs.features is None else outputs.features[start:end]
+            waiting.outputs.append(ForwardOutput(outputs.scores[start:end], features))
+            start = end
+            if waiting.left:
+                continue
             try:
-                waiting.settle(answered(waiting.question, ForwardOutput(outputs.scores[start:end], features)))
+                waiting.settle(answered(waiting.question, joined(waiting.outputs)))
             except UserError as error:
                 waiting.settle(not_understood(str(error)))
             except Exception as error:
                 waiting.settle(error)
-            start = end
+
+    def _settle(self, waiting: _Waiting, error: Exception) -> None:
+        """Give up a request, and its images that are in no batch yet."""
+        waiting.settle(error)
+        with self._changed:
+            if waiting in self._waiting:
+                self._waiting.remove(waiting)
+                self.waiting_images -= waiting.left
+
+
+def joined(parts: list[ForwardOutput]) -> ForwardOutput:
+    features = [part.features for part in parts if part.features is not None]
+    return ForwardOutput(torch.cat([part.scores for part in parts]), torch.cat(features) if features else None)
 
 
 def answered(question: Question, outputs: ForwardOutput) -> dict[str, Any]:

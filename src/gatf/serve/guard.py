@@ -1,9 +1,10 @@
-"""The door: who may ask (host, origin, token), how much may be sent, and what every answer carries.
+"""Access control: who may send requests (host, origin, token), how much and how slowly, and the headers of responses.
 
-A page of another site that a person has open must not reach a server on their own machine: such requests carry an
-`Origin`, and a name in `Host` that is not this machine's if the site's name was made to point here.
+A page of another site that the user has open must not reach a server on the user's machine. Its requests carry an
+`Origin` or `Sec-Fetch-Site`, and a foreign name in `Host` if that site's name was made to point to this machine.
 """
 
+import asyncio
 import hmac
 import ipaddress
 import logging
@@ -12,12 +13,14 @@ from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlsplit
 
-from gatf.serve.limits import Limits, Problem, too_large
+from gatf.serve.limits import MEGABYTE, Budget, Limits, Problem, too_large, too_slow
 from gatf.serve.metrics import Metrics
 
 LOG = logging.getLogger("gatf.serve")
 OPEN = frozenset({"/healthz"})
-"""Asked without a token: it tells nothing."""
+"""Needs no token."""
+SMALL_BODY = MEGABYTE
+"""Bytes of a body that do not count against the memory of all bodies, so that small requests always get in."""
 HEADERS = (
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"no-referrer"),
@@ -30,7 +33,7 @@ HEADERS = (
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address is one that only this machine reaches."""
+    """Whether only this machine can reach an address."""
     if host == "localhost" or host.endswith(".localhost"):
         return True
     try:
@@ -47,21 +50,22 @@ class Guard:
         public: Callable[[str], bool],
     ) -> None:  # fmt: skip
         self.app, self.limits, self.metrics, self.token = app, limits, metrics, token
+        self.held = Budget(limits.held_bytes, "too many large requests are in progress")
         self.origins = frozenset(origin.rstrip("/") for origin in origins)
         self.public = public
-        """Whether a path needs no token: the page, which asks for it."""
+        """Whether a path belongs to the page, which needs no token: it asks the user for it."""
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        started, status = time.monotonic(), 500
-        told = False
+        started, status, answered = time.monotonic(), 500, False
+        body = _Body(receive, *self._most(scope), limits=self.limits, held=self.held)
 
         async def watched(message: Any) -> None:
-            nonlocal status, told
+            nonlocal status, answered
             if message["type"] == "http.response.start":
-                status, told = message["status"], True
+                status, answered = message["status"], True
                 names = {name for name, _ in message["headers"]}
                 message["headers"] = [*message["headers"], *(pair for pair in HEADERS if pair[0] not in names)]
             await send(message)
@@ -71,14 +75,15 @@ class Guard:
             if problem is not None:
                 await problem.response()(scope, receive, watched)
             else:
-                await self.app(scope, self._bounded(scope, receive), watched)
+                await self.app(scope, body, watched)
         except Exception as error:
             where = _place(error)
             LOG.error("%s in %s", type(error).__name__, where)  # its message might hold what a client sent
-            if not told:
-                problem = Problem(500, "Internal error", "something unforeseen happened; the server's log has a line")
+            if not answered:
+                problem = Problem(500, "Internal error", "an unexpected error occurred; the server's log names it")
                 await problem.response()(scope, receive, watched)
         finally:
+            body.close()
             route = getattr(scope.get("route"), "path", "other")
             seconds = time.monotonic() - started
             self.metrics.observe(route, scope["method"] if scope["method"] in METHODS else "other", status, seconds)
@@ -89,46 +94,79 @@ class Guard:
         host = headers.get(b"host", "")
         if self.token is None and not is_loopback(_hostname(host)):
             return Problem(421, "Wrong host", "this server answers under the name of this machine only")
-        origin = headers.get(b"origin")
+        origin, site = headers.get(b"origin"), headers.get(b"sec-fetch-site")
         if origin is not None and not self._same(origin, host):
-            return Problem(403, "Cross-site request", "requests from pages of other sites are refused")
-        if origin is None and headers.get(b"sec-fetch-site") == "cross-site" and scope["method"] not in ("GET", "HEAD"):
-            return Problem(403, "Cross-site request", "requests from pages of other sites are refused")
-        path = scope["path"]
-        if self.token is not None and path not in OPEN and not self.public(path) and scope["method"] != "OPTIONS":
+            return _cross_site()
+        free = scope["path"] in OPEN or self.public(scope["path"])
+        if origin is None and site in ("cross-site", "same-site") and not (free and scope["method"] in ("GET", "HEAD")):
+            return _cross_site()
+        if self.token is not None and not free and scope["method"] != "OPTIONS":
             given = headers.get(b"authorization", "")
             if not hmac.compare_digest(given.encode(), f"Bearer {self.token}".encode()):
                 return Problem(
                     401, "Token needed", "send the header 'Authorization: Bearer TOKEN' with this server's token",
                     WWW_Authenticate="Bearer",
                 )  # fmt: skip
-        length = headers.get(b"content-length", "0")
-        if length.isdigit() and int(length) > self._most(scope):
-            return too_large(f"at most {self._most(scope)} bytes are taken")
+        length, most = headers.get(b"content-length", "0"), self._most(scope)[0]
+        if length.isdigit() and int(length[:20]) > most:
+            return too_large(f"a request of this kind has at most {most} bytes")
         return None
 
     def _same(self, origin: str, host: str) -> bool:
-        return origin in self.origins or urlsplit(origin).netloc.lower() == host.lower() != ""
+        try:
+            return origin in self.origins or urlsplit(origin).netloc.lower() == host.lower() != ""
+        except ValueError:  # not an address
+            return False
 
-    def _most(self, scope: Any) -> int:
-        headers = dict(scope["headers"])
-        streamed = headers.get(b"content-type", b"").startswith(b"multipart/form-data")
-        return self.limits.update_bytes if streamed and scope["path"] == "/v1/updates" else self.limits.request_bytes
+    def _most(self, scope: Any) -> tuple[int, bool]:
+        """The bytes that a body may have, and whether it is kept in memory."""
+        if not dict(scope["headers"]).get(b"content-type", b"").lower().startswith(b"multipart/form-data"):
+            return min(self.limits.json_bytes, self.limits.request_bytes), True
+        if scope["path"] == "/v1/updates":
+            return self.limits.update_bytes, False
+        return self.limits.request_bytes, True
 
-    def _bounded(self, scope: Any, receive: Any) -> Any:
-        """`receive`, until too much has come."""
-        seen, most = 0, self._most(scope)
 
-        async def bounded() -> Any:
-            nonlocal seen
-            message = await receive()
-            if message["type"] == "http.request":
-                seen += len(message.get("body", b""))
-                if seen > most:
-                    raise too_large(f"at most {most} bytes are taken")
-            return message
+class _Body:
+    """`receive`, with bounds on the size of the body, on the memory of all bodies and on the time to wait for it."""
 
-        return bounded
+    def __init__(self, receive: Any, most: int, in_memory: bool, *, limits: Limits, held: Budget) -> None:
+        self._receive, self._most, self._limits = receive, most, limits
+        self._held = held if in_memory else None
+        self._seen, self._taken, self._waited, self._more = 0, 0, 0.0, True
+
+    async def __call__(self) -> Any:
+        if not self._more:
+            return await self._receive()
+        started = time.monotonic()
+        allowed = self._limits.header_seconds + self._seen / self._limits.slowest
+        try:
+            async with asyncio.timeout(allowed - self._waited):
+                message = await self._receive()
+        except TimeoutError:
+            raise too_slow() from None
+        self._waited += time.monotonic() - started
+        if message["type"] == "http.request":
+            self._more = message.get("more_body", False)
+            self._count(len(message.get("body", b"")))
+        return message
+
+    def _count(self, size: int) -> None:
+        self._seen += size
+        if self._seen > self._most:
+            raise too_large(f"a request of this kind has at most {self._most} bytes")
+        beyond = max(0, self._seen - SMALL_BODY)
+        if self._held is not None and beyond > self._taken:
+            self._held.take(beyond - self._taken)
+            self._taken = beyond
+
+    def close(self) -> None:
+        if self._held is not None:
+            self._held.give_back(self._taken)
+
+
+def _cross_site() -> Problem:
+    return Problem(403, "Cross-site request", "requests from pages of other sites are refused")
 
 
 METHODS = frozenset({"GET", "HEAD", "POST", "DELETE", "OPTIONS", "PUT", "PATCH"})

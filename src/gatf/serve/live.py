@@ -1,7 +1,8 @@
-"""The model that answers now. One that takes its place on disk takes its place here, between two batches."""
+"""The model in use. When its file is replaced, the new model is loaded beside the old one and swapped in."""
 
 import logging
 import threading
+import time
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -20,10 +21,9 @@ from gatf.serve.atlas import Plane
 from gatf.serve.limits import Problem
 
 LOG = logging.getLogger("gatf.serve")
-SECONDS_BETWEEN_LOOKS = 0.25
-NETWORKS = threading.Lock()
-"""Held by whoever reads a model or looks through one: a network is made quick by tracing it, and while torch traces in
-one thread no other thread can call a module."""
+SECONDS_BETWEEN_CHECKS = 0.25
+LONGEST_WAIT = 30.0
+"""Seconds between two attempts to load a file that cannot be loaded."""
 
 
 @dataclass(frozen=True)
@@ -48,23 +48,29 @@ class Served:
         return Plane.of(self.model.judge.stored)
 
 
+Stamp = tuple[int, int, int]
+"""Inode, size and time of change: another stamp is another file."""
+
+
 class Live:
-    """Holds the present model and looks, in a thread of its own, whether the file has been replaced."""
+    """Holds the model that answers. A thread checks whether the file was replaced, loads the new one beside the old one
+    and swaps them."""
 
     def __init__(self, path: Path, device: str) -> None:
         self.path, self.device = model_file.model_path(path), device
         self.current: Served | None = None
         self.reloads = 0
-        self._stamp: tuple[int, int, int] | None = None
+        self._loaded: Stamp | None = None
+        self._failed: Stamp | None = None
+        self._wait, self._next_attempt = SECONDS_BETWEEN_CHECKS, 0.0
         self._loading = threading.Lock()
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
 
     def open(self) -> None:
-        """Read the model, if there is one yet; one that cannot be read is an error now, and a note in the log later."""
-        self._stamp = self._seen()
-        if self._stamp is not None:
-            self.current = self._load()
+        """Load the model if it exists. A file that cannot be loaded is an error here, and a line in the log later."""
+        if self.path.exists():
+            self._loaded, self.current = self._load()
         self._thread = threading.Thread(target=self._watch, name="gatf-model", daemon=True)
         self._thread.start()
 
@@ -75,52 +81,61 @@ class Live:
 
     def served(self) -> Served:
         if self.current is None:
-            raise Problem(409, "No model yet", "no class has been learnt yet; POST /v1/updates teaches the first ones")
+            raise Problem(409, "No model yet", "the model has no classes yet; POST /v1/updates teaches the first ones")
         return self.current
 
     def refresh(self) -> None:
-        """Read the file again if it is another one than before. Requests go on with the old model meanwhile."""
+        """Load the file if it was replaced. Predictions use the old model until the new one is ready. A file that
+        cannot be loaded is tried again, at growing intervals, until it can or is replaced."""
         with self._loading:
-            stamp = self._seen()
-            if stamp == self._stamp or stamp is None:
+            stamp = self._stamp()
+            if stamp is None or stamp == self._loaded:
                 return
-            self._stamp = stamp
+            if stamp == self._failed and time.monotonic() < self._next_attempt:
+                return
             try:
-                loaded = self._load()
+                self._loaded, loaded = self._load()
             except (UserError, OSError) as error:
-                LOG.error("the model on disk cannot be read, the old one goes on answering: %s", harmless(error))
+                self._wait = min(2 * self._wait, LONGEST_WAIT) if stamp == self._failed else SECONDS_BETWEEN_CHECKS
+                if stamp != self._failed:
+                    LOG.error("the new model cannot be loaded, the old one stays in use: %s", harmless(error))
+                self._failed, self._next_attempt = stamp, time.monotonic() + self._wait
                 return
+            self._failed = None
             if self.current is not None:
                 self.reloads += 1
             self.current = loaded
             LOG.info("model %s: %d classes", loaded.digest[:12], len(loaded.model.labels))
 
-    def _seen(self) -> tuple[int, int, int] | None:
+    def _stamp(self) -> Stamp | None:
         try:
             found = self.path.stat()
         except OSError:
             return None
         return found.st_ino, found.st_size, found.st_mtime_ns
 
-    def _load(self) -> Served:
-        with NETWORKS:
-            model = model_file.load(self.path, device=self.device, answering=True)
-            blank = torch.zeros(1, *model.preprocessing.shape, dtype=torch.uint8)
-            outputs = model.forward(
-                ImageSet(blank, torch.zeros(1, dtype=torch.int64))
-            )  # prepares what first looks prepare
+    def _load(self) -> tuple[Stamp | None, Served]:
+        """The model and the stamp of the file that it was read from."""
+        before = self._stamp()
+        if not self.path.is_file():  # to open a pipe would wait for its writer
+            raise UserError(f"{self.path} is not a regular file")
+        model = model_file.load(self.path, device=self.device, answering=True)
         served = Served(model, container.inspect(self.path).digest, self.path.stat().st_size)
+        if self._stamp() != before:
+            raise UserError(f"{self.path} was replaced while it was read")
+        blank = torch.zeros(1, *model.preprocessing.shape, dtype=torch.uint8)
+        outputs = model.forward(ImageSet(blank, torch.zeros(1, dtype=torch.int64)))  # folds the network, fills caches
         model.novelty_of(outputs)
         if outputs.features is not None and served.certifies:
             model.judge.certificates(outputs.features, outputs.scores.argmax(1))
-        return served
+        return before, served
 
     def _watch(self) -> None:
-        while not self._closed.wait(SECONDS_BETWEEN_LOOKS):
+        while not self._closed.wait(SECONDS_BETWEEN_CHECKS):
             try:
                 self.refresh()
-            except Exception as error:  # the thread must live: without it no new model would ever be seen
-                LOG.error("looking for a new model failed (%s)", type(error).__name__)
+            except Exception as error:  # without this thread the server would miss every new model
+                LOG.error("checking for a new model failed (%s)", type(error).__name__)
 
 
 def plain(value: Any) -> Any:

@@ -1,9 +1,12 @@
 """From the bytes of a request to pixels: pictures in a multipart or JSON body, checked before they are decoded."""
 
+import asyncio
 import base64
 import binascii
 import io
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Generator
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -21,7 +24,7 @@ LONGEST_HEADERS = 8192
 """Bytes of one part's headers."""
 
 
-class Sink(Protocol):
+class ImageSink(Protocol):
     """Where pictures go as they arrive. Nothing that a client wrote names a place: pictures are counted."""
 
     def label(self, text: str) -> None:
@@ -73,7 +76,7 @@ def checked_label(text: Any) -> str:
 # --- multipart --------------------------------------------------------------------------------------------------------
 
 
-def multipart_reader(content_type: str, sink: Sink, limits: Limits) -> "MultipartReader":
+def multipart_reader(content_type: str, sink: ImageSink, limits: Limits) -> "MultipartReader":
     from python_multipart.multipart import parse_options_header
 
     _, options = parse_options_header(content_type)
@@ -89,7 +92,7 @@ class MultipartReader:
     A label counts for the images after it. File names are not looked at.
     """
 
-    def __init__(self, boundary: bytes, sink: Sink, limits: Limits) -> None:
+    def __init__(self, boundary: bytes, sink: ImageSink, limits: Limits) -> None:
         from python_multipart.multipart import MultipartParser
 
         self.sink, self.limits = sink, limits
@@ -171,10 +174,11 @@ class MultipartReader:
         self.ended = True
 
 
-async def read_multipart(content_type: str, body: AsyncIterator[bytes], sink: Sink, limits: Limits) -> None:
+async def read_multipart(content_type: str, body: AsyncIterator[bytes], sink: ImageSink, limits: Limits) -> None:
+    """Parse a body as it arrives. Chunks go to a thread, because a sink may write to the disk."""
     reader = multipart_reader(content_type, sink, limits)
     async for data in body:
-        reader.feed(data)
+        await asyncio.to_thread(reader.feed, data)
     reader.close()
 
 
@@ -193,30 +197,57 @@ def from_base64(text: Any, limits: Limits) -> bytes:
 # --- pixels -----------------------------------------------------------------------------------------------------------
 
 
-def check_picture(data: bytes, name: str, limits: Limits) -> None:
-    """A problem where the first bytes are of no picture, or of one with too many pixels. Nothing is decoded yet."""
+@dataclass(frozen=True)
+class Cost:
+    """What decoding an image takes, estimated from its header."""
+
+    work: float
+    """In pixels of a PNG file: time."""
+    bytes: int
+    """Memory at its peak."""
+
+
+def check_image(data: bytes | Path, name: str, limits: Limits) -> Cost:
+    """The cost of an image; a `Problem` if its first bytes are of no image, or if it costs too much. Only the header is
+    decoded."""
     try:
-        with Image.open(io.BytesIO(data), formats=likely_formats(data)) as image:
-            width, height = image.size
+        with io.BytesIO(data) if isinstance(data, bytes) else data.open("rb") as file:
+            formats = likely_formats(file.read(2))
+            with Image.open(file, formats=formats) as image:
+                pixels, cost = image.width * image.height, _cost(image, data)
     except (Image.DecompressionBombWarning, Image.DecompressionBombError):
-        width = height = limits.pixels
+        raise too_large(f"{name} has more than {limits.pixels} pixels") from None
     except Exception:  # Pillow's readers raise nearly anything on damaged files
-        raise Problem(422, "Not a picture", f"{name} is not a picture that can be read") from None
-    if width * height > limits.pixels:
+        raise Problem(422, "Not an image", f"{name} is not an image that can be read") from None
+    if pixels > limits.pixels:
         raise too_large(f"{name} has more than {limits.pixels} pixels")
+    if cost.bytes > limits.decode_bytes or cost.work > limits.request_pixels:
+        raise too_large(f"{name} would take too much time or memory to decode; make it smaller")
+    return cost
 
 
-def to_pixels(images: list[bytes], wanted: Preprocessing, limits: Limits) -> Tensor:
-    """Pictures in a model's shape, uint8 [N, C, H, W], just as `gatf predict` reads files."""
+def _cost(image: Image.Image, data: bytes | Path) -> Cost:
+    """Factors from measurements: a JPEG file is decoded at a fraction of its size, once per scan; transparency and 16
+    bits take several copies of an image."""
+    pixels = image.width * image.height
+    if image.format == "JPEG":
+        scans = data.count(b"\xff\xda") if isinstance(data, bytes) else 1
+        return Cost(pixels * (1 + scans) / 8, pixels * (14 if "progressive" in image.info else 8))
+    copies = 26 if image.mode.startswith("I") else 20 if image.has_transparency_data else 8
+    slow = 4 if image.format in ("JPEG2000", "AVIF") else 1
+    return Cost(pixels * slow * copies / 8, pixels * copies)
+
+
+def decoding(images: list[bytes], wanted: Preprocessing) -> Generator[None, None, Tensor]:
+    """Decode images to a model's shape, uint8 [N, C, H, W], as `gatf predict` reads files; one image per step."""
     channels, side, _ = wanted.shape
     choose = plain_view(side, wanted.central_share)
     pixels = np.empty((len(images), side, side, 3), np.uint8)
     for number, data in enumerate(images):
-        name = f"image {number}"
-        check_picture(data, name, limits)
         try:
-            pixels[number] = decode(data, name, side, choose)
+            pixels[number] = decode(data, f"image {number}", side, choose)
         except BadImage:
-            raise Problem(422, "Not a picture", f"{name} is damaged and cannot be decoded") from None
+            raise Problem(422, "Not an image", f"image {number} is damaged and cannot be decoded") from None
+        yield
     found = torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous()
     return found if channels == 3 else grey(found)

@@ -9,16 +9,21 @@ from contextlib import suppress
 from types import FrameType
 
 import uvicorn
+from fastapi import FastAPI
 from PIL import Image
 
 from gatf.data.decode import careful_pillow
 from gatf.errors import UserError
 from gatf.serve.app import build
+from gatf.serve.connections import Seldom, most_connections, protocol
 from gatf.serve.guard import is_loopback
+from gatf.serve.limits import Limits
 from gatf.serve.studio import Options
 
 SHORTEST_TOKEN = 16
 SECONDS_TO_FINISH = 30
+BACKLOG = 64
+"""Connections that the event loop accepts at once; `connections.RESERVED_DESCRIPTORS` allows for them."""
 
 
 class _Server(uvicorn.Server):
@@ -31,17 +36,24 @@ class _Server(uvicorn.Server):
         super().handle_exit(sig, frame)
 
 
+def config(app: FastAPI, limits: Limits) -> uvicorn.Config:
+    """uvicorn's settings, with its limits and ours."""
+    return uvicorn.Config(
+        app, access_log=False, log_level="warning", log_config=None, server_header=False, lifespan="on", ws="none",
+        http=protocol(limits), limit_concurrency=most_connections(limits) + 1, timeout_keep_alive=5, backlog=BACKLOG,
+        timeout_graceful_shutdown=SECONDS_TO_FINISH,
+    )  # fmt: skip
+
+
 def run(options: Options, *, host: str, port: int, browser: bool = False) -> None:
     """Serve until a signal says otherwise. SIGTERM and Ctrl-C let requests and the step in hand finish."""
     check_address(host, options.token)
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s")
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(Seldom())
     listening = _bind(host, port)
     app, studio = build(options)
-    config = uvicorn.Config(
-        app, access_log=False, log_level="warning", timeout_graceful_shutdown=SECONDS_TO_FINISH, server_header=False,
-        lifespan="on", ws="none",
-    )  # fmt: skip
-    server = _Server(config)
+    server = _Server(config(app, options.limits))
     studio.stopping = lambda: server.ending
     Image.MAX_IMAGE_PIXELS = options.limits.pixels
     with careful_pillow():  # not thread-safe, so once for all threads

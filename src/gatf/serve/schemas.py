@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, FailFast, Field
 
 from gatf.serve.limits import LONGEST_LABEL
 
@@ -14,22 +14,22 @@ class PredictBody(BaseModel):
     """Pictures to be answered."""
 
     model_config = ConfigDict(extra="forbid")
-    images: list[Base64] = Field(min_length=1)
+    images: Annotated[list[Base64], FailFast()] = Field(min_length=1)
 
 
-class ClassPictures(BaseModel):
+class ClassImages(BaseModel):
     """Pictures of one class."""
 
     model_config = ConfigDict(extra="forbid")
     label: str = Field(min_length=1, max_length=LONGEST_LABEL)
-    images: list[Base64] = Field(min_length=1)
+    images: Annotated[list[Base64], FailFast()] = Field(min_length=1)
 
 
 class UpdateBody(BaseModel):
     """Pictures to learn, by class."""
 
     model_config = ConfigDict(extra="forbid")
-    classes: list[ClassPictures] = Field(min_length=1)
+    classes: Annotated[list[ClassImages], FailFast()] = Field(min_length=1)
 
 
 class Likely(BaseModel):
@@ -69,7 +69,9 @@ class Answers(BaseModel):
 class ClassInfo(BaseModel):
     label: Label
     images: int = Field(description="Pictures it was learnt from.")
-    since: int = Field(description="Number of the update that added it; 0 is the first fit.")
+    since: int | None = Field(
+        description="Number of the update that added it; 0 is the first fit. Null if the history no longer has it."
+    )
     bytes: int = Field(description="Kept for this class.")
 
 
@@ -118,7 +120,8 @@ class ModelInfo(BaseModel):
     certifies: bool
     unknown: Unknown
     kept: list[Kept]
-    history: list[Record]
+    updates: int = Field(description="Updates since the first fit.")
+    history: list[Record] = Field(description="The first record and the newest ones.")
     versions: list[int] = Field(description="Older versions that a rollback can go back to, by number of updates.")
 
 

@@ -1,9 +1,7 @@
 """The parts of a running server, put together."""
 
 import asyncio
-import os
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -13,11 +11,13 @@ from typing import Any
 from gatf.errors import UserError
 from gatf.model import file as model_file
 from gatf.model.state import Model
+from gatf.serve.atlas import last_update
 from gatf.serve.batching import Batcher, Question
+from gatf.serve.decoding import Decoders
+from gatf.serve.exports import Exports
 from gatf.serve.limits import Limits, Problem, busy, not_understood
-from gatf.serve.live import NETWORKS, Live
+from gatf.serve.live import Live
 from gatf.serve.metrics import Metrics
-from gatf.serve.pictures import to_pixels
 from gatf.serve.updates import Updates
 
 
@@ -48,9 +48,12 @@ class Studio:
             self.live.path, parameters=options.parameters, keep=options.keep, limits=self.limits,
             refresh=self.live.refresh,
         )  # fmt: skip
-        self.decoders = ThreadPoolExecutor(max(2, os.cpu_count() or 1), "gatf-decode")
+        self.exports = Exports()
+        self.decoders = Decoders(self.limits)
+        self.streams = 0
+        """Event streams that are open."""
         self.under_way = 0
-        """Predictions."""
+        """Predictions whose images have arrived."""
         self.stopping: Callable[[], bool] = lambda: False
         """Whether the server has been asked to end: streams close then."""
         self._before = lru_cache(maxsize=1)(self._load_before)
@@ -64,16 +67,16 @@ class Studio:
         self.updates.close()
         self.batcher.close()
         self.live.close()
-        self.decoders.shutdown()
+        self.exports.close()
+        self.decoders.close()
 
     # --- prediction
 
     @contextmanager
     def admitted(self) -> Iterator[None]:
-        """Inside, one prediction more is under way: from its first byte on it takes memory. A `Problem` if there are
-        too many already."""
+        """Counts a prediction whose images have arrived; a `Problem` if there are too many already."""
         if self.under_way >= self.limits.queue:
-            raise busy("too many predictions are under way")
+            raise busy("too many predictions are in progress")
         self.under_way += 1
         try:
             yield
@@ -84,12 +87,9 @@ class Studio:
         if not images:
             raise not_understood("there is no image in the request")
         served = self.live.served()
-        loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(self.limits.seconds):
-                pixels = await loop.run_in_executor(
-                    self.decoders, to_pixels, images, served.model.preprocessing, self.limits
-                )
+                pixels = await self.decoders.pixels(images, served.model.preprocessing)
                 return await self.batcher.ask(Question(served, pixels, **asked))
         except TimeoutError:
             raise Problem(
@@ -116,13 +116,12 @@ class Studio:
         """The model before the last update, where it was kept."""
         versions = self.updates.store.versions()
         served = self.live.current
-        if not versions or served is None or versions[-1] != len(served.model.history) - 2:
+        if not versions or served is None or versions[-1] != last_update(served.model) - 1:
             return None
         return self._before(served.digest, versions[-1])
 
     def _load_before(self, digest: str, number: int) -> Model | None:
         try:
-            with NETWORKS:
-                return model_file.load(self.live.path.with_name(f"{self.live.path.name}.v{number}"), answering=True)
+            return model_file.load(self.live.path.with_name(f"{self.live.path.name}.v{number}"), answering=True)
         except (UserError, OSError):
             return None

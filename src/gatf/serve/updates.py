@@ -25,10 +25,11 @@ from gatf.errors import ExitCode, UserError
 from gatf.incremental.store import Store
 from gatf.io.files import remove_leftovers, write_bytes
 from gatf.io.lock import exclusive
-from gatf.io.text import harmless
 from gatf.model import file as model_file
-from gatf.serve.limits import Limits, Problem, in_the_way, not_understood, too_large
-from gatf.serve.pictures import check_picture
+from gatf.model.record import UpdateRecord
+from gatf.serve.commands import run_gatf, without_folders
+from gatf.serve.limits import Limits, Problem, not_possible, not_understood, too_large
+from gatf.serve.pictures import check_image
 
 LOG = logging.getLogger("gatf.serve")
 State = Literal["receiving", "running", "done", "failed", "cancelled", "interrupted"]
@@ -43,7 +44,7 @@ ATTEMPTS = 3
 
 
 @dataclass
-class Progress:
+class UpdateProgress:
     """Where the training is."""
 
     phase: str | None = None
@@ -58,14 +59,14 @@ class Progress:
 
 @dataclass
 class Update:
-    """One update, as it is told."""
+    """One update, as the API shows it."""
 
     id: str
     state: State = "receiving"
     images: int = 0
     classes: dict[str, int] = field(default_factory=dict)
     """Pictures by class."""
-    progress: Progress = field(default_factory=Progress)
+    progress: UpdateProgress = field(default_factory=UpdateProgress)
     message: str | None = None
     """What it did, in plain words; or why it did not."""
     left_out: int = 0
@@ -73,15 +74,17 @@ class Update:
     resumed: bool = False
     pictures_deleted: bool = False
     version: int = 0
-    """Counts changes, for those who wait for one."""
+    """Counts changes, for streams that wait for one."""
+    stop_receiving: Callable[[], None] = lambda: None
+    """Ends the request whose images arrive."""
 
     @property
     def ended(self) -> bool:
         return self.state in ("done", "failed", "cancelled", "interrupted")
 
-    def told(self) -> dict[str, Any]:
-        found = asdict(self)
-        del found["version"]
+    def description(self) -> dict[str, Any]:
+        found = {name: value for name, value in vars(self).items() if name not in ("version", "stop_receiving")}
+        found["progress"] = asdict(self.progress)
         found["classes"] = [{"label": label, "images": count} for label, count in self.classes.items()]
         return found
 
@@ -93,9 +96,13 @@ class Arriving:
         self.folder, self.limits = folder, limits
         self.labels: list[str] = []
         self._label: str | None = None
+        self._named = 0
         self._file: BinaryIO | None = None
 
     def label(self, text: str) -> None:
+        self._named += 1
+        if self._named > self.limits.update_images:
+            raise too_large(f"an update has at most {self.limits.update_images} labels")
         self._label = text
 
     def start(self) -> None:
@@ -115,7 +122,7 @@ class Arriving:
         assert self._label is not None
         self._file.close()
         number = len(self.labels)
-        check_picture(self._path().read_bytes(), f"picture {number} ('{self._label}')", self.limits)
+        check_image(self._path(), f"image {number} ('{self._label}')", self.limits)
         self.labels.append(self._label)
         if len(set(self.labels)) > self.limits.classes:
             raise too_large(f"an update takes at most {self.limits.classes} classes")
@@ -219,10 +226,14 @@ class Updates:
         """A place for an update whose pictures are about to arrive; a `Problem` if there is one under way."""
         with self._changing:
             if self.closed is not None:
-                raise in_the_way(f"nothing can be learnt here: {self.closed}")
+                raise not_possible(f"nothing can be learnt here: {self.closed}")
             if self._active is not None:
-                raise in_the_way(f"update {self._active.id} is under way; there is one at a time")
+                raise not_possible(
+                    f"update {self._active.id} is in progress, and there is one at a time; GET or DELETE "
+                    f"/v1/updates/{self._active.id} shows or cancels it"
+                )
             update = Update(secrets.token_hex(8))
+            self._remember(update)
             self._active = update
         try:
             pictures = self._place(update) / "pictures"
@@ -234,11 +245,15 @@ class Updates:
         return update, Arriving(pictures, self.limits)
 
     def discard(self, update: Update) -> None:
-        """Forget an update whose pictures did not all arrive."""
+        """Forget an update whose images did not all arrive."""
         shutil.rmtree(self._place(update), ignore_errors=True)
         with self._changing:
             if self._active is update:
                 self._active = None
+            if update.state == "receiving":
+                del self._all[update.id]
+            update.pictures_deleted = True
+            update.version += 1
 
     def begin(self, update: Update, arriving: Arriving, labels: list[Any]) -> None:
         """Start learning what has arrived."""
@@ -250,30 +265,33 @@ class Updates:
         write_bytes(self._place(update) / "job.json", [json.dumps(job).encode()])
         with self._changing:
             update.state = "running"
-            self._remember(update)
         LOG.info("update %s: %d pictures of %d classes", update.id, update.images, len(update.classes))
         self._start(update)
 
     def cancel(self, update: Update) -> None:
-        """Ask for the end of an update; the model stays as it was, or has just been replaced."""
+        """Ask for the end of an update. The model stays as it was, unless the update has just been committed."""
         with self._changing:
-            if update is self._active and update.state == "running":
+            if update is not self._active:
+                return
+            if update.state == "receiving":
+                update.state, update.message = "cancelled", "cancelled while its images arrived"
+                self.counts["cancelled"] += 1
+                with contextlib.suppress(RuntimeError):  # its time is over already
+                    update.stop_receiving()
+            elif update.state == "running":
                 self._ask("cancel")
 
     def rollback(self) -> int:
-        """Undo the last update; returns how many there are now."""
+        """Undo the last update, in a process of its own, because it may export the model; returns the number of the
+        update that is the last one now."""
         with self._changing:
             if self.closed is not None:
-                raise in_the_way(f"nothing can be changed here: {self.closed}")
+                raise not_possible(f"nothing can be changed here: {self.closed}")
             if self._active is not None:
-                raise in_the_way(f"update {self._active.id} is under way")
-            try:
-                with self.store.writing():
-                    number, _ = self.store.rollback()
-            except UserError as error:
-                raise in_the_way(self._without_paths(str(error))) from None
+                raise not_possible(f"update {self._active.id} is in progress; wait for it or cancel it")
+            run_gatf("rollback", self.path, failed="the rollback failed", seconds=self.limits.export_seconds)
         self.refresh()
-        return number
+        return model_file.describe(self.path)[2][-1].number
 
     # --- the process
 
@@ -295,30 +313,38 @@ class Updates:
     def _follow(self, update: Update) -> None:
         """Run the process, as often as it takes, until the update has ended in one way or another."""
         try:
-            before = self._history()
             for attempt in range(ATTEMPTS):
-                code, told = self._run(update)
+                code, report = self._run(update)
                 if self._asked is not None or code not in KILLED:
                     break
-                LOG.warning("update %s: its process was killed; it goes on (attempt %d)", update.id, attempt + 2)
+                LOG.warning("update %s: its process was killed and starts again (attempt %d)", update.id, attempt + 2)
                 update.resumed = True
-            learnt = code == ExitCode.DONE or self._history() == before + 1  # ended while it tidied up after itself
-            if learnt:
-                self._finish(update, "done", self._record(told))
-            elif code == ExitCode.MISTAKE and told.get("kind") == "mistake":
-                self._finish(update, "failed", self._without_paths(told["text"]))
+            record = self._own_record(update)
+            if record is not None:
+                left_out = report.get("left_out")
+                more = f"\n{left_out} images could not be decoded and were left out." if left_out else ""
+                self._finish(update, "done", f"{record}{more}")
+            elif code == ExitCode.DONE:
+                self._finish(
+                    update, "failed", "the model on disk does not have this update: another process has replaced it; "
+                    "the images stay on the server until its next start", forget=False,
+                )  # fmt: skip
+            elif code == ExitCode.MISTAKE and report.get("kind") == "mistake":
+                self._finish(update, "failed", without_folders(report["text"], self.path, self._place(update)))
             elif self._asked == "interrupt":
-                self._finish(update, "interrupted", "the server ended; its next start goes on with this update")
+                self._finish(update, "interrupted", "the server stopped; its next start continues this update")
             elif self._asked == "cancel":
-                self._finish(update, "cancelled", "cancelled; the model is as it was")
+                self._finish(update, "cancelled", "cancelled; the update did not change the model")
             else:
-                self._finish(update, "failed", "the process that learns ended unexpectedly; the model is as it was")
+                self._finish(
+                    update, "failed", "the process that learns ended unexpectedly; it did not change the model"
+                )
         except Exception as error:
             LOG.error("update %s failed (%s)", update.id, type(error).__name__)
-            self._finish(update, "failed", "something unforeseen happened; the model is as it was")
+            self._finish(update, "failed", "an unexpected error occurred; the server's log names it")
 
     def _run(self, update: Update) -> tuple[int, dict[str, Any]]:
-        """One process, from start to end: its exit code and the last thing of note that it said."""
+        """One process, from start to end: its exit code and its last report."""
         job = self._place(update) / "job.json"
         with self._changing:
             if self._asked is not None:
@@ -328,30 +354,30 @@ class Updates:
                 text=True, encoding="utf-8", start_new_session=True,
             )  # fmt: skip
             self._process = process
-        told: dict[str, Any] = {}
+        report: dict[str, Any] = {}
         assert process.stdout is not None
         assert process.stdin is not None
         for line in process.stdout:
             with contextlib.suppress(ValueError, TypeError):
-                said = json.loads(line)
-                kind = said.pop("kind", None)
+                message = json.loads(line)
+                kind = message.pop("kind", None)
                 if kind == "progress":
-                    update.progress = Progress(**said)
+                    update.progress = UpdateProgress(**message)
                     update.version += 1
                 elif kind == "done":
-                    update.left_out = said["left_out"]
+                    update.left_out = message["left_out"]
                 if kind in ("done", "mistake"):
-                    told = {"kind": kind, **said}
+                    report = {"kind": kind, **message}
         code = process.wait()
         for pipe in (process.stdin, process.stdout):
             with contextlib.suppress(OSError):
                 pipe.close()
         with self._changing:
             self._process = None
-        return code, told
+        return code, report
 
-    def _finish(self, update: Update, state: State, message: str) -> None:
-        if state != "interrupted":
+    def _finish(self, update: Update, state: State, message: str, *, forget: bool = True) -> None:
+        if forget and state != "interrupted":
             self._forget(update)
         if state == "done":
             self.refresh()  # who hears that it is done is answered by the new model
@@ -372,15 +398,12 @@ class Updates:
                     self.store.forget_plan()
         shutil.rmtree(self._place(update), ignore_errors=True)
 
-    def _history(self) -> int:
-        """Updates that the model on disk has seen; 0 where there is none."""
-        return model_file.describe(self.path)[2][-1].number + 1 if self.path.exists() else 0
-
-    def _record(self, told: dict[str, Any]) -> str:
-        text = str(model_file.describe(self.path)[2][-1])
-        if told.get("left_out"):
-            text += f"\n{told['left_out']} pictures could not be decoded and were left out."
-        return text
+    def _own_record(self, update: Update) -> UpdateRecord | None:
+        """The record that this update wrote into the model on disk; None if the model does not have the update."""
+        if not self.path.exists():
+            return None
+        history = model_file.describe(self.path)[2]
+        return next((record for record in reversed(history) if record.job == update.id), None)
 
     def _place(self, update: Update) -> Path:
         return self.folder / update.id
@@ -389,10 +412,6 @@ class Updates:
         self._all[update.id] = update
         for old in list(self._all)[:-REMEMBERED]:
             del self._all[old]
-
-    def _without_paths(self, text: str) -> str:
-        """What is told to strangers names no folders."""
-        return harmless(text.replace(f"{self.path.absolute().parent}{os.sep}", "").replace(str(self.folder), ""))
 
 
 def _counted(labels: list[Any]) -> dict[str, int]:

@@ -89,7 +89,7 @@ def main(job: Path) -> int:
         return learn_given(
             Path(told["model"]), ImageInput(Files(files)), np.array(told["labels"]), folder,
             parameters=told["parameters"], keep=told["keep"], skip_bad=True, listener=teller,
-            announce=lambda text: teller.say("chosen", text=text), request=job,
+            announce=lambda text: teller.say("chosen", text=text), request=job, job=job.parent.name,
         )  # fmt: skip
 
     try:

@@ -1,0 +1,28 @@
+"""Commands of gatf that the server runs as processes: torch cannot export a model while other threads use one."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+from gatf.io.text import harmless
+from gatf.serve.limits import Problem, not_possible
+
+
+def run_gatf(command: str, *paths: Path, failed: str, seconds: float) -> None:
+    """Run `gatf COMMAND PATHS`; its error becomes a `Problem` without folder names, and so does a timeout."""
+    given = [sys.executable, "-m", "gatf", command, *(str(path) for path in paths)]
+    try:
+        done = subprocess.run(given, capture_output=True, text=True, check=False, timeout=seconds)
+    except subprocess.TimeoutExpired:
+        raise Problem(503, "Too slow", f"{failed}: it took more than {seconds:g} seconds", Retry_After="60") from None
+    if done.returncode:
+        lines = [line.removeprefix("gatf: ") for line in done.stderr.splitlines() if line.startswith("gatf: ")]
+        raise not_possible(without_folders(lines[-1], *paths) if lines else failed)
+
+
+def without_folders(text: str, *paths: Path) -> str:
+    """A message for clients: it names files, but not the folders that they are in."""
+    for path in paths:
+        for folder in {f"{path.parent}/", f"{path.absolute().parent}/"} - {"./"}:
+            text = text.replace(folder, "")
+    return harmless(text)

@@ -1,0 +1,111 @@
+"""Bounds on connections: how many there are, time for headers, clients that do not read, messages in the log."""
+
+import asyncio
+import logging
+import time
+from typing import Any
+
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from gatf.serve.limits import Limits
+
+RESERVED_DESCRIPTORS = 128
+"""File descriptors for everything but connections."""
+MESSAGES, MINUTE = 10, 60.0
+
+
+def protocol(limits: Limits) -> type[H11Protocol]:
+    """uvicorn's protocol with these limits: it has a timeout for idle connections, but none for half-sent headers.
+
+    A connection that waits for the headers of a request has `header_seconds`, and so has a client that does not read
+    its response. When there are too many connections, the one that has waited longest for a request is closed.
+    """
+    most = most_connections(limits)
+
+    class BoundedProtocol(H11Protocol):
+        waiting_since = 0.0
+        _timer: asyncio.TimerHandle | None = None
+
+        @property
+        def waits(self) -> bool:
+            """Whether no request is in progress."""
+            return self.cycle is None or self.cycle.response_complete
+
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+            super().connection_made(transport)
+            self.waiting_since = time.monotonic()
+            self._start_timer()
+            if len(self.connections) > most:
+                idle = [each for each in self.connections if isinstance(each, BoundedProtocol) and each.waits]
+                longest = min(idle, key=lambda each: each.waiting_since)  # at worst this one
+                self.connections.discard(longest)
+                longest.transport.abort()
+
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            if not self.waits:
+                self._stop_timer()
+
+        def on_response_complete(self) -> None:
+            self.waiting_since = time.monotonic()
+            self._start_timer()
+            super().on_response_complete()
+            if not self.waits:  # the next request had arrived already
+                self._stop_timer()
+
+        def pause_writing(self) -> None:
+            super().pause_writing()
+            self._start_timer()
+
+        def resume_writing(self) -> None:
+            super().resume_writing()
+            if not self.waits:
+                self._stop_timer()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._stop_timer()
+            super().connection_lost(exc)
+
+        def _start_timer(self) -> None:
+            self._stop_timer()
+            self._timer = self.loop.call_later(limits.header_seconds, self.transport.abort)
+
+        def _stop_timer(self) -> None:
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+
+    return BoundedProtocol
+
+
+def most_connections(limits: Limits) -> int:
+    """As many as the limits allow and the system has file descriptors for."""
+    try:
+        import resource
+    except ImportError:  # Windows has no such limit
+        return limits.connections
+    descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if descriptors == resource.RLIM_INFINITY:
+        return limits.connections
+    return max(1, min(limits.connections, descriptors - RESERVED_DESCRIPTORS))
+
+
+class Seldom(logging.Filter):
+    """Passes at most ten warnings or errors of one kind per minute, so that clients cannot fill the disk."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._seen: dict[Any, tuple[float, int]] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.levelno < logging.WARNING:
+            return True
+        kind = record.name, record.lineno, str(record.msg)[:80]
+        since, count = self._seen.get(kind, (0.0, 0))
+        if record.created - since > MINUTE:
+            since, count = record.created, 0
+            self._seen = {key: seen for key, seen in self._seen.items() if record.created - seen[0] <= MINUTE}
+        self._seen[kind] = since, count + 1
+        if count + 1 == MESSAGES:
+            record.msg = f"{record.msg} (more of these are not logged for a minute)"
+        return count < MESSAGES
