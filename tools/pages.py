@@ -131,15 +131,6 @@ def aggregated(bench: str, root: Path = RESULTS) -> dict[str, Record]:
 
 # docs/results.md and README.md
 
-CLOSED_FORM = ("ncm", "slda", "ranpac", "klda")
-SUBSETS: dict[str, Callable[[str], bool]] = {
-    "": lambda row: "," not in row and row not in CLOSED_FORM,
-    "-closed-form": lambda row: row in CLOSED_FORM,
-    "-adagauss-rate": lambda row: row.startswith("adagauss,"),
-    "-gatf-rate": lambda row: row.startswith("gatf,"),
-    "-uncompensated": lambda row: row.startswith("sdc,"),
-}
-"""Rows of the tables of digits and glyphs that the lab notebook discusses."""
 FRONT = ("joint", "gatf plus", "dpcr", "ldc", "adc", "gatf", "adagauss", "finetune")
 """Rows of the README's table."""
 PAPER_SETTING, PAPER_PHOTOS = "cifar100-t10", ("cub200-t10", "cub200-t20")
@@ -199,8 +190,8 @@ def reused(runs: Sequence[Collected]) -> str:
     return f"\nRuns that train identical networks shared them (`--networks-from`): {shown}. Minutes include them.\n"
 
 
-def table_of(bench: str, only: Callable[[str], bool] = lambda row: True) -> str:
-    """A bench of which only the table is stored, in `results/<bench>/table.json`: all rows, or those in `only`."""
+def table_of(bench: str) -> str:
+    """A bench of which only the table is stored, in `results/<bench>/table.json`."""
     columns = {
         "a_last": "A_last %", "a_inc": "A_inc %", "accuracy_new": "after learning %", "forgetting": "forgetting",
         "total_seconds": "seconds",
@@ -208,7 +199,7 @@ def table_of(bench: str, only: Callable[[str], bool] = lambda row: True) -> str:
     rows = [
         [row["row"], row["seeds"], *(spread(row[of], row[f"{of}_std"]) for of in columns),
          f"{row['bytes_per_class']:,}"]
-        for row in read(RESULTS / bench, "table") if only(row["row"])
+        for row in read(RESULTS / bench, "table")
     ]  # fmt: skip
     return table(["method", "seeds", *columns.values(), "bytes per class"], rows)
 
@@ -767,11 +758,6 @@ PARTS: dict[str, Part] = {
     **{f"gaps:{bench}": partial(gap_table, bench) for bench in (MAIN, LONG)},
     **{f"certified:{bench}": partial(certified_table, bench) for bench in (MAIN, "digits")},
     **{f"table:{bench}": partial(table_of, bench) for bench in ("digits", "glyphs")},
-    **{
-        f"results:{bench}{suffix}": partial(table_of, bench, only)
-        for bench in ("digits", "glyphs")
-        for suffix, only in SUBSETS.items()
-    },
     "ablation": ablation,
     "paired:anchor": partial(paired, MAIN, "gatf refined", "gatf without anchor, refined"),
     "refinement": refinement,
