@@ -1,4 +1,5 @@
-"""Whatever file operation a process dies in, the same command ends with the same files and bits.
+"""Whatever file operation a process dies in, the same command ends with the same files and bits, and another command
+does what it reports.
 
 Some points of each command here; all of them with `pytest --crash-points 0`, which `make torture` runs.
 """
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from PIL import Image
 from rich.console import Console
@@ -24,11 +26,13 @@ from gatf.bench.suite import run_plan
 from gatf.config import RunConfig
 from gatf.errors import Busy, UserError
 from gatf.experiment import resume, start
+from gatf.incremental.classifier import IncrementalClassifier
 from gatf.incremental.learn import learn_folder
-from gatf.incremental.store import DONE, ROLLBACK, Store
+from gatf.incremental.store import DONE, PLAN, ROLLBACK, Store
 from gatf.io import container
 from gatf.io.events import Event, Trained
 from gatf.io.run_folder import RunFolder
+from gatf.model import file as model_file
 
 from .faults import FULL, HALF, KILL, NO_SPACE, SENTENCE, killed_after, operations, with_fault
 
@@ -92,7 +96,10 @@ class Bench(Command):
 class Learn(Command):
     name = "learn"
     images: Path
+    first: Path
+    """The model after its first fit."""
     model: Path
+    """After a further update."""
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)
@@ -101,7 +108,7 @@ class Learn(Command):
     def prepare(self) -> None:
         super().prepare()
         shutil.copyfile(self.model, self.store.path)
-        shutil.copyfile(self.model, self.store.path.with_name("shop.gatf.v7"))  # to be pruned
+        shutil.copyfile(self.first, self.store.path.with_name("shop.gatf.v0"))  # to be pruned
 
     def act(self) -> None:
         learn_folder(self.store.path, self.images, parameters={"device": "cpu", "epochs": 12, "batch_size": 8}, keep=1)
@@ -132,7 +139,7 @@ class Rollback(Learn):
     def prepare(self) -> None:
         super().prepare()
         shutil.copyfile(self.updated, self.store.path)
-        shutil.copyfile(self.model, self.store.path.with_name("shop.gatf.v0"))
+        shutil.copyfile(self.model, self.store.path.with_name("shop.gatf.v1"))
 
     def act(self) -> None:
         with self.store.writing():
@@ -161,7 +168,7 @@ class Serve(Learn):
         parameters = {"device": "cpu", "epochs": 12, "batch_size": 8}
         with serving(Options(self.store.path, parameters=parameters)) as (client, _):
             begun = client.get("/v1/updates").json["updates"]
-            if not begun and len(client.get("/v1/classes").json["classes"]) == 2:
+            if not begun and len(client.get("/v1/classes").json["classes"]) == 3:
                 sent: list[tuple[str, bytes]] = []
                 for file in sorted(self.images.glob("*/*")):
                     sent += [("label", file.parent.name.encode()), ("image", file.read_bytes())]
@@ -229,7 +236,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory, tiny_config: Tiny, digit_ima
     Bench.config = tiny_config("finetune", **small, **short, checkpoint_every=None)
     place = tmp_path_factory.mktemp("scene")
     images, labels = digit_images
-    for folder, names in (("first", ("d0", "d1")), ("more", ("d2", "d3"))):
+    for folder, names in (("first", ("d0", "d1")), ("second", ("d4",)), ("more", ("d2", "d3")), ("other", ("d5",))):
         for name in names:
             (place / folder / name).mkdir(parents=True)
             for number, pixels in enumerate(images[labels == name][:12]):
@@ -238,7 +245,9 @@ def scene(tmp_path_factory: pytest.TempPathFactory, tiny_config: Tiny, digit_ima
     first = FirstLearn(place / "made")
     first.prepare()
     first.act()
-    FirstLearn.model = Learn.model = Rollback.model = shutil.copyfile(first.store.path, place / "model.gatf")
+    Learn.first = shutil.copyfile(first.store.path, place / "first.gatf")
+    learn_folder(first.store.path, place / "second", parameters={"device": "cpu", "epochs": 1})
+    Learn.model = shutil.copyfile(first.store.path, place / "model.gatf")
     update = Learn(place / "updated")
     update.prepare()
     update.act()
@@ -303,6 +312,106 @@ def test_the_repeated_command_ends_with_the_same_files(
     assert died > 0
     figures = {"command": command.name, "operations": count, "tried": tried, "died": died}
     print(f"\nfigure: {json.dumps({'crashes': figures})}")  # noqa: T201
+
+
+@pytest.mark.parametrize("then", ["rollback", "another update", "a new model"])
+@pytest.mark.parametrize("command", [Learn, Rollback], ids=lambda command: command.name)
+def test_another_command_does_what_it_reports(
+    command: type[Learn], then: str, tmp_path: Path, pytestconfig: pytest.Config,
+    undisturbed: Callable[[type[Command]], Whole],
+) -> None:  # fmt: skip
+    """Nobody repeats what died: the next command is a rollback, an update with other images, or the first fit of a new
+    model under the same name."""
+    whole = undisturbed(command)
+    points = pytestconfig.getoption("--crash-points") or whole.operations
+    for number, fault in enumerate(FAULTS):
+        stride = -(-whole.operations // points)
+        for at in range(number % stride, whole.operations, stride):
+            hurt = command(tmp_path / f"{fault} {at}")
+            hurt.prepare()
+            with_fault(hurt.act, hurt.root, at, fault)
+            DOES[then](hurt.store, (fault, at))
+            shutil.rmtree(hurt.root)
+
+
+def rolls_back(store: Store, what: object) -> None:
+    """Every rollback goes to an older model of the same line, whose digest is on disk, until there is none."""
+    known = {container.inspect(path).digest: number for number, path in enumerate((Learn.first, Learn.model))}
+    begun = (store.workspace / ROLLBACK).exists()
+    before = IncrementalClassifier.load(store.path).model_.updates - 1
+    for _ in range(3):
+        try:
+            with store.writing():
+                number, _ = store.rollback()
+        except UserError as error:
+            refusal = str(error)
+            break
+        assert number < before or (begun and number == before), what
+        assert known[container.inspect(store.path).digest] == number, what
+        before, begun = number, False
+    else:
+        raise AssertionError(what)
+    assert "no older version" in refusal, what
+    IncrementalClassifier.load(store.path).predict(np.zeros((1, 8, 8, 3), np.uint8))
+
+
+def learns_other_images(store: Store, what: object) -> None:
+    """The update is done, or refused because another one was interrupted and has state; then a rollback undoes it."""
+    other, parameters = Learn.images.with_name("other"), {"device": "cpu", "epochs": 1}
+    if (store.workspace / PLAN).exists() and store.path.read_bytes() == Learn.model.read_bytes():
+        with pytest.raises(UserError, match="was interrupted: repeat that command"):
+            learn_folder(store.path, other, parameters=parameters, keep=1)
+        learn_folder(store.path, other, parameters=parameters, keep=1, restart=True)
+    else:
+        learn_folder(store.path, other, parameters=parameters, keep=1)
+    learnt = model_file.load(store.path)
+    assert learnt.labels[-1] == "d5", what
+    assert not store.workspace.exists(), what
+    with store.writing():
+        number, _ = store.rollback()
+    assert number == learnt.updates - 2, what
+    assert model_file.load(store.path).labels == learnt.labels[:-1], what
+
+
+def starts_again(store: Store, what: object) -> None:
+    """After the model was deleted, a rollback of a new one never brings the deleted one back."""
+    old = {container.inspect(file).digest for file in store.path.parent.glob("shop.gatf.v*")}
+    store.path.unlink()
+    images, parameters = Learn.images, {"device": "cpu", "epochs": 1}
+    learn_folder(store.path, images, parameters={**parameters, "method": "finetune", "width": 4}, restart=True)
+    first = container.inspect(store.path).digest
+    learn_folder(store.path, images.with_name("other"), parameters=parameters)
+    with store.writing():
+        store.rollback()
+    assert container.inspect(store.path).digest == first, what
+    assert old == {container.inspect(file).digest for file in store.path.parent.glob("shop.gatf.v*")}, what
+
+
+DOES = {"rollback": rolls_back, "another update": learns_other_images, "a new model": starts_again}
+
+
+def test_a_killed_update_leaves_no_pixels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, undisturbed: Callable[[type[Command]], Whole]
+) -> None:
+    """Not in the cache, the folder for temporary files, shared memory, or beside the model."""
+    for name in ("GATF_CACHE", "TMPDIR"):
+        (tmp_path / name).mkdir()
+        monkeypatch.setenv(name, str(tmp_path / name))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    pixels = [np.asarray(Image.open(file)).tobytes() for file in Learn.images.glob("*/*")]
+    shared = Path("/dev/shm")
+    before = set(shared.iterdir()) if shared.is_dir() else set()
+    draw, seconds = random.Random(3), undisturbed(Learn).seconds
+    for number in range(6):
+        hurt = Learn(tmp_path / str(number))
+        hurt.prepare()
+        killed_after(hurt.act, draw.random() * seconds if number else 60)
+        for file in tmp_path.rglob("*"):
+            content = file.read_bytes() if file.is_file() else b""
+            assert not any(each in content for each in pixels), file
+    assert not any((tmp_path / "GATF_CACHE").iterdir())
+    mine = [path for path in set(shared.iterdir()) - before if path.name.startswith("torch_")] if before else []
+    assert not mine
 
 
 def test_a_command_that_is_killed_at_any_moment_ends_with_the_same_files(

@@ -565,16 +565,16 @@ def stop_signals() -> Iterator[Callable[[], bool]]:
 
 
 def peak_memory_mb(device: torch.device) -> float:
-    """Largest memory of the process so far, or allocated on the GPU since the last call; 0 where the system does not
-    count it (Windows)."""
+    """Largest memory of the process so far, or allocated on the GPU since the last call; 0 on
+    Windows, which has no such count."""
     if device.type == "cuda":
         peak = torch.cuda.max_memory_allocated(device) / 2**20
         torch.cuda.reset_peak_memory_stats(device)
         return peak
-    try:
-        import resource
-    except ImportError:
+    if sys.platform == "win32":
         return 0.0
+    import resource
+
     kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return kilobytes / (2**20 if sys.platform == "darwin" else 2**10)
 
