@@ -130,7 +130,7 @@ def test_the_model_file(tmp_path: Path) -> None:
     keys, fields, history, tensors = tables(section("The model file"))
     assert sorted(first_column(keys)) == sorted(header)
     assert sorted(first_column(fields)) == sorted([*described, "central_share"])  # of some pretrained networks only
-    assert sorted(first_column(history)) == sorted([*described["history"][0], "unnamed"])  # of old records only
+    assert sorted(first_column(history)) == sorted([*described["history"][0], "unnamed", "job"])  # of some records
     with safe_open(tmp_path / "some.gatf", framework="np") as file:
         found = {name if "." not in name else "method.…" for name in file.keys()}  # noqa: SIM118
     assert set(first_column(tensors)) == found

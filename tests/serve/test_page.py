@@ -59,6 +59,7 @@ def no_sideways(page: Page) -> None:
     page.resize(1280, 900)
 
 
+@pytest.mark.slow
 def test_teach_ask_look_and_roll_back(page: Page, tmp_path: Path, digits: Digits) -> None:
     folder = tmp_path / "pictures"
     folder.mkdir()
@@ -76,7 +77,7 @@ def test_teach_ask_look_and_roll_back(page: Page, tmp_path: Path, digits: Digits
         assert page.run("document.querySelectorAll('.draft:last-child .thumbs img').length") == 24
         learn(page)
         assert page.run("document.getElementById('outcome-text').textContent").startswith("First fit: added 2 classes")
-        assert "The 48 pictures have been deleted" in page.run("document.getElementById('outcome').textContent")
+        assert "The 48 images have been deleted" in page.run("document.getElementById('outcome').textContent")
         assert "a mean of 8 numbers and a covariance" in page.run("document.getElementById('outcome-kept').textContent")
         teach(page, folder, "four", digits("d4", 24))
         learn(page)
@@ -105,7 +106,7 @@ def ask(page: Page, picture: Path) -> None:
     assert page.run("document.querySelectorAll('.answer .bars li').length") == 3
     assert page.run("document.querySelector('.answer .badge').textContent").endswith("certified")
     assert page.run("document.querySelector('.answer svg .picture') !== null")
-    assert page.run("document.querySelector('.answer figcaption').textContent").startswith("Why: nearest to ")
+    assert page.run("document.querySelector('.answer figcaption').textContent").startswith("Nearest classes: ")
     paste = "document.dispatchEvent(new ClipboardEvent('paste', {clipboardData: moved, bubbles: true}))"
     page.run(f"{{{PICTURED}; {paste}}}")
     page.wait("document.querySelectorAll('.answer').length === 2")

@@ -26,7 +26,7 @@ from gatf.model import file as model_file
 from gatf.serve.limits import Limits
 from gatf.serve.studio import Options
 from gatf.serve.updates import Update, Updates
-from gatf.serve.worker import Teller
+from gatf.serve.worker import ProgressReporter
 
 from .server import Client, form, serving, until
 
@@ -105,6 +105,7 @@ def listens(client: Client) -> bool:
     return True
 
 
+@pytest.mark.slow
 def test_an_update_survives_sigterm_and_kill_and_ends_as_if_nothing_had_been(
     taught: Path, tmp_path: Path, digits: Digits
 ) -> None:
@@ -286,13 +287,13 @@ def test_an_update_that_was_just_done_is_not_done_again_by_the_next_server(
 
 def test_a_process_whose_server_is_gone_does_not_stumble_over_what_it_would_say() -> None:
     read, write = os.pipe()
-    teller = Teller(os.fdopen(write, "w"))
-    teller.say("progress", epoch=1)
+    reporter = ProgressReporter(os.fdopen(write, "w"))
+    reporter.report("progress", epoch=1)
     assert os.read(read, 100) == b'{"kind": "progress", "epoch": 1}\n'
     os.close(read)
-    teller.say("progress", epoch=2)
+    reporter.report("progress", epoch=2)
     with contextlib.suppress(BrokenPipeError):
-        teller.out.close()
+        reporter.out.close()
 
 
 def test_without_the_extra_one_sentence_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The commands that put a model behind an address: serve for programs, studio with a page for people."""
+"""The commands that serve a model over HTTP: serve for programs, studio with a page for users."""
 
 import os
 from pathlib import Path
@@ -8,14 +8,15 @@ import typer
 
 from gatf.errors import UserError, extra
 
-ModelFile = Annotated[Path, typer.Argument(help="Model file, e.g. shop.gatf; it need not exist yet.")]
-Host = Annotated[str, typer.Option(help="Address to listen at; any but this machine's own needs a token.")]
-Port = Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")]
+ModelFile = Annotated[Path, typer.Argument(help="Model file, e.g. shop.gatf; the first update creates it.")]
+Host = Annotated[str, typer.Option(help="Address to listen on; other machines can only connect with a token.")]
+Port = Annotated[int, typer.Option(min=0, max=65535, help="0 chooses a free port.")]
 TokenFile = Annotated[
-    Path | None, typer.Option(help="File with the token that requests must bring. [default: $GATF_TOKEN]")
+    Path | None, typer.Option(help="File with the token that requests must send. [default: $GATF_TOKEN]")
 ]
 Origin = Annotated[
-    list[str] | None, typer.Option("--allow-origin", help="Site whose pages may ask, e.g. https://shop.example.")
+    list[str] | None,
+    typer.Option("--allow-origin", help="Site whose pages may send requests, e.g. https://shop.example."),
 ]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")]
 Epochs = Annotated[int | None, typer.Option(help="Updates: passes over the images. [default: by their number]")]
@@ -23,11 +24,11 @@ Minutes = Annotated[float | None, typer.Option(help="Updates: time for adapting 
 Settings = Annotated[list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="Updates: any other setting.")]
 Keep = Annotated[int, typer.Option(min=0, help="Older versions to keep for a rollback.")]
 MaxRequest = Annotated[int, typer.Option(min=1, help="Megabytes of one prediction.")]
-MaxUpdate = Annotated[int, typer.Option(min=1, help="Megabytes of the pictures of one update.")]
+MaxUpdate = Annotated[int, typer.Option(min=1, help="Megabytes of the images of one update.")]
 MaxImages = Annotated[int, typer.Option(min=1, help="Images of one prediction.")]
-MaxPixels = Annotated[int, typer.Option(min=1, help="Pixels of one picture.")]
-Queue = Annotated[int, typer.Option(min=1, help="Predictions, and images, that may wait; more get 429.")]
-Timeout = Annotated[float, typer.Option(min=0.1, help="Seconds for a prediction to arrive, and to be answered.")]
+MaxPixels = Annotated[int, typer.Option(min=1, help="Pixels of one image.")]
+Queue = Annotated[int, typer.Option(min=1, help="Predictions and images that may wait; more get 429.")]
+Timeout = Annotated[float, typer.Option(min=0.1, help="Seconds for a prediction to arrive, and for its response.")]
 
 
 def serve(
@@ -36,7 +37,7 @@ def serve(
     settings: Settings = None, keep: Keep = 3, max_request_mb: MaxRequest = 32, max_update_mb: MaxUpdate = 4096,
     max_images: MaxImages = 256, max_pixels: MaxPixels = 50_000_000, queue: Queue = 64, timeout: Timeout = 60.0,
 ) -> None:  # fmt: skip
-    """Answer and learn over HTTP: POST /v1/predict, POST /v1/updates; all of it is described at /docs."""
+    """Predict and update over HTTP: POST /v1/predict, POST /v1/updates; /docs describes the API."""
     _run(page=False, browser=False, **locals())
 
 
@@ -47,7 +48,7 @@ def studio(
     max_images: MaxImages = 256, max_pixels: MaxPixels = 50_000_000, queue: Queue = 64, timeout: Timeout = 60.0,
     browser: Annotated[bool, typer.Option(help="Open the page in the browser.")] = True,
 ) -> None:  # fmt: skip
-    """Teach a model and ask it in the browser, with pictures and no Python."""
+    """Teach a model and classify images in the browser, without Python."""
     _run(page=True, **locals())
 
 
@@ -70,7 +71,7 @@ def _run(*, model: Path, page: bool, browser: bool, host: str, port: int, **give
     parameters = {name: given[name] for name in ("epochs", "minutes") if given[name] is not None}
     parameters |= {"device": given["device"], "settings": parse_overrides(given["settings"] or []) or None}
     if not model.absolute().parent.is_dir():
-        raise UserError(f"there is no folder {model.absolute().parent} for the model")
+        raise UserError(f"the model's folder {model.absolute().parent} does not exist")
     options = Options(
         model, page=page, device=available_device(given["device"]), parameters=parameters, keep=given["keep"],
         token=token, origins=tuple(given["origins"] or ()), limits=limits,

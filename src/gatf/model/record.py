@@ -79,10 +79,9 @@ class UpdateRecord(Strict):
 
     @model_serializer(mode="wrap")
     def _without_usual(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without entries that most records do not have."""
         found: dict[str, Any] = dump(self)
-        if self.unnamed is None:
-            found.pop("unnamed", None)
-        return found
+        return {name: value for name, value in found.items() if value is not None or name not in ("unnamed", "job")}
 
     @property
     def classes_added(self) -> int:

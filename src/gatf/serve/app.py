@@ -1,4 +1,4 @@
-"""The application: every address of the server, and what happens there."""
+"""The application: the endpoints of the server."""
 
 import asyncio
 import json
@@ -30,7 +30,7 @@ from gatf.serve.updates import Update
 
 SECONDS_BETWEEN_EVENTS = 0.1
 PROBLEMS: dict[int | str, dict[str, Any]] = {
-    "4XX": {"model": schemas.ProblemInfo, "description": "What was wrong, in one sentence (RFC 9457)."},
+    "4XX": {"model": schemas.ProblemInfo, "description": "One sentence about what was wrong (RFC 9457)."},
 }
 
 
@@ -45,13 +45,13 @@ def build(options: Options) -> tuple[FastAPI, Studio]:
 
     app = FastAPI(
         title="gatf", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None, responses=PROBLEMS,
-        description="An image classifier that keeps learning classes without keeping old pictures.",
+        description="An image classifier that learns new classes without storing old images.",
     )  # fmt: skip
     _add_errors(app)
     _add_predictions(app, studio)
     _add_updates(app, studio)
     _add_model(app, studio)
-    _add_watching(app, studio)
+    _add_monitoring(app, studio)
     add_files(app, options.page)
     if options.origins:
         app.add_middleware(
@@ -65,7 +65,7 @@ def build(options: Options) -> tuple[FastAPI, Studio]:
     return app, studio
 
 
-# --- what goes wrong --------------------------------------------------------------------------------------------------
+# --- errors -----------------------------------------------------------------------------------------------------------
 
 
 def _add_errors(app: FastAPI) -> None:
@@ -76,7 +76,7 @@ def _add_errors(app: FastAPI) -> None:
     @app.exception_handler(HTTPException)
     async def http(request: Request, error: HTTPException) -> Response:
         title = {404: "Not found", 405: "Method not allowed"}.get(error.status_code, "Refused")
-        made = Problem(error.status_code, title, "there is nothing of that kind at this address").response()
+        made = Problem(error.status_code, title, "the server has no such endpoint").response()
         made.headers.update(error.headers or {})
         return made
 
@@ -85,8 +85,8 @@ def _add_errors(app: FastAPI) -> None:
         return not_understood(_reasons(error.errors())).response()
 
     @app.exception_handler(ClientDisconnect)
-    async def gone(request: Request, error: ClientDisconnect) -> Response:
-        return Problem(400, "Gone", "the request did not arrive whole").response()
+    async def incomplete(request: Request, error: ClientDisconnect) -> Response:
+        return Problem(400, "Incomplete", "the request ended early").response()
 
 
 def _reasons(errors: Any) -> str:
@@ -124,14 +124,14 @@ def _add_predictions(app: FastAPI, studio: Studio) -> None:
     @app.post("/v1/predict", response_model=schemas.Answers, openapi_extra=PREDICT, tags=["predict"])
     async def predict(
         request: Request,
-        top: Annotated[int, Query(ge=1, le=1000, description="Most likely classes to tell.")] = 1,
-        certificate: Annotated[bool, Query(description="Say which answers Theorem 2 guarantees.")] = False,
+        top: Annotated[int, Query(ge=1, le=1000, description="Number of most likely classes to return.")] = 1,
+        certificate: Annotated[bool, Query(description="Return which predictions Theorem 2 certifies.")] = False,
         unknown: Annotated[
-            float | None, Query(gt=0, lt=1, description="Call pictures unknown at this rate of wrong rejections.")
+            float | None, Query(gt=0, lt=1, description="Label images as unknown, at this rate of false rejections.")
         ] = None,
-        explain: Annotated[bool, Query(description="Say which classes are nearest, and where on the map.")] = False,
+        explain: Annotated[bool, Query(description="Return the nearest classes and a position on the map.")] = False,
     ) -> Any:
-        """Say what is on pictures: one or many, as parts named `image` or in JSON."""
+        """Classify one or many images, sent as parts named `image` or as JSON."""
         try:
             async with asyncio.timeout(studio.limits.seconds):
                 images = await _images(request, studio.limits)
@@ -162,15 +162,15 @@ def _images_in_json(body: bytes, limits: Limits) -> list[bytes]:
 
 # --- updates ----------------------------------------------------------------------------------------------------------
 
-LABELLED = {"label": {"type": "string", "description": "Name of the class of the images after it."}, **IMAGES}
+LABELLED = {"label": {"type": "string", "description": "Class name of the images that follow."}, **IMAGES}
 UPDATE = {"requestBody": schemas.body(schemas.UpdateBody, LABELLED)}
 
 
 def _add_updates(app: FastAPI, studio: Studio) -> None:
     @app.post("/v1/updates", response_model=schemas.UpdateInfo, status_code=202, openapi_extra=UPDATE, tags=["updates"])
     async def start(request: Request, response: Response) -> Any:
-        """Teach classes: parts named `label`, each before its parts named `image`, or JSON. Learning goes on after the
-        answer; the old model answers until it is done. Pictures are deleted when it ends."""
+        """Start an update from labelled images: parts named `label`, each before its parts named `image`, or JSON. It
+        runs after the response; the old model is used until it is done. The images are deleted when it ends."""
         update, arriving = studio.updates.reserve()
         loop = asyncio.get_running_loop()
         try:
@@ -196,17 +196,17 @@ def _add_updates(app: FastAPI, studio: Studio) -> None:
 
     @app.get("/v1/updates", response_model=schemas.UpdateList, tags=["updates"])
     async def several() -> Any:
-        """All updates since the server started."""
+        """List the updates since the server started."""
         return {"updates": [update.description() for update in studio.updates]}
 
     @app.get("/v1/updates/{name}", response_model=schemas.UpdateInfo, tags=["updates"])
     async def one(name: str) -> Any:
-        """Where an update is."""
+        """Get the state and progress of an update."""
         return studio.updates.get(name).description()
 
     @app.get("/v1/updates/{name}/events", response_class=StreamingResponse, tags=["updates"])
     async def events(name: str) -> Any:
-        """The same as server-sent events, at every change until it has ended."""
+        """Stream the state of an update as server-sent events until it has ended."""
         update = studio.updates.get(name)
         if studio.streams >= studio.limits.streams:
             raise busy("too many event streams are open")
@@ -215,7 +215,7 @@ def _add_updates(app: FastAPI, studio: Studio) -> None:
 
     @app.delete("/v1/updates/{name}", response_model=schemas.UpdateInfo, status_code=202, tags=["updates"])
     async def cancel(name: str) -> Any:
-        """Cancel an update. It ends a moment later, and the model stays as it was."""
+        """Cancel an update. The model does not change, unless the update has just been committed."""
         update = studio.updates.get(name)
         studio.updates.cancel(update)
         return update.description()
@@ -261,7 +261,7 @@ async def _events(update: Update, studio: Studio) -> AsyncIterator[str]:
 def _add_model(app: FastAPI, studio: Studio) -> None:
     @app.get("/v1/classes", response_model=schemas.Classes, tags=["model"])
     async def classes() -> Any:
-        """The classes, in the order in which they were learnt."""
+        """List the classes in the order in which they were learnt."""
         model = studio.live.served().model
         since = {label: record.number for record in reversed(model.history) for label in record.added}
         complete = len(model.history) == last_update(model) + 1
@@ -277,12 +277,12 @@ def _add_model(app: FastAPI, studio: Studio) -> None:
 
     @app.get("/v1/model", response_model=schemas.ModelInfo, tags=["model"])
     def model() -> Any:
-        """What the model is, what it keeps, and what every update did."""
+        """Describe the model: its contents, its settings and its updates."""
         return describe(studio.live.served(), studio.live.path.name, studio.updates.store.versions())
 
     @app.get("/v1/map", response_model=schemas.Chart, tags=["model"])
     def chart_of_classes() -> Any:
-        """The classes on the principal plane of their means, and where each lay before the last update."""
+        """Get the class means on their principal plane, now and before the last update."""
         served = studio.live.served()
         try:
             return chart(served.model, served.plane, studio.load_before())
@@ -322,27 +322,27 @@ def _add_model(app: FastAPI, studio: Studio) -> None:
         )  # fmt: skip
 
 
-# --- watching, and the page -------------------------------------------------------------------------------------------
+# --- monitoring -------------------------------------------------------------------------------------------------------
 
 
-def _add_watching(app: FastAPI, studio: Studio) -> None:
-    @app.get("/healthz", response_model=schemas.Health, tags=["watch"])
+def _add_monitoring(app: FastAPI, studio: Studio) -> None:
+    @app.get("/healthz", response_model=schemas.Health, tags=["monitoring"])
     async def health() -> Any:
-        """Whether the server lives."""
+        """Check that the server runs."""
         return {"status": "ok", "ready": studio.live.current is not None}
 
-    @app.get("/metrics", response_class=PlainTextResponse, tags=["watch"])
+    @app.get("/metrics", response_class=PlainTextResponse, tags=["monitoring"])
     async def metrics() -> Any:
-        """Counts and times, for Prometheus."""
+        """Get counters and times in the format of Prometheus."""
         served, updates = studio.live.current, studio.updates
         found = [
-            ("gatf_images_total", "counter", "Images answered.", studio.batcher.images),
-            ("gatf_batches_total", "counter", "Batches in which they were.", studio.batcher.batches),
+            ("gatf_images_total", "counter", "Images classified.", studio.batcher.images),
+            ("gatf_batches_total", "counter", "Forward passes.", studio.batcher.batches),
             ("gatf_queue_images", "gauge", "Images that wait.", studio.batcher.waiting_images),
-            ("gatf_model_classes", "gauge", "Classes known.", len(served.model.labels) if served else 0),
-            ("gatf_model_bytes", "gauge", "Size of the model.", served.bytes if served else 0),
-            ("gatf_model_reloads_total", "counter", "Models taken over from disk.", studio.live.reloads),
-            ("gatf_update_running", "gauge", "Whether an update is under way.", float(updates.active is not None)),
+            ("gatf_model_classes", "gauge", "Classes of the model.", len(served.model.labels) if served else 0),
+            ("gatf_model_bytes", "gauge", "Size of the model file.", served.bytes if served else 0),
+            ("gatf_model_reloads_total", "counter", "Models reloaded from disk.", studio.live.reloads),
+            ("gatf_update_running", "gauge", "Whether an update is in progress.", float(updates.active is not None)),
             *(
                 (f"gatf_updates_{state}_total", "counter", f"Updates that ended: {state}.", count)
                 for state, count in updates.counts.items()

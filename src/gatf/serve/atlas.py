@@ -1,4 +1,4 @@
-"""The classes on a plane: the principal axes of their means, with what is stored of each seen from above."""
+"""The class means and covariances, projected to the two principal axes of the means."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -49,8 +49,8 @@ def last_update(model: Model) -> int:
 
 
 def chart(model: Model, plane: Plane, before: Model | None = None) -> dict[str, Any]:
-    """Place and spread of every class on the plane; `before` is the model before the last update, which says where the
-    classes came from."""
+    """Place and spread of every class on the plane; `before` is the model before the last update, for their earlier
+    positions."""
     stored = model.judge.stored
     places = plane(stored.means)
     common = stored.common
@@ -72,7 +72,7 @@ def chart(model: Model, plane: Plane, before: Model | None = None) -> dict[str, 
 
 
 def _origins(model: Model, before: Model | None, plane: Plane) -> dict[Any, list[float]]:
-    """Where each class lay before the last update; empty where that is not known or features had another meaning."""
+    """Class means before the last update; empty if they are unknown or belong to another feature space."""
     if before is None or last_update(before) != last_update(model) - 1:
         return {}
     if before.config.method.name != model.config.method.name:

@@ -13,6 +13,7 @@ from gatf.data.base import ImageSet
 from gatf.errors import UserError
 from gatf.model.answers import answer
 from gatf.model.state import ForwardOutput
+from gatf.serve.decoding import settle
 from gatf.serve.limits import busy, not_understood
 from gatf.serve.live import Served, plain
 
@@ -25,7 +26,7 @@ NEAREST = 3
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked of some images, and by which model, for pixels are in its shape."""
+    """The images of a request, in the shape of one model, and its options."""
 
     served: Served
     pixels: Tensor
@@ -38,8 +39,7 @@ class Question:
 @dataclass(eq=False)
 class _Waiting:
     question: Question
-    loop: asyncio.AbstractEventLoop
-    future: "asyncio.Future[dict[str, Any]]" = field(init=False)
+    future: "asyncio.Future[dict[str, Any]]"
     taken: int = 0
     """Images that are in a batch, or were."""
     outputs: list[ForwardOutput] = field(default_factory=list)
@@ -47,20 +47,6 @@ class _Waiting:
     @property
     def left(self) -> int:
         return len(self.question.pixels) - self.taken
-
-    def __post_init__(self) -> None:
-        self.future = self.loop.create_future()
-
-    def settle(self, result: dict[str, Any] | Exception) -> None:
-        def put() -> None:
-            if self.future.done():
-                return
-            if isinstance(result, Exception):
-                self.future.set_exception(result)
-            else:
-                self.future.set_result(result)
-
-        self.loop.call_soon_threadsafe(put)
 
 
 class Batcher:
@@ -78,7 +64,7 @@ class Batcher:
         self._thread.start()
 
     def close(self) -> None:
-        """Answer what waits, then end."""
+        """Answer the requests that wait, then end."""
         with self._changed:
             self._closed = True
             self._changed.notify()
@@ -86,7 +72,7 @@ class Batcher:
 
     async def ask(self, question: Question) -> dict[str, Any]:
         """The answer; a `Problem` if too many images wait already."""
-        waiting = _Waiting(question, asyncio.get_running_loop())
+        waiting = _Waiting(question, asyncio.get_running_loop().create_future())
         count = len(question.pixels)
         with self._changed:
             if self.waiting_images and self.waiting_images + count > self.queue:
@@ -142,7 +128,7 @@ class Batcher:
             outputs = model.forward(ImageSet(pixels, torch.zeros(len(pixels), dtype=torch.int64)))
         except Exception as error:
             for waiting, _ in batch:
-                self._settle(waiting, error)
+                self._give_up(waiting, error)
             return
         self.batches += 1
         self.images += len(pixels)
@@ -155,15 +141,15 @@ class Batcher:
             if waiting.left:
                 continue
             try:
-                waiting.settle(answered(waiting.question, joined(waiting.outputs)))
+                settle(waiting.future, answered(waiting.question, joined(waiting.outputs)))
             except UserError as error:
-                waiting.settle(not_understood(str(error)))
+                settle(waiting.future, not_understood(str(error)))
             except Exception as error:
-                waiting.settle(error)
+                settle(waiting.future, error)
 
-    def _settle(self, waiting: _Waiting, error: Exception) -> None:
+    def _give_up(self, waiting: _Waiting, error: Exception) -> None:
         """Give up a request, and its images that are in no batch yet."""
-        waiting.settle(error)
+        settle(waiting.future, error)
         with self._changed:
             if waiting in self._waiting:
                 self._waiting.remove(waiting)
@@ -176,7 +162,7 @@ def joined(parts: list[ForwardOutput]) -> ForwardOutput:
 
 
 def answered(question: Question, outputs: ForwardOutput) -> dict[str, Any]:
-    """What is said of a question's images, from one look at them."""
+    """The response to a request, from the outputs of the forward pass."""
     model = question.served.model
     answers = answer(
         model, outputs, certificate=question.certificate, unknown=question.unknown, unknown_label=UNKNOWN
@@ -204,10 +190,10 @@ def answered(question: Question, outputs: ForwardOutput) -> dict[str, Any]:
 
 
 def _nearest(question: Question, outputs: ForwardOutput) -> list[dict[str, Any]]:
-    """Where the images lie among the classes: the nearest ones, and the place on the plane that `GET /v1/map` draws."""
+    """The nearest classes of each image, and its position on the plane of `GET /v1/map`."""
     model = question.served.model
     if outputs.features is None:
-        _ = model.judge  # says what is missing
+        _ = model.judge  # raises an error that says what is missing
         raise UserError("this method keeps no Gaussians")
     distances = model.judge.distances(outputs.features)
     points = question.served.plane(outputs.features).tolist()

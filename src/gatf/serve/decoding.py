@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Generator
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
@@ -17,23 +18,25 @@ SMALL_IMAGE, SMALL_REQUEST = 4_000_000, 16_000_000
 """Work, in pixels of a PNG file; a JPEG photo of twelve million pixels counts as three."""
 
 
+def settle(future: "asyncio.Future[Any]", result: Any) -> None:
+    """Give a future its result, or its exception, from another thread."""
+
+    def put() -> None:
+        if future.done():
+            return
+        if isinstance(result, Exception):
+            future.set_exception(result)
+        else:
+            future.set_result(result)
+
+    future.get_loop().call_soon_threadsafe(put)
+
+
 @dataclass(eq=False)
 class _Task:
     work: float
     steps: Generator[None, None, Tensor]
-    loop: asyncio.AbstractEventLoop
     future: "asyncio.Future[Tensor]"
-
-    def settle(self, result: Tensor | Exception) -> None:
-        def put() -> None:
-            if self.future.done():
-                return
-            if isinstance(result, Exception):
-                self.future.set_exception(result)
-            else:
-                self.future.set_result(result)
-
-        self.loop.call_soon_threadsafe(put)
 
 
 class Lane:
@@ -51,8 +54,7 @@ class Lane:
     async def run(self, work: float, steps: Generator[None, None, Tensor]) -> Tensor:
         """The result of the steps. When the caller gives up, no further step begins."""
         self.budget.take(work)
-        loop = asyncio.get_running_loop()
-        task = _Task(work, steps, loop, loop.create_future())
+        task = _Task(work, steps, asyncio.get_running_loop().create_future())
         try:
             self._add(task)
             return await task.future
@@ -85,9 +87,9 @@ class Lane:
             try:
                 next(task.steps)
             except StopIteration as end:
-                task.settle(end.value)
+                settle(task.future, end.value)
             except Exception as error:
-                task.settle(error)
+                settle(task.future, error)
             else:
                 self._add(task)
 

@@ -1,4 +1,4 @@
-"""Counts of what happened, in the text that Prometheus reads."""
+"""Counters and times of requests, in the text format of Prometheus."""
 
 import threading
 from collections import defaultdict
@@ -28,12 +28,12 @@ class Metrics:
             times[-1] += seconds
 
     def text(self, gauges: Iterable[tuple[str, str, str, float]]) -> str:
-        """All of it; `gauges` are (name, type, help, value) of whatever else there is to tell."""
-        lines = ["# HELP gatf_requests_total Requests answered.", "# TYPE gatf_requests_total counter"]
+        """All metrics as text; `gauges` are further ones as (name, type, help, value)."""
+        lines = ["# HELP gatf_requests_total Requests.", "# TYPE gatf_requests_total counter"]
         with self._lock:
             for (route, method, status), count in sorted(self._requests.items()):
                 lines.append(f'gatf_requests_total{{route="{route}",method="{method}",status="{status}"}} {count}')
-            lines += ["# HELP gatf_request_seconds Time to answer.", "# TYPE gatf_request_seconds histogram"]
+            lines += ["# HELP gatf_request_seconds Duration of requests.", "# TYPE gatf_request_seconds histogram"]
             for route, times in sorted(self._times.items()):
                 for most, within in zip(BUCKETS, times, strict=False):
                     lines.append(f'gatf_request_seconds_bucket{{route="{route}",le="{most}"}} {within:.0f}')

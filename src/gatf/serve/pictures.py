@@ -1,4 +1,4 @@
-"""From the bytes of a request to pixels: pictures in a multipart or JSON body, checked before they are decoded."""
+"""From the body of a request to pixels: images in multipart or JSON, checked before they are decoded."""
 
 import asyncio
 import base64
@@ -25,10 +25,10 @@ LONGEST_HEADERS = 8192
 
 
 class ImageSink(Protocol):
-    """Where pictures go as they arrive. Nothing that a client wrote names a place: pictures are counted."""
+    """Takes images as they arrive. Clients do not choose file names: images are numbered."""
 
     def label(self, text: str) -> None:
-        """The pictures that follow are of this class."""
+        """The class of the images that follow."""
         ...
 
     def start(self) -> None: ...
@@ -39,7 +39,7 @@ class ImageSink(Protocol):
 
 
 class InMemory:
-    """Pictures of a prediction."""
+    """The images of a prediction."""
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
@@ -51,7 +51,7 @@ class InMemory:
 
     def start(self) -> None:
         if len(self.images) >= self.limits.images:
-            raise too_large(f"at most {self.limits.images} images are answered at once")
+            raise too_large(f"at most {self.limits.images} images are classified at once")
         self._pieces = []
 
     def write(self, data: bytes) -> None:
@@ -62,14 +62,14 @@ class InMemory:
 
 
 def checked_label(text: Any) -> str:
-    """A class's name as it will be kept, or a problem that says why not."""
+    """The class name without outer spaces; a `Problem` if it is not valid."""
     if not isinstance(text, str):
-        raise not_understood("a class's name is text")
+        raise not_understood("a class name is text")
     name = text.strip()
     if not 0 < len(name) <= LONGEST_LABEL:
-        raise not_understood(f"a class's name has 1 to {LONGEST_LABEL} characters")
+        raise not_understood(f"a class name has 1 to {LONGEST_LABEL} characters")
     if harmless(name) != name:
-        raise not_understood("a class's name holds characters that cannot be shown")
+        raise not_understood("a class name has characters that cannot be shown")
     return name
 
 
@@ -154,10 +154,10 @@ class MultipartReader:
         self._size += end - start
         if self._kind == "label":
             if self._size > 4 * LONGEST_LABEL:
-                raise not_understood(f"a class's name has 1 to {LONGEST_LABEL} characters")
+                raise not_understood(f"a class name has 1 to {LONGEST_LABEL} characters")
             self._text += data[start:end]
         elif self._size > self.limits.image_bytes:
-            raise too_large(f"a picture has more than {self.limits.image_bytes} bytes")
+            raise too_large(f"an image has more than {self.limits.image_bytes} bytes")
         else:
             self.sink.write(data[start:end])
 
@@ -168,7 +168,7 @@ class MultipartReader:
         try:
             self.sink.label(checked_label(self._text.decode("utf-8")))
         except UnicodeDecodeError:
-            raise not_understood("a class's name is not UTF-8") from None
+            raise not_understood("a class name is not UTF-8") from None
 
     def _end(self) -> None:
         self.ended = True
@@ -184,13 +184,13 @@ async def read_multipart(content_type: str, body: AsyncIterator[bytes], sink: Im
 
 def from_base64(text: Any, limits: Limits) -> bytes:
     if not isinstance(text, str):
-        raise not_understood("a picture in JSON is text in base64")
+        raise not_understood("an image in JSON is text in base64")
     try:
         data = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
-        raise not_understood("a picture is not valid base64") from None
+        raise not_understood("an image is not valid base64") from None
     if len(data) > limits.image_bytes:
-        raise too_large(f"a picture has more than {limits.image_bytes} bytes")
+        raise too_large(f"an image has more than {limits.image_bytes} bytes")
     return data
 
 

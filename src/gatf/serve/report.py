@@ -1,4 +1,4 @@
-"""What a model knows and how it came to, as one HTML file in the style of all reports."""
+"""A report about a model as one HTML file."""
 
 import math
 from pathlib import Path
@@ -19,25 +19,29 @@ MOST_NAMED = 30
 """Classes whose names a figure has room for."""
 
 
-def write_model_report(out: Path, served: Served, told: dict[str, Any], before: Model | None) -> None:
-    """`told` is what `GET /v1/model` says."""
+def write_model_report(out: Path, served: Served, description: dict[str, Any], before: Model | None) -> None:
+    """Write the report; `description` is the response of `GET /v1/model`."""
     figures = []
     if served.keeps_gaussians:
         found = chart(served.model, served.plane, before)
-        sentence = f"The plane on which their means differ most; it shows {100 * found['share']:.0f} % of that."
+        sentence = (
+            f"Class means on their two principal axes, which show {100 * found['share']:.0f} % of their variance."
+        )
         if found["moved"]:
-            sentence += " Arrows: from where a class lay before the last update."
-        alt = f"{told['classes']} classes as ellipses on a plane"
+            sentence += " Arrows start at the class mean before the last update."
+        alt = f"{description['classes']} classes as ellipses on a plane"
         figures.append(("The classes", sentence, inline_svg(draw_chart(found), name="chart", alt=alt)))
-    sentence = "Measured on pictures kept back at each update, and what is expected of classes older than it."
+    sentence = "Accuracy on images held out at each update, and the forecast for older classes."
     alt = "Accuracy at each update: " + ", ".join(
         "not measured" if record["accuracy_new"] is None else f"{record['accuracy_new']:.0f} %"
-        for record in told["history"]
+        for record in description["history"]
     )
-    figures.append(("Accuracy by update", sentence, inline_svg(draw_history(told), name="history", alt=alt)))
+    figures.append(("Accuracy by update", sentence, inline_svg(draw_history(description), name="history", alt=alt)))
     counts = zip(served.model.labels, served.model.counts.tolist(), strict=True)
-    write_page(out, "model.html.j2", title=f"{told['name']}: {told['classes']} classes", told=told, figures=figures,
-               counts=list(counts))  # fmt: skip
+    write_page(
+        out, "model.html.j2", title=f"{description['name']}: {description['classes']} classes",
+        description=description, figures=figures, counts=list(counts),
+    )  # fmt: skip
 
 
 @styled
@@ -65,12 +69,12 @@ def draw_chart(found: dict[str, Any]) -> Figure:
 
 
 @styled
-def draw_history(told: dict[str, Any]) -> Figure:
+def draw_history(description: dict[str, Any]) -> Figure:
     figure, axes = new_figure(2.8)
     for name, label, colour, marker in (
-        ("accuracy_new", "measured", SERIES[0], "o"), ("expected_old", "expected of older", SERIES[1], "s"),
+        ("accuracy_new", "measured", SERIES[0], "o"), ("expected_old", "forecast for older classes", SERIES[1], "s"),
     ):  # fmt: skip
-        points = [(record["number"], record[name]) for record in told["history"] if record[name] is not None]
+        points = [(record["number"], record[name]) for record in description["history"] if record[name] is not None]
         if points:
             axes.plot(*zip(*points, strict=True), color=colour, marker=marker, label=label)
     axes.set_ylim(0, 104)

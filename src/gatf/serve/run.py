@@ -1,4 +1,4 @@
-"""Start a server, say where it is, and end it well."""
+"""Start a server, print its address and shut it down gracefully."""
 
 import asyncio
 import logging
@@ -27,7 +27,7 @@ BACKLOG = 64
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server, whose streams hear at once that it ends."""
+    """uvicorn's server, which tells event streams at once that it ends."""
 
     ending = False
 
@@ -46,7 +46,7 @@ def config(app: FastAPI, limits: Limits) -> uvicorn.Config:
 
 
 def run(options: Options, *, host: str, port: int, browser: bool = False) -> None:
-    """Serve until a signal says otherwise. SIGTERM and Ctrl-C let requests and the step in hand finish."""
+    """Serve until SIGTERM or Ctrl-C, which let requests and the current training step finish."""
     check_address(host, options.token)
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s")
     for handler in logging.getLogger().handlers:
@@ -68,7 +68,7 @@ def run(options: Options, *, host: str, port: int, browser: bool = False) -> Non
 
 
 def check_address(host: str, token: str | None) -> None:
-    """Other machines only come in with a token."""
+    """An address that other machines can reach needs a token."""
     if token is not None and (len(token) < SHORTEST_TOKEN or not token.isascii() or not token.isprintable()):
         raise UserError(
             f"the token is too easy to guess: it needs at least {SHORTEST_TOKEN} plain characters "
@@ -77,7 +77,7 @@ def check_address(host: str, token: str | None) -> None:
     if token is None and not is_loopback(host):
         raise UserError(
             f"other machines can reach {host}, so a token is needed: put one into GATF_TOKEN or a file for "
-            "--token-file; who asks sends it in the header 'Authorization: Bearer TOKEN'"
+            "--token-file; clients send it in the header 'Authorization: Bearer TOKEN'"
         )
 
 
@@ -87,7 +87,7 @@ def _bind(host: str, port: int) -> socket.socket:
         listening = socket.socket(family, kind, protocol)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind(address)
-        listening.listen(128)  # who comes from now on waits a moment instead of being turned away
+        listening.listen(128)  # early clients wait for the server instead of being refused
     except OSError as error:
         raise UserError(f"cannot listen at {host}:{port} ({error.strerror}); choose another --port") from None
     return listening

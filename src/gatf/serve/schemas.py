@@ -1,4 +1,4 @@
-"""What the server takes and tells, as its OpenAPI document says it."""
+"""Request and response bodies, for validation and the OpenAPI document."""
 
 from typing import Annotated, Any, Literal
 
@@ -7,18 +7,18 @@ from pydantic import BaseModel, ConfigDict, FailFast, Field
 from gatf.serve.limits import LONGEST_LABEL
 
 Label = str | int | bool
-Base64 = Annotated[str, Field(description="An encoded picture (JPEG, PNG, WebP, GIF, BMP, TIFF …) in base64.")]
+Base64 = Annotated[str, Field(description="An encoded image (JPEG, PNG, WebP, GIF, BMP, TIFF …) in base64.")]
 
 
 class PredictBody(BaseModel):
-    """Pictures to be answered."""
+    """Images to classify."""
 
     model_config = ConfigDict(extra="forbid")
     images: Annotated[list[Base64], FailFast()] = Field(min_length=1)
 
 
 class ClassImages(BaseModel):
-    """Pictures of one class."""
+    """Images of one class."""
 
     model_config = ConfigDict(extra="forbid")
     label: str = Field(min_length=1, max_length=LONGEST_LABEL)
@@ -26,7 +26,7 @@ class ClassImages(BaseModel):
 
 
 class UpdateBody(BaseModel):
-    """Pictures to learn, by class."""
+    """Images to learn, by class."""
 
     model_config = ConfigDict(extra="forbid")
     classes: Annotated[list[ClassImages], FailFast()] = Field(min_length=1)
@@ -43,18 +43,18 @@ class Near(BaseModel):
 
 
 class Why(BaseModel):
-    """Where the picture lies among the classes."""
+    """The image among the classes."""
 
     nearest: list[Near]
     point: list[float] = Field(description="On the plane of GET /v1/map.")
 
 
 class Answer(BaseModel):
-    label: Label | None = Field(description="The class; null where the picture is called unknown.")
+    label: Label | None = Field(description="The class; null if the image is unknown.")
     probability: float = Field(description="Of the most likely class.")
     unknown: bool
     certified: bool | None = Field(
-        description="Whether the errors of carrying old classes along cannot have changed the answer; null: not asked."
+        description="Whether transport errors of old classes cannot have changed the prediction; null if not requested."
     )
     top: list[Likely]
     why: Why | None
@@ -63,16 +63,16 @@ class Answer(BaseModel):
 class Answers(BaseModel):
     model: str = Field(description="Digest of the model that answered.")
     answers: list[Answer]
-    note: str | None = Field(description="What there is to know about the rate of wrong rejections.")
+    note: str | None = Field(description="A note about the rate of false rejections.")
 
 
 class ClassInfo(BaseModel):
     label: Label
-    images: int = Field(description="Pictures it was learnt from.")
+    images: int = Field(description="Training images.")
     since: int | None = Field(
         description="Number of the update that added it; 0 is the first fit. Null if the history no longer has it."
     )
-    bytes: int = Field(description="Kept for this class.")
+    bytes: int = Field(description="Stored for this class.")
 
 
 class Classes(BaseModel):
@@ -81,23 +81,23 @@ class Classes(BaseModel):
 
 class Unknown(BaseModel):
     available: bool
-    status: str | None = Field(description="Whether the rate of wrong rejections is promised, estimated or withdrawn.")
-    smallest_rate: float | None = Field(description="The smallest rate that can be asked for.")
+    status: str | None = Field(description="Whether the rate of false rejections is promised, estimated or withdrawn.")
+    smallest_rate: float | None = Field(description="The smallest rate that can be requested.")
 
 
 class Kept(BaseModel):
-    """One thing that stays when the pictures are gone."""
+    """One part of the model file."""
 
     what: str
     bytes: int
 
 
 class Record(BaseModel):
-    """One update, as the model remembers it."""
+    """The record of one update."""
 
     number: int
     date: str
-    text: str = Field(description="What it did, in plain words.")
+    text: str = Field(description="The record as text.")
     images: int
     held_out: int
     accuracy_new: float | None
@@ -115,7 +115,7 @@ class ModelInfo(BaseModel):
     gatf: str
     method: str
     network: str
-    shape: list[int] = Field(description="Channels, height and width in which pictures are looked at.")
+    shape: list[int] = Field(description="Channels, height and width of the network's input.")
     classes: int
     certifies: bool
     unknown: Unknown
@@ -130,7 +130,7 @@ class ClassPlace(BaseModel):
     label: Label
     place: list[float]
     spread: list[list[float]] = Field(description="The class's covariance on the plane, 2×2.")
-    origin: list[float] | None = Field(alias="from", description="Where it lay before the last update.")
+    origin: list[float] | None = Field(alias="from", description="Its mean before the last update.")
 
 
 class Chart(BaseModel):
@@ -159,8 +159,8 @@ class UpdateInfo(BaseModel):
     images: int
     classes: list[ClassCount]
     progress: ProgressInfo
-    message: str | None = Field(description="What it did, in plain words; or why it did not.")
-    left_out: int = Field(description="Pictures that could not be decoded.")
+    message: str | None = Field(description="The record as text, or the reason of a failure.")
+    left_out: int = Field(description="Images that could not be decoded.")
     resumed: bool
     pictures_deleted: bool
 
@@ -170,12 +170,12 @@ class UpdateList(BaseModel):
 
 
 class RolledBack(BaseModel):
-    updates: int = Field(description="The number of the update after which the model is now.")
+    updates: int = Field(description="Number of the update that is the last one now.")
 
 
 class Health(BaseModel):
     status: Literal["ok"]
-    ready: bool = Field(description="Whether there is a model that answers.")
+    ready: bool = Field(description="Whether a model is loaded.")
 
 
 class ProblemInfo(BaseModel):

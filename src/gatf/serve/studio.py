@@ -1,4 +1,4 @@
-"""The parts of a running server, put together."""
+"""The parts of a running server."""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -93,17 +93,17 @@ class Studio:
                 return await self.batcher.ask(Question(served, pixels, **asked))
         except TimeoutError:
             raise Problem(
-                503, "Too slow", f"no answer within {self.limits.seconds:g} seconds; come back later", Retry_After="5"
+                503, "Too slow", f"no answer within {self.limits.seconds:g} seconds; try again later", Retry_After="5"
             ) from None
 
     # --- updates
 
     def labels_for(self, names: list[str]) -> list[Any]:
-        """The names as labels of the model's kind: one whose classes are numbers takes numbers."""
+        """The names as labels of the model's type: numbers if its classes are numbers."""
         served = self.live.current
         if served is None or isinstance(served.model.labels[0], str):
             if served is None and len(set(names)) < 2:
-                raise not_understood("the first update needs pictures of at least two classes")
+                raise not_understood("the first update needs images of at least two classes")
             return list(names)
         try:
             if isinstance(served.model.labels[0], bool):

@@ -1,7 +1,7 @@
-"""Updates of the model: one at a time, in a process of its own, while the old model goes on answering.
+"""Updates of the model: one at a time, in a process of its own, while the server uses the old model.
 
-Pictures lie in `shop.gatf.updates/ID/pictures`, numbered, in folders that only this user can read, and are removed when
-the update ends in whatever way. An update that the server's own end interrupted has not ended: the next start goes on
+Images are in `shop.gatf.updates/ID/pictures`, numbered, in folders that only this user can read, and are removed when
+the update ends in any way. An update that the server's own end interrupted has not ended: the next start continues
 with it. What was still arriving when a server was killed is removed at the next start.
 """
 
@@ -40,12 +40,12 @@ PATIENCE = 20.0
 KILLED = (-9, -signal.SIGSEGV, -signal.SIGABRT)
 """Exit codes of a process that was killed; Windows has no name for signal 9."""
 ATTEMPTS = 3
-"""How often an update is started whose process dies of something nobody asked for."""
+"""How often the process of an update is started if something kills it."""
 
 
 @dataclass
 class UpdateProgress:
-    """Where the training is."""
+    """The progress of the training."""
 
     phase: str | None = None
     epoch: int | None = None
@@ -65,12 +65,12 @@ class Update:
     state: State = "receiving"
     images: int = 0
     classes: dict[str, int] = field(default_factory=dict)
-    """Pictures by class."""
+    """Images by class."""
     progress: UpdateProgress = field(default_factory=UpdateProgress)
     message: str | None = None
-    """What it did, in plain words; or why it did not."""
+    """The record as text, or the reason of a failure."""
     left_out: int = 0
-    """Pictures that could not be decoded."""
+    """Images that could not be decoded."""
     resumed: bool = False
     pictures_deleted: bool = False
     version: int = 0
@@ -90,7 +90,7 @@ class Update:
 
 
 class Arriving:
-    """The pictures of an update on their way to the disk, by number."""
+    """Writes the images of an update to the disk, by number."""
 
     def __init__(self, folder: Path, limits: Limits) -> None:
         self.folder, self.limits = folder, limits
@@ -128,7 +128,7 @@ class Arriving:
             raise too_large(f"an update takes at most {self.limits.classes} classes")
 
     def put(self, data: bytes) -> None:
-        """A whole picture."""
+        """Write a whole image."""
         self.start()
         self.write(data)
         self.end()
@@ -152,7 +152,7 @@ class Updates:
         self.store = Store(path)
         self.refresh = refresh
         self.closed: str | None = None
-        """Why nothing can be learnt here; None where it can."""
+        """Why this server cannot update the model; None if it can."""
         self.counts = {"done": 0, "failed": 0, "cancelled": 0, "interrupted": 0}
         self._all: dict[str, Update] = {}
         self._changing = threading.RLock()
@@ -165,10 +165,10 @@ class Updates:
     # --- beginning and end of the server
 
     def open(self) -> None:
-        """Take the model's updates in hand, go on with one that was interrupted, and clear up after a killed server."""
+        """Lock the model's updates, continue one that was interrupted, and clean up after a killed server."""
         try:
             self.folder.mkdir(mode=0o700, exist_ok=True)
-            busy, blocked = "another server learns for this model", "nothing can be written beside the model"
+            busy, blocked = "another server updates this model", "nothing can be written beside the model"
             self._held.enter_context(exclusive(self.folder / "lock", busy=busy, blocked=blocked))
         except OSError as error:
             self.closed = f"nothing can be written beside the model ({error.strerror})"
@@ -182,7 +182,7 @@ class Updates:
                 self._forget(Update(place.name))
 
     def close(self) -> None:
-        """Interrupt what is learnt after the step in hand; the next start goes on with it."""
+        """Interrupt an update after the current step; the next start continues it."""
         self._ask("interrupt")
         if self._thread is not None:
             self._thread.join()
@@ -203,11 +203,11 @@ class Updates:
         with self._changing:
             self._remember(update)
             self._active = update
-        LOG.info("update %s: goes on where it was interrupted", update.id)
+        LOG.info("update %s: continues after an interruption", update.id)
         self._start(update)
         return True
 
-    # --- what can be asked
+    # --- requests
 
     def __iter__(self) -> Iterator[Update]:
         return iter(list(self._all.values()))
@@ -215,7 +215,7 @@ class Updates:
     def get(self, name: str) -> Update:
         update = self._all.get(name)
         if update is None:
-            raise Problem(404, "Not found", "there is no such update")
+            raise Problem(404, "Not found", "this server has no such update")
         return update
 
     @property
@@ -223,10 +223,10 @@ class Updates:
         return self._active
 
     def reserve(self) -> tuple[Update, Arriving]:
-        """A place for an update whose pictures are about to arrive; a `Problem` if there is one under way."""
+        """Begin an update whose images are about to arrive; a `Problem` if there is one in progress."""
         with self._changing:
             if self.closed is not None:
-                raise not_possible(f"nothing can be learnt here: {self.closed}")
+                raise not_possible(f"this server cannot update the model: {self.closed}")
             if self._active is not None:
                 raise not_possible(
                     f"update {self._active.id} is in progress, and there is one at a time; GET or DELETE "
@@ -241,7 +241,7 @@ class Updates:
             self._place(update).chmod(0o700)
         except OSError as error:
             self.discard(update)
-            raise Problem(507, "No room", f"pictures cannot be stored ({error.strerror})") from None
+            raise Problem(507, "No room", f"images cannot be stored ({error.strerror})") from None
         return update, Arriving(pictures, self.limits)
 
     def discard(self, update: Update) -> None:
@@ -265,7 +265,7 @@ class Updates:
         write_bytes(self._place(update) / "job.json", [json.dumps(job).encode()])
         with self._changing:
             update.state = "running"
-        LOG.info("update %s: %d pictures of %d classes", update.id, update.images, len(update.classes))
+        LOG.info("update %s: %d images of %d classes", update.id, update.images, len(update.classes))
         self._start(update)
 
     def cancel(self, update: Update) -> None:
@@ -286,7 +286,7 @@ class Updates:
         update that is the last one now."""
         with self._changing:
             if self.closed is not None:
-                raise not_possible(f"nothing can be changed here: {self.closed}")
+                raise not_possible(f"this server cannot change the model: {self.closed}")
             if self._active is not None:
                 raise not_possible(f"update {self._active.id} is in progress; wait for it or cancel it")
             run_gatf("rollback", self.path, failed="the rollback failed", seconds=self.limits.export_seconds)
@@ -341,7 +341,7 @@ class Updates:
                 )
         except Exception as error:
             LOG.error("update %s failed (%s)", update.id, type(error).__name__)
-            self._finish(update, "failed", "an unexpected error occurred; the server's log names it")
+            self._finish(update, "failed", "an unexpected error occurred; the server's log names it", forget=False)
 
     def _run(self, update: Update) -> tuple[int, dict[str, Any]]:
         """One process, from start to end: its exit code and its last report."""
@@ -380,7 +380,7 @@ class Updates:
         if forget and state != "interrupted":
             self._forget(update)
         if state == "done":
-            self.refresh()  # who hears that it is done is answered by the new model
+            self.refresh()  # a client that sees "done" gets predictions of the new model
         with self._changing:
             update.state, update.message = state, message
             update.pictures_deleted = not self._place(update).exists()
@@ -390,7 +390,7 @@ class Updates:
         LOG.info("update %s: %s", update.id, state)
 
     def _forget(self, update: Update) -> None:
-        """Remove the pictures, and what was saved on the way to learning them."""
+        """Remove the images and the training state."""
         pictures = self._place(update) / "pictures"
         with contextlib.suppress(UserError, OSError):
             if self.store.learns(pictures):
@@ -422,7 +422,7 @@ def _counted(labels: list[Any]) -> dict[str, int]:
 
 
 def _end(process: "subprocess.Popen[str]") -> None:
-    """Ask a process to end after the step in hand, and make it, if it does not."""
+    """Ask a process to end after the current step, and kill it if it does not."""
     with contextlib.suppress(OSError):
         process.terminate()
 

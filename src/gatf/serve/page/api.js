@@ -21,13 +21,13 @@ export async function call(path, options = {}) {
   try {
     response = await fetch(path, { ...options, headers });
   } catch {
-    throw new Refused(0, "The server does not answer. Is it still running?");
+    throw new Refused(0, "The server does not respond. Is it still running?");
   }
   if (response.ok) return response;
   let sentence = `The server answered ${response.status}.`;
   try {
     sentence = (await response.json()).detail;
-  } catch { /* not JSON: the status has to do */ }
+  } catch { /* not JSON: only the status is known */ }
   throw new Refused(response.status, sentence);
 }
 

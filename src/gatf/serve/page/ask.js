@@ -1,4 +1,4 @@
-// Ask: a picture in, an answer out, and why.
+// Ask: classify an image and explain the prediction.
 
 import { get, post } from "./api.js";
 import { drawChart } from "./chart.js";
@@ -26,19 +26,19 @@ export function start(given) {
   $("camera-shoot").addEventListener("click", shoot);
 }
 
-/** Offer the rates of wrong rejections that the model can keep. */
+/** Offer the rates of false rejections that the model supports. */
 export function refresh() {
   const unknown = shared.model?.unknown;
   const chosen = $("unknown").value;
   const rates = unknown?.available ? RATES.filter(rate => rate >= unknown.smallest_rate) : [];
   $("unknown").replaceChildren(
     make("option", { value: "" }, "never"),
-    ...rates.map(rate => make("option", { value: rate }, `at ${(100 * rate).toFixed(0)} % wrong rejections`)),
+    ...rates.map(rate => make("option", { value: rate }, `at ${(100 * rate).toFixed(0)} % false rejections`)),
   );
   $("unknown").value = rates.map(String).includes(chosen) ? chosen : "";
   $("unknown").disabled = !rates.length;
-  const words = { estimated: "For classes older than the last update the rate is an estimate.", withdrawn: "Not possible now: nothing shows how far older classes moved." };
-  $("unknown-words").textContent = rates.length || unknown?.status === "withdrawn" ? words[unknown.status] || "" : "Too few pictures were kept back for this.";
+  const words = { estimated: "For classes older than the last update the rate is an estimate.", withdrawn: "Not available: the drift of older classes is unknown." };
+  $("unknown-words").textContent = rates.length || unknown?.status === "withdrawn" ? words[unknown.status] || "" : "Too few images were held out for this.";
 }
 
 /** Switch the camera off. */
@@ -52,7 +52,7 @@ async function openCamera() {
   try {
     stream = await navigator.mediaDevices.getUserMedia({ video: { facingMode: "environment" } });
   } catch {
-    shared.tell("There is no camera that this page may use.");
+    shared.tell("This page has no access to a camera.");
     return;
   }
   $("camera-view").hidden = false;
@@ -80,13 +80,13 @@ async function ask(files) {
   if (model.certifies || model.unknown.status) query.set("explain", true);
   if ($("unknown").value) query.set("unknown", $("unknown").value);
   try {
-    const told = await post(`/v1/predict?${query}`, form);
+    const result = await post(`/v1/predict?${query}`, form);
     const chart = query.has("explain") ? await get("/v1/map") : null;
-    const cards = told.answers.map((answer, place) => card(answer, some[place], chart));
+    const cards = result.answers.map((answer, place) => card(answer, some[place], chart));
     const all = [...cards, ...$("answers").children];
     for (const old of all.slice(KEPT_ANSWERS)) URL.revokeObjectURL(old.querySelector("img")?.src || "");
     $("answers").replaceChildren(...all.slice(0, KEPT_ANSWERS));
-    if (files.length > some.length) shared.tell(`The first ${some.length} of ${files.length} pictures were looked at.`);
+    if (files.length > some.length) shared.tell(`The first ${some.length} of ${files.length} images were classified.`);
   } catch (error) {
     shared.tell(error.message);
   }
@@ -95,27 +95,27 @@ async function ask(files) {
 function card(answer, file, chart) {
   asked += 1;
   const name = answer.unknown ? "unknown" : String(answer.label);
-  const image = make("img", { src: URL.createObjectURL(file), alt: `The picture that was asked about: ${name}`, onload: sharpIfSmall });
+  const image = make("img", { src: URL.createObjectURL(file), alt: `Image classified as ${name}`, onload: sharpIfSmall });
   const bars = answer.top.map(item => make("li", {},
     make("span", { class: "name" }, String(item.label)),
     make("meter", { min: 0, max: 1, value: item.probability, "aria-label": `probability of ${item.label}` }),
     make("span", { class: "value" }, percent(item.probability)),
   ));
   const words = [];
-  if (answer.unknown) words.push(make("p", { class: "badge warn" }, "unknown: far from every class"));
+  if (answer.unknown) words.push(make("p", { class: "badge warn" }, "unknown: far from all classes"));
   else if (answer.certified !== null) {
     words.push(answer.certified
-      ? make("p", { class: "badge good", title: "Carrying older classes along, with the error measured at the last update, cannot have changed this answer." }, "✓ certified")
-      : make("p", { class: "badge", title: "The error of carrying older classes along might have changed this answer." }, "not certified"));
+      ? make("p", { class: "badge good", title: "The transport error that was measured at the last update cannot have changed this prediction." }, "✓ certified")
+      : make("p", { class: "badge", title: "The transport error of older classes may have changed this prediction." }, "not certified"));
   }
   const parts = [make("div", { class: "asked" }, image), make("div", { class: "said" }, make("h2", {}, name), ...words, make("ol", { class: "bars" }, ...bars))];
   if (answer.why && chart) {
     const nearest = answer.why.nearest.map(item => `${item.label} (${item.distance.toFixed(1)})`).join(", ");
-    const alt = `The picture among the classes; nearest are ${nearest}`;
+    const alt = `The image among the classes; nearest are ${nearest}`;
     parts.push(make("figure", { class: "why" },
       drawChart(chart, { point: answer.why.point, near: answer.why.nearest.map(item => item.label), alt, arrows: false }),
-      make("figcaption", {}, make("p", {}, `Why: nearest to ${nearest}. The numbers are distances in units of the classes' mean spread.`)),
+      make("figcaption", {}, make("p", {}, `Nearest classes: ${nearest}. Distances are in units of the mean class spread.`)),
     ));
   }
-  return make("article", { class: "card answer", "aria-label": `Answer ${asked}` }, ...parts);
+  return make("article", { class: "card answer", "aria-label": `Prediction ${asked}` }, ...parts);
 }

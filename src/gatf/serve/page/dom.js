@@ -46,7 +46,7 @@ export function sharpIfSmall(event) {
 /** A table of what a model keeps. */
 export function keptTable(kept) {
   const rows = kept.map(item => make("tr", {}, make("td", { class: "wrap" }, item.what), make("td", {}, size(item.bytes))));
-  const table = make("table", { "aria-label": "What stays" }, make("tbody", {}, ...rows));
+  const table = make("table", { "aria-label": "What the model stores" }, make("tbody", {}, ...rows));
   return make("div", { class: "table" }, make("div", { class: "scroll" }, table));
 }
 

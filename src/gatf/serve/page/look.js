@@ -1,4 +1,4 @@
-// Look: the classes on a plane, accuracy by update, what stays, the history, and what can be taken away.
+// Look: class map, accuracy by update, contents of the model, history and downloads.
 
 import { download, get, post } from "./api.js";
 import { drawAccuracy, drawChart } from "./chart.js";
@@ -13,7 +13,7 @@ export function start(given) {
     await attempt($("rollback"), async () => {
       await post("/v1/rollback");
       await shared.refresh();
-      $("rollback-words").textContent = `Update ${last.number} was undone; what it made is put aside in ${shared.model.name}.undone.`;
+      $("rollback-words").textContent = `Update ${last.number} was undone. The undone model is in ${shared.model.name}.undone.`;
     });
   });
   for (const button of document.querySelectorAll("[data-download]")) {
@@ -40,13 +40,13 @@ export async function draw() {
   numbers(model, last);
   await chart(model);
   $("accuracy-words").replaceChildren(
-    key("series0", "● measured on pictures kept back"), " ", ...(model.history.length > 1 ? [key("series1", "■ expected of older classes")] : []),
+    key("series0", "● on held-out images"), " ", ...(model.history.length > 1 ? [key("series1", "■ forecast for older classes")] : []),
   );
-  const told = model.history.map(record => `${record.number}: ${record.accuracy_new === null ? "not measured" : record.accuracy_new.toFixed(0) + " %"}`);
-  $("accuracy").replaceChildren(drawAccuracy(model.history, `Accuracy by update. ${told.join(", ")}`));
+  const values = model.history.map(record => `${record.number}: ${record.accuracy_new === null ? "not measured" : record.accuracy_new.toFixed(0) + " %"}`);
+  $("accuracy").replaceChildren(drawAccuracy(model.history, `Accuracy by update. ${values.join(", ")}`));
   $("classes").replaceChildren(...classes.map(item => make("tr", {},
     make("td", {}, String(item.label)), make("td", {}, item.images.toLocaleString("en")),
-    make("td", {}, item.since === 0 ? "first fit" : `update ${item.since}`), make("td", {}, item.bytes.toLocaleString("en")),
+    make("td", {}, item.since === null ? "–" : item.since === 0 ? "first fit" : `update ${item.since}`), make("td", {}, item.bytes.toLocaleString("en")),
   )));
   $("kept").replaceChildren(keptTable(model.kept));
   $("history").replaceChildren(...[...model.history].reverse().map(entry));
@@ -59,9 +59,9 @@ export async function draw() {
 function numbers(model, last) {
   const cards = [
     [model.classes, "classes", `${model.shape[1]}×${model.shape[2]} ${model.shape[0] === 1 ? "grey" : "colour"}, ${model.network}`],
-    [last.accuracy_new === null ? "–" : `${last.accuracy_new.toFixed(0)} %`, "answered rightly", last.accuracy_new === null ? "no pictures were kept back" : `of ${last.held_out} pictures kept back at the last update`],
-    [last.expected_old === null ? "–" : `${last.expected_old.toFixed(0)} %`, "expected of older classes", last.expected_old === null ? (last.number === 0 ? "there are none" : "nothing could show it") : "from what is stored of them"],
-    [size(last.bytes_per_class), "kept per class", `${size(model.bytes)} in all, and no picture`],
+    [last.accuracy_new === null ? "–" : `${last.accuracy_new.toFixed(0)} %`, "accuracy", last.accuracy_new === null ? "no images were held out" : `on ${last.held_out} images held out at the last update`],
+    [last.expected_old === null ? "–" : `${last.expected_old.toFixed(0)} %`, "forecast for older classes", last.expected_old === null ? (last.number === 0 ? "there are no older classes" : "not available") : "from their stored statistics"],
+    [size(last.bytes_per_class), "stored per class", `${size(model.bytes)} in total, no images`],
   ];
   $("numbers").replaceChildren(...cards.map(([value, name, why]) => make("div", {},
     make("dt", {}, name), make("dd", { class: "value" }, String(value)), make("dd", { class: "why" }, why))));
@@ -76,10 +76,10 @@ async function chart(model) {
     $("chart-words").textContent = error.message;
     return;
   }
-  const moved = found.moved ? " Arrows start where a class lay before the last update." : "";
-  $("chart-words").textContent = `The plane on which their means differ most (${(100 * found.share).toFixed(0)} % of it); ellipses are their spread.${moved}`;
+  const moved = found.moved ? " Arrows start at the class mean before the last update." : "";
+  $("chart-words").textContent = `Class means on their two principal axes (${(100 * found.share).toFixed(0)} % of the variance). Ellipses show one standard deviation.${moved}`;
   const names = found.classes.slice(0, 30).map(item => item.label).join(", ");
-  $("chart").replaceChildren(drawChart(found, { alt: `${plural(model.classes, "class", "classes")} on a plane: ${names}` }));
+  $("chart").replaceChildren(drawChart(found, { alt: `${plural(model.classes, "class", "classes")} on a map: ${names}` }));
 }
 
 function entry(record) {

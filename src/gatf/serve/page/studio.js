@@ -9,7 +9,7 @@ import * as teach from "./teach.js";
 const TABS = ["teach", "ask", "look"];
 const shared = { model: null, tell, refresh, show };
 
-/** A sentence at the top of the page; none takes it away. */
+/** Show a sentence at the top of the page; an empty one removes it. */
 function tell(sentence) {
   $("alert").hidden = !sentence;
   $("alert").textContent = sentence || "";
@@ -29,7 +29,7 @@ function show(name) {
   if (location.hash !== `#${name}`) history.replaceState(null, "", `#${name}`);
 }
 
-/** Read what the model is now. */
+/** Load the description of the model. */
 async function refresh() {
   try {
     shared.model = (await get("/healthz")).ready ? await get("/v1/model") : null;
@@ -40,8 +40,8 @@ async function refresh() {
   $("title").textContent = model ? model.name : "A new model";
   document.title = model ? `${model.name} · gatf studio` : "gatf studio";
   $("subtitle").textContent = model
-    ? plural(model.classes, "class", "classes") + (model.history.length > 1 ? `, ${plural(model.history.length - 1, "update")} since the first fit` : "")
-    : "It knows nothing yet. Teach it two classes to begin.";
+    ? plural(model.classes, "class", "classes") + (model.updates ? `, ${plural(model.updates, "update")} since the first fit` : "")
+    : "The model has no classes yet. Teach two classes to start.";
   for (const tab of ["ask", "look"]) $(`tab-${tab}`).disabled = !model;
   teach.refresh(shared);
   ask.refresh(shared);
@@ -80,7 +80,7 @@ $("theme").addEventListener("click", () => {
   root.dataset.theme = dark ? "light" : "dark";
 });
 
-// a picture that misses its place must not replace the page
+// a file that is dropped beside the drop zone must not replace the page
 for (const kind of ["dragover", "drop"]) addEventListener(kind, event => event.preventDefault());
 
 teach.start(shared);

@@ -1,4 +1,4 @@
-// Teach: pictures by class, an update, what it did.
+// Teach: collect images by class, run an update, show its result.
 
 import { get, listen, post, remove } from "./api.js";
 import { $, acceptDrops, groupsOfFiles, isPicture, keptTable, lasting, make, plural, sharpIfSmall } from "./dom.js";
@@ -23,7 +23,7 @@ export function start(given) {
   $("learn").addEventListener("click", learn);
   $("cancel").addEventListener("click", async () => {
     $("cancel").disabled = true;
-    $("progress-words").textContent = "Cancelling after the step in hand …";
+    $("progress-words").textContent = "Cancelling after the current step …";
     await remove(`/v1/updates/${running}`).catch(error => shared.tell(error.message));
   });
 }
@@ -32,7 +32,7 @@ export function refresh() {
   hint();
 }
 
-/** An update that was begun before this page was opened. */
+/** Follow an update that started before this page was opened. */
 export async function takeUp() {
   const { updates } = await get("/v1/updates");
   const begun = updates.find(update => update.state === "running");
@@ -69,7 +69,7 @@ function render(fresh) {
 
 function card(draft, number) {
   const id = `name-${number}`;
-  const count = make("p", { class: "quiet" }, plural(draft.pictures.length, "picture"));
+  const count = make("p", { class: "quiet" }, plural(draft.pictures.length, "image"));
   const input = make("input", { type: "text", id, maxlength: 200, autocomplete: "off", required: true, oninput: event => {
     draft.name = event.target.value.trim();
     hint();
@@ -82,7 +82,7 @@ function card(draft, number) {
     "section", { class: "card draft", "aria-label": `Class ${number + 1}` },
     make("div", { class: "row" },
       make("label", { for: id }, "Class"), input, count,
-      make("label", { class: "button" }, "Add", make("input", { type: "file", accept: "image/*", multiple: true, "aria-label": `Add pictures to class ${number + 1}`, onchange: event => {
+      make("label", { class: "button" }, "Add", make("input", { type: "file", accept: "image/*", multiple: true, "aria-label": `Add images to class ${number + 1}`, onchange: event => {
         add({ folder: draft.name, files: [...event.target.files].filter(isPicture) });
       } })),
       make("button", { type: "button", "aria-label": `Remove class ${draft.name}`, onclick: () => drop(draft) }, "Remove"),
@@ -94,9 +94,9 @@ function card(draft, number) {
 }
 
 function thumbnail(draft, picture, place) {
-  const what = `picture ${place + 1} of ${draft.name}`;
+  const what = `image ${place + 1} of ${draft.name}`;
   const image = make("img", { src: picture.url, alt: what, loading: "lazy", width: 72, height: 72, onload: sharpIfSmall, onerror: () => {
-    image.replaceWith(make("span", { class: "unseen", role: "img", "aria-label": `${what}, which this browser cannot show` }, picture.file.name));
+    image.replaceWith(make("span", { class: "unseen", role: "img", "aria-label": `${what}, no preview` }, picture.file.name));
   } });
   const button = make("button", { type: "button", "aria-label": `Remove ${what}`, title: "Remove", onclick: () => {
     URL.revokeObjectURL(picture.url);
@@ -118,13 +118,13 @@ function hint() {
   const names = drafts.map(draft => draft.name);
   const first = !shared.model;
   let words = "";
-  if (running) words = "One update at a time.";
-  else if (!drafts.length) words = first ? "Two classes make a beginning." : "New classes, or more pictures of known ones.";
-  else if (names.some(name => !name)) words = "Give every class a name.";
+  if (running) words = "Only one update can run at a time.";
+  else if (!drafts.length) words = first ? "Add two classes to start." : "Add new classes, or more images of known classes.";
+  else if (names.some(name => !name)) words = "Name every class.";
   else if (first && new Set(names).size < 2) words = "A new model needs a second class.";
   const few = drafts.filter(draft => draft.pictures.length < 20).map(draft => draft.name);
   $("learn").disabled = Boolean(words);
-  if (!words && few.length) words = `Twenty pictures of a class or more are better: ${few.slice(0, 3).join(", ")}${few.length > 3 ? " …" : ""}`;
+  if (!words && few.length) words = `Use at least 20 images per class for better accuracy: ${few.slice(0, 3).join(", ")}${few.length > 3 ? " …" : ""}`;
   $("learn-hint").textContent = words;
 }
 
@@ -136,7 +136,7 @@ async function learn() {
     for (const picture of draft.pictures) form.append("image", picture.file, "picture");
   }
   $("learn").disabled = true;
-  $("learn-hint").textContent = "Sending the pictures …";
+  $("learn-hint").textContent = "Uploading images …";
   let update;
   try {
     update = await post("/v1/updates", form);
@@ -160,7 +160,7 @@ async function follow(update) {
   const names = update.classes.map(item => item.label);
   $("progress-title").textContent = `Learning ${names.slice(0, 4).join(", ")}${names.length > 4 ? " …" : ""}`;
   $("progress-bar").removeAttribute("value");
-  $("progress-words").textContent = `Looking at ${plural(update.images, "picture")} …`;
+  $("progress-words").textContent = `Reading ${plural(update.images, "image")} …`;
   let last = update;
   try {
     await listen(`/v1/updates/${update.id}/events`, state => {
@@ -180,7 +180,7 @@ function progress({ state, progress: now }) {
   if (state !== "running" || $("cancel").disabled) return;
   if (now.phase === "waiting") $("progress-words").textContent = "Waiting for another process that updates the model …";
   if (now.epoch === null) {
-    if (now.share === 1) $("progress-words").textContent = "Measuring, and carrying older classes along …";
+    if (now.share === 1) $("progress-words").textContent = "Evaluating and transporting older classes …";
     if (now.share === 1) $("progress-bar").value = 1;
     return;
   }
@@ -192,14 +192,14 @@ function progress({ state, progress: now }) {
 }
 
 function outcome(update) {
-  const titles = { done: "Learnt", failed: "It could not be learnt", cancelled: "Cancelled", interrupted: "Interrupted" };
+  const titles = { done: "Learnt", failed: "The update failed", cancelled: "Cancelled", interrupted: "Interrupted" };
   if (!titles[update.state]) return;
   $("outcome").hidden = false;
   $("outcome-title").textContent = titles[update.state];
   $("outcome-text").textContent = update.message || "";
   $("outcome-pictures").textContent = update.pictures_deleted
-    ? `The ${plural(update.images, "picture")} ${update.images === 1 ? "has" : "have"} been deleted from the server.`
-    : "The pictures are still on the server, for its next start goes on with this update.";
-  const kept = update.state === "done" && shared.model ? [make("p", { class: "quiet" }, "What stays is this:"), keptTable(shared.model.kept)] : [];
+    ? `The ${plural(update.images, "image")} ${update.images === 1 ? "has" : "have"} been deleted from the server.`
+    : "The images are still on the server.";
+  const kept = update.state === "done" && shared.model ? [make("p", { class: "quiet" }, "The model stores:"), keptTable(shared.model.kept)] : [];
   $("outcome-kept").replaceChildren(...kept);
 }
