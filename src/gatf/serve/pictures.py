@@ -234,8 +234,8 @@ def _cost(image: Image.Image, data: bytes | Path) -> Cost:
         scans = data.count(b"\xff\xda") if isinstance(data, bytes) else 1
         return Cost(pixels * (1 + scans) / 8, pixels * (14 if "progressive" in image.info else 8))
     copies = 26 if image.mode.startswith("I") else 20 if image.has_transparency_data else 8
-    slow = 4 if image.format in ("JPEG2000", "AVIF") else 1
-    return Cost(pixels * slow * copies / 8, pixels * copies)
+    slow, buffers = {"JPEG2000": (4, 12), "AVIF": (4, 12), "WEBP": (3, 12)}.get(image.format or "", (1, 0))
+    return Cost(pixels * slow * copies / 8, pixels * (copies + buffers))
 
 
 def decoding(images: list[bytes], wanted: Preprocessing) -> Generator[None, None, Tensor]:
