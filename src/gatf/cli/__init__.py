@@ -36,7 +36,7 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "methods": methods.methods,
     "doctor": doctor.doctor,
 }
-EXPLAIN_COMMANDS: dict[str, Callable[..., Any]] = {"run": report.explain_run, "anchor": report.explain_anchor}
+EXPLAIN_COMMANDS: dict[str, Callable[..., Any]] = {"run": report.explain_run}
 DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG})
 """What a disk says that takes no more: nobody's mistake in the code, wherever it comes up."""
 WAITING = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
@@ -86,7 +86,7 @@ def _whole(commands: dict[str, Callable[..., Any]]) -> typer.Typer:
         data.list_sources, DATA_COMMANDS, invoke_without_command=True, help="Data sources: list them, look at one."
     )
     explained = _group(
-        _explain, EXPLAIN_COMMANDS, no_args_is_help=True, help="Where a run's points go; what the anchor does."
+        _explain, EXPLAIN_COMMANDS, no_args_is_help=True, help="Decompose a run's accuracy gap into its causes."
     )
     whole.add_typer(shown, name="data")
     whole.add_typer(explained, name="explain")

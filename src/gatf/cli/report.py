@@ -35,20 +35,6 @@ def report(
         typer.echo(f"figures: {figures}")
 
 
-def explain_anchor(
-    out: Annotated[
-        Path | None, typer.Option("-o", "--out", help="The file to write. [default: explain-anchor.html]")
-    ] = None,
-    figures: Annotated[Path | None, typer.Option(help="Also save every figure there, as PDF and PNG.")] = None,
-) -> None:
-    """Draw what the anchor of GATF does, on Gaussians small enough to see."""
-    from gatf.report.explain import write_anchor_page
-
-    target = out or Path("explain-anchor.html")
-    write_anchor_page(target, figures=figures)
-    typer.echo(f"explained in {target}")
-
-
 def explain_run(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.")],
     every_task: Annotated[

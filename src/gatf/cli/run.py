@@ -12,7 +12,6 @@ import typer
 
 from gatf.cli.launch import launch, tells
 from gatf.cli.report import report_of_run
-from gatf.cli.sharing import refuse_if_slower
 from gatf.cli.terminal import tell
 from gatf.errors import ExitCode, UserError
 
@@ -63,9 +62,6 @@ def run(
     no_report: Annotated[bool, typer.Option("--no-report", help="Write no report.html into the run folder.")] = False,
     devices: Annotated[int, typer.Option(min=1, help="Processes on this machine that share each batch.")] = 1,
     nodes: Annotated[int, typer.Option(min=1, help="Machines; run the same command on each.")] = 1,
-    force_devices: Annotated[
-        bool, typer.Option("--force-devices", help="Several processes also where a trial shows that one is faster.")
-    ] = False,
 ) -> None:
     """Learn the classes of a data set task by task, and measure what is remembered."""
     if resume is not None:
@@ -95,9 +91,7 @@ def run(
     if chosen is not None and "WORLD_SIZE" not in os.environ:
         from gatf.io.run_folder import RunFolder
 
-        RunFolder(folder).refuse_if_begun()  # before anything that takes long; the run itself asks again
-        if devices > 1 and nodes == 1 and not force_devices:
-            refuse_if_slower(chosen, devices)
+        RunFolder(folder).refuse_if_begun()  # before several processes start; the run itself checks again
     if devices * nodes > 1:
         raise typer.Exit(_launch(folder, devices, nodes, given_out=out is not None or resume is not None))
 
