@@ -92,7 +92,7 @@ def _weights(say: Callable[[str], object]) -> None:
 
 def _data(say: Callable[[str], object]) -> list[str]:
     """Which data can be used; data in a folder of its own name that cannot is a problem."""
-    from gatf.data.places import fetch_folder
+    from gatf.data.listing import fetch_folder
     from gatf.data.sources import SOURCES
     from gatf.settings import DataConfig
 

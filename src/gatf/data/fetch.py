@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from gatf.data.base import Progress
-from gatf.data.places import fetch_folder
+from gatf.data.listing import fetch_folder
 from gatf.errors import UserError, extra
 from gatf.io.files import new_file
 from gatf.settings import DataConfig
