@@ -20,6 +20,8 @@ from gatf.experiment import resume
 
 from ..faults import wait_for_task
 
+pytestmark = pytest.mark.slow
+
 Tiny = Callable[..., RunConfig]
 MadeOnce = Callable[[str, Callable[[Path], None]], Path]
 ALONE = {**os.environ, "OMP_NUM_THREADS": "1"}

@@ -17,7 +17,7 @@ from gatf.experiment import start
 from gatf.io.events import Epoch, JsonLines, RunStart, Task
 from gatf.io.run_folder import RunFolder
 from gatf.training import trackers
-from gatf.training.trackers import SINKS, Tracker, open_tracker
+from gatf.training.trackers import BACKENDS, Tracker, open_tracker
 
 EPOCH = Epoch(task=0, phase="train", epoch=0, losses={"ce": 0.25}, lr=0.1, seconds=1.0)
 TASK = Task(task=0, seen=90.0, accuracies=[90.0], seconds=1.0)
@@ -57,7 +57,7 @@ def test_a_resumed_run_goes_on_counting(tmp_path: Path) -> None:
     assert recorder.written == [(3, {"train/ce": 0.25, "task": 1, "lr": 0.1})]
 
 
-@pytest.mark.parametrize("name", SINKS)
+@pytest.mark.parametrize("name", BACKENDS)
 def test_a_missing_extra_is_named(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trackers, "find_spec", lambda module: None)
     with pytest.raises(UserError, match=rf"gatf-cil\[{name}\]"):

@@ -18,9 +18,10 @@ import yaml
 
 from gatf.config import RunConfig, validated, with_overrides
 from gatf.errors import Diverged, UserError, extra
-from gatf.experiment import Experiment, stop_signals
+from gatf.experiment import Experiment
 from gatf.io.lock import exclusive
 from gatf.io.run_folder import LOCK
+from gatf.io.signals import stop_signals
 from gatf.seeding import key
 from gatf.session import Circumstances
 from gatf.settings import flat
@@ -193,7 +194,7 @@ def judge(config: RunConfig, stop: Callable[[], bool] = lambda: False) -> float:
     found = []
     for task in range(len(experiment.scenario)):
         experiment.session.learn(experiment.task_data(task), Circumstances(lambda event: None, stop))
-        found.append(experiment.accuracy_when_new(task))
+        found.append(experiment.accuracy_after_learning(task))
         experiment.method.notices.clear()
     return sum(found) / len(found)
 

@@ -148,7 +148,7 @@ class Source:
         return replace(self, train=train, test=test)
 
 
-Progress = Callable[[str, int, int], None]
+OnProgress = Callable[[str, int, int], None]
 """Called while a source is fetched: what is under way, how much of it is done, how much there is."""
 Card = list[tuple[str, str]]
 """What `gatf data show` prints: pairs of a heading and a line."""
@@ -166,7 +166,7 @@ class SourceEntry:
     """None when the data is at hand, else one sentence that says what is missing and how to get it."""
     card: Callable[[DataConfig], Card]
     """What is known of the data at hand, without decoding it where that would take long."""
-    fetch: Callable[[DataConfig, Progress], str] | None = None
+    fetch: Callable[[DataConfig, OnProgress], str] | None = None
     """Download, and return the folder; None where there is nothing to download."""
     settings: frozenset[str] = frozenset()
     """Of the settings that only some sources have a use for, those that change this one."""

@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from gatf.data.base import Card, Progress, Source, SourceEntry
+from gatf.data.base import Card, OnProgress, Source, SourceEntry
 from gatf.data.build import Traits, build_source, listing_card
 from gatf.data.fetch import fetch_from_hub
 from gatf.data.layouts import imagenet100, originals
@@ -67,7 +67,7 @@ class Benchmark:
             return f"gatf data get {config.name} --set data.class_list={self.hub_list}" if known else ""
         return None if self.hub or config.hub else f"gatf data get {config.name} --hub <hub id>"
 
-    def fetch(self, config: DataConfig, on_progress: Progress) -> str:
+    def fetch(self, config: DataConfig, on_progress: OnProgress) -> str:
         hub = config.hub or self.hub
         if hub is None:
             raise UserError(

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from gatf.data.base import Card, ImageSet, Progress, Source, SourceEntry
+from gatf.data.base import Card, ImageSet, OnProgress, Source, SourceEntry
 from gatf.data.benchmarks import BENCHMARKS, IMAGENET_MEAN, IMAGENET_STD
 from gatf.data.build import Traits, build_source, listing_card, source_facts
 from gatf.data.cache import cache_folder
@@ -76,7 +76,7 @@ OWN: dict[str, Own] = {
 
 
 __all__ = [
-    "SOURCES", "Card", "ImageSet", "Progress", "Source", "SourceEntry", "cache_folder", "fetch_source", "open_source",
+    "SOURCES", "Card", "ImageSet", "OnProgress", "Source", "SourceEntry", "cache_folder", "fetch_source", "open_source",
     "source_card",
 ]  # fmt: skip
 
@@ -156,7 +156,7 @@ def source_card(name: str, config: DataConfig) -> Card:
     ]
 
 
-def fetch_source(name: str, config: DataConfig, on_progress: Progress) -> str:
+def fetch_source(name: str, config: DataConfig, on_progress: OnProgress) -> str:
     """Download a source for `gatf data get`; returns the folder it is in now."""
     entry = source_entry(name)
     if entry.fetch is None:
