@@ -122,7 +122,7 @@ def test_a_terminated_job_stops_together_and_resumes_in_one_process(undisturbed:
     job.terminate()
     printed, _ = job.communicate(timeout=60)
     assert job.returncode == 130
-    assert printed.strip() == f"stopped and saved; go on with: gatf run --resume {folder}"
+    assert printed.strip() == f"stopped and saved; continue with: gatf run --resume {folder}"
     assert len(resume(folder).accuracy_seen) == 2
 
 

@@ -39,9 +39,9 @@ def test_a_run_as_numbers_over_epochs(tmp_path: Path, tiny_config: Callable[...,
     tracker = Tracker(lambda: recorder, RunFolder(tmp_path / "run"))
     summary = start(tiny_config("finetune"), tmp_path / "run", (tracker,))
     assert [step for step, values in recorder.written if "train/ce" in values] == list(range(1, 10))
-    after = [(step, values) for step, values in recorder.written if "accuracy/all so far" in values]
+    after = [(step, values) for step, values in recorder.written if "accuracy/seen classes" in values]
     assert [step for step, _ in after] == [3, 6, 9]
-    assert after[-1][1]["accuracy/all so far"] == summary.a_last
+    assert after[-1][1]["accuracy/seen classes"] == summary.a_last
     assert recorder.written[-1][1]["summary/forgetting"] == summary.forgetting
 
 
@@ -115,7 +115,7 @@ def test_mlflow_keeps_settings_and_numbers(tmp_path: Path, monkeypatch: pytest.M
     assert [(metric.value, metric.step) for metric in client.get_metric_history(run.info.run_id, "train/ce")] == [
         (0.25, 1)
     ]
-    assert run.data.metrics["accuracy/all so far"] == 90.0
+    assert run.data.metrics["accuracy/seen classes"] == 90.0
 
 
 @pytest.mark.filterwarnings("default")

@@ -50,7 +50,7 @@ class Tracker:
                 self._backend.write(values | {"task": event.task, "lr": event.lr}, self._epochs)
             case events.Task():
                 values = {f"accuracy/task {number + 1}": value for number, value in enumerate(event.accuracies)}
-                self._backend.write(values | {"accuracy/all so far": event.seen}, self._epochs)
+                self._backend.write(values | {"accuracy/seen classes": event.seen}, self._epochs)
             case events.Run():
                 values = {"summary/a_last": event.a_last, "summary/a_inc": event.a_inc}
                 values |= {} if event.forgetting is None else {"summary/forgetting": event.forgetting}
