@@ -27,7 +27,6 @@ from pages import RESULTS
 
 from gatf.bench.plan import load_plan
 from gatf.bench.tables import Result, aggregate
-from gatf.errors import UserError
 from gatf.io.events import Epoch
 from gatf.io.files import write_text
 from gatf.io.provenance import processor_name

@@ -90,5 +90,5 @@ def test_doctor_tells_the_truth_about_data(call, tmp_path: Path, monkeypatch: py
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     code, text, _ = call("doctor")
     assert code == 1
-    assert "problem: cifar100 lies in" in text
+    assert "problem: cifar100 is in" in text
     assert "cannot be used: this needs 'pyarrow'" in text
