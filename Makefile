@@ -1,6 +1,7 @@
-# make demo: install and learn the digits; make test: lint, types, tests; make bench: speed and memory; make docs: the site;
-# make torture: the long tests of reliability; make fuzz: changed files for every reader; make mutants: whether tests notice;
-# make coverage: which lines they run; make lock: every package's version and hash; make audit: known holes in them.
+# make demo: install and learn the digits; make test: lint, types, all tests; make quick: tests without the slow ones;
+# make bench: speed and memory; make docs: the site; make torture: the long tests of reliability; make fuzz: changed files
+# for every reader; make mutants: whether tests notice; make coverage: which lines they run; make lock: every package's
+# version and hash; make audit: known holes in them.
 VENV := .venv
 PYTHON := python3
 PIP := $(VENV)/bin/pip install --quiet --disable-pip-version-check -c constraints-cpu.txt
@@ -8,7 +9,7 @@ SOURCES := pyproject.toml constraints-cpu.txt
 # modules are compiled once, whatever the environment says: the tests start many processes
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test slowest bench docs torture fuzz mutants coverage lock install-locked audit lint clean
+.PHONY: demo test quick slowest bench docs torture fuzz mutants coverage lock install-locked audit lint clean
 
 demo: $(VENV)/.installed
 	$(VENV)/bin/gatf run
@@ -16,6 +17,9 @@ demo: $(VENV)/.installed
 
 test: $(VENV)/.installed-dev lint
 	$(VENV)/bin/pytest -n 2 --dist worksteal
+
+quick: $(VENV)/.installed-dev
+	$(VENV)/bin/pytest -n 2 --dist worksteal -m "not slow"
 
 # the slowest tests, in CPU seconds, into docs/contributing.md
 slowest: $(VENV)/.installed-dev

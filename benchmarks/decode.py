@@ -18,9 +18,9 @@ from harness import Report, options, per_second, take_turns
 from PIL import Image
 from torch import Tensor
 
+from gatf.data.base import DecodePiece
 from gatf.data.decode import CENTRAL_SHARE, RandomWindows
 from gatf.data.encoded import Files
-from gatf.data.lazy import DecodePiece
 
 SIZE = 224
 PHOTOS = 32

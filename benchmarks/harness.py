@@ -25,8 +25,8 @@ from typing import Any
 import torch
 from threadpoolctl import threadpool_limits
 
-from gatf.experiment import processor_name
 from gatf.io.files import write_text
+from gatf.io.provenance import processor_name
 
 RESULTS = Path(__file__).resolve().parent / "results"
 THREADS = 2

@@ -36,6 +36,8 @@ from gatf.model import file as model_file
 
 from .faults import FULL, HALF, KILL, NO_SPACE, SENTENCE, killed_after, operations, with_fault
 
+pytestmark = pytest.mark.slow
+
 Tiny = Callable[..., RunConfig]
 VOLATILE = {
     "seconds",

@@ -62,6 +62,7 @@ def test_python_in_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         exec(compile(block.replace('"seed": 1,', quick), "README.md", "exec"), {})
 
 
+@pytest.mark.slow
 def test_the_example_of_a_method_keeps_the_contract(tmp_path: Path) -> None:
     """From an empty folder, by the commands of the page, with nothing of the package touched."""
     page = (ROOT / "docs" / "add-a-method.md").read_text(encoding="utf-8")

@@ -169,15 +169,16 @@ def test_pictures_become_grey_for_a_grey_model(grown: Any, digit_images: Digits)
 
 def test_small_files_are_decoded_once(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a first update: the size, the normalisation and the training look at the same decoded pixels."""
-    from gatf.data import pictures
+
+    from gatf.data import encoded
 
     decoded: list[str] = []
-    plain = pictures.decode
+    plain = encoded.decode
 
     def counted(data: bytes, name: str, *args: Any) -> np.ndarray:
         decoded.append(name)
         return plain(data, name, *args)
 
-    monkeypatch.setattr(pictures, "decode", counted)
+    monkeypatch.setattr(encoded, "decode", counted)
     learn_folder(photos.parent / "once.gatf", photos, parameters={"epochs": 1, "device": "cpu"}, skip_bad=True)
     assert len(decoded) == len(set(decoded)) > 0

@@ -18,9 +18,10 @@ import yaml
 
 from gatf.config import RunConfig, nest
 from gatf.errors import Diverged, UserError
-from gatf.experiment import Experiment, commit, resume, start
+from gatf.experiment import Experiment, resume, start
 from gatf.io import container
 from gatf.io.events import Event, Step, Task
+from gatf.io.provenance import commit
 from gatf.io.run_folder import RunFolder
 from gatf.report.load import read_csv
 from gatf.settings import deep_merge
@@ -67,6 +68,7 @@ def test_the_saved_config_repeats_the_run(whole: Path, tmp_path: Path) -> None:
     assert_same(whole, tmp_path / "again")
 
 
+@pytest.mark.slow
 def test_a_run_killed_at_a_random_moment_resumes_to_the_same_bits(whole: Path, tmp_path: Path) -> None:
     """A real process, a real SIGKILL at a random delay: early (in the first task) or late (in a later one)."""
     folder, task = tmp_path / "killed", {"adagauss": 0, "gatf": 1}[whole.name]
@@ -244,7 +246,7 @@ def test_a_checkpoint_of_another_config_is_refused(stopped: Path, path: str, val
     edited = deep_merge(config, nest(path, value))
     (stopped / "config.yaml").write_text(yaml.safe_dump(edited), encoding="utf-8")
     before = (stopped / "metrics.jsonl").read_bytes()
-    with pytest.raises(UserError, match=rf"task001.*made with another config.*: {said}.*--force-config"):
+    with pytest.raises(UserError, match=rf"task001.*written with another config.*: {said}.*--force-config"):
         resume(stopped)
     assert (stopped / "metrics.jsonl").read_bytes() == before
 
@@ -271,7 +273,9 @@ def test_a_forced_config_goes_on_and_is_recorded(stopped: Path) -> None:
     summary = resume(stopped)
     assert summary.config_changes == change
     kept = [json.loads(line) for line in (stopped / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-    assert [e["text"] for e in kept if e["event"] == "warning"] == [f"the run goes on with another config: {change[0]}"]
+    assert [e["text"] for e in kept if e["event"] == "warning"] == [
+        f"the run continues with another config: {change[0]}"
+    ]
     assert [e["lr"] for e in kept if e["event"] == "epoch"][3] == 0.02
 
 

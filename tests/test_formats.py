@@ -70,7 +70,7 @@ def test_events(run: Path) -> None:
     headings = re.findall(r"^### (\w+)$", PAGE.split("## Events")[1].split("\n## ")[0], flags=re.MULTILINE)
     assert headings == list(KINDS)
     told = RunFolder(run).read_events()
-    assert {event.kind for event in told} == set(KINDS) - {"warning", "step", "looked"}
+    assert {event.kind for event in told} == set(KINDS) - {"warning", "step", "features_extracted"}
     by_name = {names(row[0])[0]: names(row[2]) for row in tables(section("notice"))[1]}
     for event in told:
         if isinstance(event, Notice):

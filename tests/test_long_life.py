@@ -30,6 +30,8 @@ from gatf.model import file as model_file
 from gatf.model import record
 from gatf.training.task import train_task
 
+pytestmark = pytest.mark.slow
+
 
 def stream(path: Path, tasks: int) -> Path:
     """A class for each task: a picture of its own under noise."""

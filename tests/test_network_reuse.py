@@ -17,7 +17,7 @@ from gatf.bench.suite import run_plan
 from gatf.config import RunConfig
 from gatf.errors import UserError
 from gatf.experiment import resume, start
-from gatf.io.events import Epoch, Task, Warning
+from gatf.io.events import Epoch, Task, WarningEvent
 from gatf.io.run_folder import RunFolder
 from gatf.network_reuse import NetworkSource, network_source_beside
 from gatf.training import checkpoint
@@ -116,8 +116,8 @@ def test_what_differs_later_has_the_first_task_in_common(
     assert same_model(tmp_path / "trained", tmp_path / "taken")
     assert (taken.networks_from, taken.networks_of) == ("gatf-seed0", [0])
     assert {event.task for event in told if isinstance(event, Epoch)} == {1, 2}
-    [warning] = [event.text for event in told if isinstance(event, Warning)]
-    assert "of gatf-seed0 the first task's network is taken; later ones would differ: " in warning
+    [warning] = [event.text for event in told if isinstance(event, WarningEvent)]
+    assert "only the first task's network of gatf-seed0 is reused; later ones would differ (" in warning
     assert words in warning
 
 

@@ -19,7 +19,7 @@ from gatf.io.run_folder import DERIVED, RunFolder, Summary
 TOLD: list[tuple[Event, str]] = [
     (events.RunStart(tasks=2, method="gatf", resumed_at=None),
      '{"event": "run_start", "tasks": 2, "method": "gatf", "resumed_at": null}'),
-    (events.Warning(text="odd"), '{"event": "warning", "text": "odd"}'),
+    (events.WarningEvent(text="odd"), '{"event": "warning", "text": "odd"}'),
     (events.TaskStart(task=0, classes=5, images=100, steps=4),
      '{"event": "task_start", "task": 0, "classes": 5, "images": 100, "steps": 4}'),
     (events.Epoch(task=0, phase="train", epoch=1, losses={"ce": float("nan")}, lr=0.1, seconds=0.5),
@@ -49,11 +49,11 @@ def test_events_are_written_as_they_always_were_and_read_back(tmp_path: Path) ->
     for event, _ in TOLD:
         write(event)
     write(events.Step(task=0, phase="train", epoch=0, epochs=1))
-    write(events.Looked(task=0, images=1, of=2))
+    write(events.FeaturesExtracted(task=0, images=1, of=2))
     write.close()
     lines = (tmp_path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     assert lines == [line for _, line in TOLD]  # and no step
-    assert {event.kind for event, _ in TOLD} == set(KINDS) - {"step", "looked"}
+    assert {event.kind for event, _ in TOLD} == set(KINDS) - {"step", "features_extracted"}
     assert str(RunFolder(tmp_path).read_events()) == str([event for event, _ in TOLD])  # as text: NaN is not itself
 
 

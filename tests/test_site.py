@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parent.parent
 MISSING = [name for name in ("mkdocs", "material", "mkdocstrings") if find_spec(name) is None]
 LOADS = re.compile(r"<(?:script|img|iframe|source|video)\b[^>]*\bsrc=\"?((?:https?:)?//[^\"\s>]+)")

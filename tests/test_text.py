@@ -13,7 +13,7 @@ from PIL import Image
 from rich.console import Console
 
 from gatf.bench.tables import HEADINGS, to_csv, to_latex, to_markdown
-from gatf.io.events import Warning as Told
+from gatf.io.events import WarningEvent
 from gatf.io.text import as_typed, csv_cell, harmless, rejoined
 from gatf.training.display import LiveDisplay
 
@@ -64,7 +64,7 @@ def test_a_bench_table_in_markdown_and_latex_shows_names_as_they_are() -> None:
 
 def test_warnings_of_a_run_are_shown_as_they_are() -> None:
     told = io.StringIO()
-    LiveDisplay(Console(file=told, width=200))(Told(text=f"class {EVIL} has no images"))
+    LiveDisplay(Console(file=told, width=200))(WarningEvent(text=f"class {EVIL} has no images"))
     assert told.getvalue().count("\n") == 1
     assert harmless(EVIL) in told.getvalue()
 

@@ -27,9 +27,9 @@ from pages import RESULTS
 
 from gatf.bench.plan import load_plan
 from gatf.bench.tables import Result, aggregate
-from gatf.experiment import processor_name
 from gatf.io.events import Epoch
 from gatf.io.files import write_text
+from gatf.io.provenance import processor_name
 from gatf.io.run_folder import RunFolder, Summary
 
 DECIMALS = 4

@@ -1,18 +1,12 @@
 """One run: scenario × method × seed → train, evaluate, checkpoint, log, resume."""
 
 import math
-import os
-import platform
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property, partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +14,7 @@ import torch
 from pydantic import TypeAdapter
 from torch import Tensor, nn
 
-from gatf import __version__, distributed
+from gatf import distributed
 from gatf.config import RunConfig, read_recipe, validated, with_overrides
 from gatf.data.features import SourceFeatures, cached_features, network_identity
 from gatf.data.loader import EVALUATION_BATCH, TaskData, TaskInfo, split_pipeline
@@ -40,8 +34,9 @@ from gatf.evaluation.observer import DiagnosticsData, DiagnosticsObserver
 from gatf.geometry import spd
 from gatf.io import events
 from gatf.io.events import Event, JsonLines, Listener, reason
+from gatf.io.provenance import machine, peak_memory_mb, versions
 from gatf.io.run_folder import CONFIG, RunFolder, Summary
-from gatf.io.text import COMMAND
+from gatf.io.signals import stop_signals
 from gatf.methods import Method
 from gatf.methods.parts.features import FeatureMethod
 from gatf.model import file as model_file
@@ -59,8 +54,8 @@ UNCALIBRATED = "probabilities are not calibrated, which gatf run does not do; an
 
 
 @dataclass
-class Progress:
-    """What is known of the finished tasks."""
+class RunProgress:
+    """Results of the finished tasks, and time spent on the current one; stored in checkpoints."""
 
     accuracy_matrix: list[list[float]] = field(default_factory=list)
     accuracy_seen: list[float] = field(default_factory=list)
@@ -72,17 +67,17 @@ class Progress:
     peak_memory_mb: list[float] = field(default_factory=list)
     repaired: list[int] = field(default_factory=list)
     config_changes: list[str] = field(default_factory=list)
-    """Settings that were changed on purpose when the run went on."""
+    """Settings that were changed on purpose when the run was resumed."""
     networks_from: str | None = None
-    """The run whose networks were taken."""
+    """The run whose networks were reused."""
     networks_of: list[int] = field(default_factory=list)
-    """Tasks whose networks were."""
+    """Tasks whose networks were reused."""
     seconds_of_task: float = 0.0
-    """Spent on the task in hand by earlier processes."""
+    """Spent on the current task by earlier processes."""
     processor_seconds_of_task: float = 0.0
-    """Likewise."""
+    """Processor time, likewise."""
     repaired_of_task: int = 0
-    """Matrices of the task in hand that earlier processes repaired."""
+    """Matrices of the current task that earlier processes repaired."""
 
     def add(self, result: Evaluation, seconds: float, processor_seconds: float, memory: float, repaired: int) -> None:
         self.accuracy_matrix.append(result.by_task)
@@ -97,16 +92,16 @@ class Progress:
         self.seconds_of_task, self.processor_seconds_of_task, self.repaired_of_task = 0.0, 0.0, 0
 
 
-def read_progress(meta: Mapping[str, Any]) -> Progress:
-    """What a checkpoint says of the finished tasks; a `UserError` if it does not say it for each of them."""
+def read_progress(meta: Mapping[str, Any]) -> RunProgress:
+    """The progress stored in a checkpoint; a `UserError` if it is incomplete."""
     try:
-        progress = TypeAdapter(Progress).validate_python(meta.get("progress"))
+        progress = TypeAdapter(RunProgress).validate_python(meta.get("progress"))
     except ValueError as error:
-        raise UserError(f"the checkpoint does not tell of the finished tasks: {reason(error)}") from None
+        raise UserError(f"the checkpoint has no results of the finished tasks: {reason(error)}") from None
     lists = (progress.accuracy_seen, progress.task_aware, progress.by_class, progress.old_to_new, progress.seconds)
     rows = [len(row) for row in progress.accuracy_matrix]
     if {len(each) for each in lists} != {len(rows)} or rows != list(range(1, len(rows) + 1)):
-        raise UserError("the checkpoint does not tell the same number of finished tasks everywhere")
+        raise UserError("the checkpoint is inconsistent: its results are of different numbers of tasks")
     return progress
 
 
@@ -114,10 +109,10 @@ def start(
     config: RunConfig, folder: Path, listeners: tuple[Listener, ...] = (), *, backbone: nn.Module | None = None,
     networks_from: Path | None = None,
 ) -> Summary:  # fmt: skip
-    """Begin a run in a new folder; returns its summary. `backbone` takes the place of the one the config names,
-    `networks_from` is the folder of a run whose networks are taken instead of training the same ones."""
+    """Begin a run in a new folder; returns its summary. `backbone` replaces the one that the config names;
+    `networks_from` is the folder of a run whose networks are reused instead of training the same ones."""
     network_source = None if networks_from is None else NetworkSource(networks_from, config)
-    experiment = Experiment(config, backbone)  # what can be wrong with the config is found before the folder is made
+    experiment = Experiment(config, backbone)  # errors in the config are found before the folder is made
     place = RunFolder(folder)
     with _alone(place):
         if distributed.is_first():
@@ -130,11 +125,11 @@ def resume(
     folder: Path, listeners: tuple[Listener, ...] = (), *, backbone: nn.Module | None = None,
     force_config: bool = False, overrides: Mapping[str, Any] | None = None, networks_from: Path | None = None,
 ) -> Summary:  # fmt: skip
-    """Go on with an interrupted run, or return the summary of a finished one; `backbone` as it was given to `start`.
+    """Continue an interrupted run, or return the summary of a finished one; `backbone` as for `start`.
     Without `networks_from` the remaining tasks are trained.
 
-    A checkpoint of another config than the folder's is refused, unless `force_config` says that this is meant; then the
-    run records what was changed. `overrides` (dotted paths) change the folder's config first.
+    A checkpoint of another config than the folder's is refused unless `force_config` is given; then the run records the
+    changes. `overrides` (dotted paths) change the folder's config first.
     """
     place = RunFolder(folder)
     if not place.begun:
@@ -151,12 +146,12 @@ def resume(
 
 
 def _alone(place: RunFolder) -> AbstractContextManager[None]:
-    """Of several processes that share a run the first one, which writes, keeps those of other runs out."""
+    """The lock of the run folder, taken by the first of the processes that share a run."""
     return place.writing() if distributed.is_first() else nullcontext()
 
 
 def reopen(folder: Path, overrides: Mapping[str, Any] | None = None) -> "Experiment":
-    """The experiment of a run folder, to look at: `Experiment.go_to` puts its method where the run stood after a task.
+    """The experiment of a run folder, for analysis: `Experiment.go_to` restores its method as it was after a task.
     `overrides` (dotted paths) are for what may differ from where it ran: `device`, `data.root`."""
     place = RunFolder(folder)
     if not place.begun:
@@ -165,7 +160,7 @@ def reopen(folder: Path, overrides: Mapping[str, Any] | None = None) -> "Experim
 
 
 class Experiment:
-    """A config brought to life: a scenario, and the session that learns it."""
+    """A scenario and the session that learns it, built from a config."""
 
     def __init__(self, config: RunConfig, backbone: nn.Module | None = None) -> None:
         self.config = config
@@ -182,15 +177,15 @@ class Experiment:
         return self.session.method
 
     def go_to(self, folder: Path, task: int) -> None:
-        """Put the method where the run in this folder stood after a task, with the checkpoint taken then."""
+        """Restore the method from the checkpoint that the run in this folder wrote after a task."""
         tensors, meta = checkpoint.load(RunFolder(folder).after_task(task))
         self.session.restore(tensors, meta, None)
         self.method.eval()
 
     @cached_property
     def features(self) -> SourceFeatures | None:
-        """Of all images, from the cache, where no task trains the network; None where it has to be run. A network from
-        Python may be another tomorrow, and a bottleneck may be set when the first task begins."""
+        """Cached features of all images if no task trains the network, else None. Also None for a network given from
+        Python, which has no stable identity, and for one whose bottleneck is set when the first task begins."""
         method, config = self.method, self.config
         fixed = isinstance(method, FeatureMethod) and method.network_is_fixed
         if not fixed or not self._network_is_named or config.backbone.bottleneck is not None or distributed.world() > 1:
@@ -203,14 +198,14 @@ class Experiment:
         return self.scenario.task_info(task, all_so_far=not self.method.exemplar_free)
 
     def task_data(self, task: int) -> TaskData:
-        """The task's training images; of all tasks so far for a method that is not exemplar-free."""
+        """The task's training images; those of all seen tasks for a method that is not exemplar-free."""
         return self.scenario.task_data(
             task, self.session.pipeline, seed=self.config.seed, device=self.session.device,
             all_so_far=not self.method.exemplar_free, features=None if self.features is None else self.features.train,
         )  # fmt: skip
 
     def bytes_per_class(self) -> int:
-        """What the method keeps for each class; for one that is not exemplar-free with its images, a byte per value."""
+        """Stored bytes per class; for a method that is not exemplar-free including its images, one byte per value."""
         kept = self.method.bytes_per_class()
         if self.method.exemplar_free:
             return kept
@@ -226,8 +221,8 @@ class Experiment:
         force_config: bool = False,
         network_source: NetworkSource | None = None,
     ) -> Summary:
-        """Train all tasks, but for networks that another run has; of several processes the first one writes and tells.
-        `force_config` as `resume` has it."""
+        """Learn all tasks; of several processes the first one writes files and reports events. `force_config` as in
+        `resume`."""
         place = RunFolder(folder)
         written = JsonLines(place.events if distributed.is_first() else None)
         listeners = listeners if distributed.is_first() else ()
@@ -246,7 +241,7 @@ class Experiment:
 
     @torch.inference_mode()
     def evaluate(self, task: int) -> Evaluation:
-        """How the method does on the test images of tasks 0..task."""
+        """Accuracies on the test images of tasks 0..task."""
         tasks = self.scenario.task_of_class()
         tasks = tasks[tasks <= task].to(self.session.device)
         members, labels = self.scenario.members(self.scenario.source.test, 0, task)
@@ -263,8 +258,8 @@ class Experiment:
         return evaluate(distributed.gather_rows(torch.cat(chosen)).cpu(), labels, tasks.cpu())
 
     @torch.inference_mode()
-    def accuracy_when_new(self, task: int) -> float:
-        """Percent of the test images of the newest task alone that are answered rightly, among all classes seen."""
+    def accuracy_after_learning(self, task: int) -> float:
+        """Accuracy in percent on the test images of the newest task, predicting among all seen classes."""
         members, labels = self.scenario.members(self.scenario.source.test, task, task)
         chosen = torch.cat([scores.argmax(dim=1).cpu() for scores in self._scored(members)])
         return 100 * float((chosen == labels).double().mean())
@@ -288,17 +283,17 @@ class Experiment:
 
 @dataclass
 class _Found:
-    """A checkpoint to go on from."""
+    """A checkpoint to resume from."""
 
     path: Path
     tensors: dict[str, Tensor]
     meta: dict[str, Any]
     changes: list[str] = field(default_factory=list)
-    """What its config has otherwise than the run's."""
+    """Settings that differ from the run's config."""
 
 
 class _Run:
-    """One process's part of a run: a loop over the tasks, its checkpoints and what it tells."""
+    """One process's part of a run: the loop over tasks, checkpoints and events."""
 
     def __init__(
         self, experiment: Experiment, folder: RunFolder, written: JsonLines, listeners: tuple[Listener, ...],
@@ -313,13 +308,13 @@ class _Run:
         )
         self.session, self.method, self.config = experiment.session, experiment.method, experiment.config
         self.listeners: tuple[Listener, ...] = (written, *listeners)
-        self.progress = Progress()
+        self.progress = RunProgress()
         self._clock, self._processor_clock = time.monotonic(), time.process_time()
         self._ladder = spd.Ladder()
         self._trained: dict[str, Tensor] = {}
-        """In the phases of the task in hand that are over, where it is to be kept."""
+        """Weights trained in the finished phases of the current task, if networks are to be kept."""
 
-    def tell(self, event: Event) -> None:
+    def emit(self, event: Event) -> None:
         for listener in self.listeners:
             listener(event)
 
@@ -328,9 +323,9 @@ class _Run:
         found = self._find(force_config)
         first, resumed = self._restore(found)
         method = self.config.method.name
-        self.tell(events.RunStart(tasks=tasks, method=method, resumed_at=None if found is None else first))
+        self.emit(events.RunStart(tasks=tasks, method=method, resumed_at=None if found is None else first))
         for sentence in self.experiment.warnings:
-            self.tell(events.Warning(text=sentence))
+            self.emit(events.WarningEvent(text=sentence))
         if found is not None and found.changes:
             self._record_changes(found)
         if (
@@ -339,23 +334,27 @@ class _Run:
             and first == 0
             and resumed is None
         ):
-            later = f"later ones would differ: {self.network_source.why_first_alone}"
-            self.tell(events.Warning(text=f"of {self.network_source.name} the first task's network is taken; {later}"))
+            later = f"later ones would differ ({self.network_source.why_first_alone})"
+            self.emit(
+                events.WarningEvent(
+                    text=f"only the first task's network of {self.network_source.name} is reused; {later}"
+                )
+            )
         for task in range(first, tasks):
             self._learn(task, resumed if task == first else None)
             if self.stop() and task + 1 < tasks:
                 raise Interrupted
         summary = self.summary()
         if distributed.is_first():
-            self.folder.prune_checkpoints(self._kept())  # of a process that was killed before it could
+            self.folder.prune_checkpoints(self._kept())  # left behind by a killed process
             self._write_model()
-        told = events.Run(
+        finished = events.Run(
             a_last=summary.a_last, a_inc=summary.a_inc, forgetting=summary.forgetting,
             total_seconds=summary.total_seconds,
         )  # fmt: skip
-        self.tell(told)
+        self.emit(finished)
         if distributed.is_first():
-            self.folder.write_summary(summary)  # the last file: with it the run is finished
+            self.folder.write_summary(summary)  # written last: it marks the run as finished
         return summary
 
     def _learn(self, task: int, resumed: Resumed | None) -> None:
@@ -368,7 +367,7 @@ class _Run:
             else None
         )
         circumstances = Circumstances(
-            partial(self._tell_after_notices, task), self.stop, partial(self._save, task), self.config.checkpoint_every,
+            partial(self._emit_after_notices, task), self.stop, partial(self._save, task), self.config.checkpoint_every,
             None if network_source is None else partial(self._take, network_source),
             self._keep if self.config.keep_networks else None,
         )  # fmt: skip
@@ -384,11 +383,11 @@ class _Run:
             pairs = result.answered.tolist()
             self.folder.write_confusion((names[true], names[answer], count) for true, answer, count in pairs)
         seconds = self.progress.seconds[-1]
-        self.tell(events.Task(task=task, seen=result.seen, accuracies=result.by_task, seconds=seconds))
+        self.emit(events.Task(task=task, seen=result.seen, accuracies=result.by_task, seconds=seconds))
         self._save(task + 1, 0, Position(), None)
 
     def _take(self, network_source: NetworkSource, task: int) -> dict[str, Tensor]:
-        """What another run has trained in a task, and a note that it was."""
+        """The weights that another run trained in a task; the reuse is recorded."""
         self.progress.networks_from = network_source.name
         if task not in self.progress.networks_of:
             self.progress.networks_of.append(task)
@@ -398,13 +397,13 @@ class _Run:
         self._trained |= trained
 
     def _write_model(self) -> None:
-        """The finished classifier, as `gatf learn` would have written it: it predicts, and it can learn more."""
+        """The finished classifier as a model file, which predicts and can learn further classes."""
         try:
             model_file.save(self._model(), self.folder.model)
         except CannotWrite:
             raise
         except UserError as error:
-            self.tell(events.Warning(text=f"no model file was written: {error}"))
+            self.emit(events.WarningEvent(text=f"no model file was written: {error}"))
 
     def _model(self) -> Model:
         scenario, tasks = self.experiment.scenario, range(len(self.experiment.scenario))
@@ -433,13 +432,13 @@ class _Run:
             torch.zeros(0, dtype=torch.float64), NO_NOVELTY, remembered(tuple(records)),
         )  # fmt: skip
 
-    def _tell_after_notices(self, task: int, event: Event) -> None:
+    def _emit_after_notices(self, task: int, event: Event) -> None:
         self._drain_notices(task)
-        self.tell(event)
+        self.emit(event)
 
     def _drain_notices(self, task: int) -> None:
         for notice in self.method.notices:
-            self.tell(events.Notice(task=task, name=notice.name, values=notice.values))
+            self.emit(events.Notice(task=task, name=notice.name, values=notice.values))
         self.method.notices.clear()
 
     def _seconds_of_task(self) -> float:
@@ -452,8 +451,8 @@ class _Run:
         return self.progress.repaired_of_task + self._ladder.used
 
     def _save(self, task: int, phase: int, position: Position, optimiser: torch.optim.Optimizer | None) -> None:
-        """Write a checkpoint named by where the run stands, then drop all but the newest two, and those after tasks
-        where they are to be kept."""
+        """Write a checkpoint named by its position, then delete all but the newest two (and with `keep_networks`
+        those after each task)."""
         if not distributed.is_first():
             return
         progress = dict(vars(self.progress))
@@ -467,12 +466,12 @@ class _Run:
         self.folder.prune_checkpoints(self._kept())
 
     def _kept(self) -> set[Path]:
-        """Checkpoints that stay, beside the newest ones."""
+        """Checkpoints to keep beside the newest ones."""
         tasks = range(len(self.experiment.scenario.task_sizes)) if self.config.keep_networks else ()
         return {self.folder.after_task(done) for done in tasks}
 
     def _find(self, force_config: bool) -> _Found | None:
-        """The newest checkpoint, if there is one; a `UserError` if it is of another config and that is not meant."""
+        """The newest checkpoint, if any; a `UserError` if its config differs and `force_config` is not given."""
         newest = distributed.from_first(next(reversed(self.folder.saved_checkpoints()), None))
         if newest is None:
             return None
@@ -480,13 +479,14 @@ class _Run:
         found.changes = self.session.changes(found.meta)
         if found.changes and not force_config:
             raise UserError(
-                f"{newest} was made with another config than {self.folder.config} has now: {'; '.join(found.changes)}. "
-                "Put that back, or add --force-config to go on with what is there now; the run will say so"
+                f"{newest} was written with another config than {self.folder.config} has now: "
+                f"{'; '.join(found.changes)}. "
+                "Restore the config, or add --force-config to continue with the new one; the run records the change"
             )
         return found
 
     def _restore(self, found: _Found | None) -> tuple[int, Resumed | None]:
-        """The task to go on with, and the place in it."""
+        """The task to continue with, and the position in it."""
         if found is None:
             self.written.truncate(0)
             return 0, None
@@ -500,9 +500,9 @@ class _Run:
         return task, resumed
 
     def _record_changes(self, found: _Found) -> None:
-        """Tell what was changed, and put it into the checkpoint with the new config: from there it is this run's."""
+        """Report the changes and write them with the new config into the checkpoint."""
         self.progress.config_changes += found.changes
-        self.tell(events.Warning(text=f"the run goes on with another config: {'; '.join(found.changes)}"))
+        self.emit(events.WarningEvent(text=f"the run continues with another config: {'; '.join(found.changes)}"))
         if distributed.is_first():
             now = {"progress": asdict(self.progress), "events": self.written.position()}
             checkpoint.save(found.path, found.tensors, {**found.meta, **now, **self.session.described()})
@@ -539,81 +539,3 @@ class _Run:
             networks_of=progress.networks_of,
             machine=machine(self.method.device),
         )
-
-
-@contextmanager
-def stop_signals() -> Iterator[Callable[[], bool]]:
-    """Inside, Ctrl-C and SIGTERM ask for a stop after the step in hand; a second one ends the process at once."""
-    asked = False
-
-    def ask(number: int, frame: Any) -> None:
-        nonlocal asked
-        if asked:
-            raise KeyboardInterrupt
-        asked = True
-
-    try:
-        previous = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
-    except ValueError:  # not in the main thread: signals are the caller's
-        yield lambda: False
-        return
-    try:
-        yield lambda: asked
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
-
-
-def peak_memory_mb(device: torch.device) -> float:
-    """Largest memory of the process so far, or allocated on the GPU since the last call; 0 on
-    Windows, which has no such count."""
-    if device.type == "cuda":
-        peak = torch.cuda.max_memory_allocated(device) / 2**20
-        torch.cuda.reset_peak_memory_stats(device)
-        return peak
-    if sys.platform == "win32":
-        return 0.0
-    import resource
-
-    kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return kilobytes / (2**20 if sys.platform == "darwin" else 2**10)
-
-
-def processor_name() -> str:
-    """As Linux tells it, or else what Python knows."""
-    known = Path("/proc/cpuinfo")
-    lines = known.read_text(encoding="utf-8", errors="replace").splitlines() if known.is_file() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
-
-
-def machine(device: torch.device) -> dict[str, str]:
-    """What seconds, and the last bits of a result, depend on; the date, the command and the commit."""
-    found = {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "processor": processor_name(),
-        "threads": str(torch.get_num_threads()),
-    }
-    found |= {"device": torch.cuda.get_device_name(device)} if device.type == "cuda" else {}
-    told = {"command": os.environ.get(COMMAND), "commit": commit(Path(__file__).parent)}
-    return found | {name: text for name, text in told.items() if text}
-
-
-def commit(code: Path) -> str | None:
-    """The commit of the repository that the code lies in, with `-dirty` where files were changed; None where it was
-    installed from elsewhere."""
-    if not (code.parents[1] / ".git").exists():  # <repository>/src/gatf
-        return None
-    words = ["git", "-C", str(code), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
-    try:
-        return subprocess.run(words, capture_output=True, text=True, timeout=10, check=True).stdout.strip() or None
-    except (OSError, subprocess.SubprocessError):
-        return None
-
-
-def versions() -> dict[str, str]:
-    return {
-        "python": platform.python_version(),
-        "gatf": __version__,
-        **{name: version(name) for name in ("torch", "numpy", "lightning-fabric")},
-    }

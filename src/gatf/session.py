@@ -20,7 +20,7 @@ from gatf.data.decode import CENTRAL_SHARE, SMALL
 from gatf.data.inputs import ImageInput, image_set
 from gatf.data.loader import TaskData, TaskInfo, views
 from gatf.errors import Diverged, UserError
-from gatf.io.events import Listener, Looked, Trained
+from gatf.io.events import FeaturesExtracted, Listener, Trained
 from gatf.methods import Method, method_class
 from gatf.methods.parts.bottleneck import start_bottleneck
 from gatf.nets import build_backbone, given_backbone, wrap_backbone
@@ -154,7 +154,7 @@ class Session:
         if self.device.type == "cpu":
             keep_freed_memory()
         task = data.info.index
-        data.looked = lambda images, of: run.listener(Looked(task=task, images=images, of=of))
+        data.extracted = lambda images, of: run.listener(FeaturesExtracted(task=task, images=images, of=of))
         with self.threads():
             if data.info.index == 0 and resumed is None:
                 start_bottleneck(self.method.backbone, self.config.backbone, data)

@@ -18,7 +18,7 @@ from gatf.bench.suite import run_plan
 from gatf.io import container
 
 ray = pytest.importorskip("ray", reason="the extra `cluster` is not installed")
-pytestmark = pytest.mark.filterwarnings("default")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]
 SMALL = (
     "data: {name: digits, max_per_class: 30}\nscenario: {tasks: 5, stop_after: 2}\n"
     "backbone: {name: small, width: 8, bottleneck: 8}\ncheckpoint_every: 1\n"

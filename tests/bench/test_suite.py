@@ -74,6 +74,7 @@ def test_a_stopped_bench_goes_on(plan: Plan, tmp_path: Path) -> None:
         assert stopped == whole
 
 
+@pytest.mark.slow
 def test_a_killed_process_is_done_again(plan: Plan, tmp_path: Path) -> None:
     """Two at a time; the first one started is killed with SIGKILL."""
     folder = tmp_path / "out"

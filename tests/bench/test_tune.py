@@ -83,7 +83,7 @@ def test_a_trial_is_judged_by_validation_images_of_the_newest_task_alone(
     assert 0 <= judge(config) <= 100
     assert looked == [[0, 1], [2, 3]]
     assert config.scenario.stop_after == 2
-    assert "each of the first 2 tasks, just after it was learnt; test images and those of older" in what.judged_by
+    assert "each of the first 2 tasks, after learning it; test images and those of older" in what.objective
 
 
 def test_settings_that_are_tried_reach_the_run() -> None:

@@ -62,7 +62,7 @@ def test_doctor(call, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GATF_DATA", raising=False)
     code, text, _ = call("doctor")
     assert code == 0
-    for word in ("python", "torch", "cache", "digits", "at hand", "weights efficientnet_lite0", "all is well"):
+    for word in ("python", "torch", "cache", "digits", "available", "weights efficientnet_lite0", "no problems found"):
         assert word in text
 
 
@@ -83,12 +83,12 @@ def test_doctor_tells_the_truth_about_data(call, tmp_path: Path, monkeypatch: py
     code, text, _ = call("doctor")
     assert code == 0
     said = {line.split()[1]: line.split(maxsplit=2)[2] for line in text.splitlines() if line.startswith("data ")}
-    assert said["cifar100"] == "at hand"
+    assert said["cifar100"] == "available"
     for name in ("tinyimagenet", "imagenet100", "cub200"):
-        assert said[name].startswith(f"not here ('{name}' is not in ")
+        assert said[name].startswith(f"not available ('{name}' is not in ")
 
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     code, text, _ = call("doctor")
     assert code == 1
-    assert "problem: cifar100 lies in" in text
+    assert "problem: cifar100 is in" in text
     assert "cannot be used: this needs 'pyarrow'" in text

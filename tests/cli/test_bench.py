@@ -60,7 +60,7 @@ def test_the_plan_is_printed_with_an_estimate(recipe: Path, tmp_path: Path) -> N
     told = CliRunner().invoke(cli.app, arguments)
     assert told.exit_code == 0, told.output
     assert "2 runs into" in told.output
-    assert "one after the other" in told.output
+    assert "sequentially" in told.output
     assert not (tmp_path / "runs").exists()
 
 

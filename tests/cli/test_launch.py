@@ -14,13 +14,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from gatf.cli import sharing
 from gatf.cli.launch import launch
 from gatf.config import RunConfig
-from gatf.errors import UserError
 from gatf.experiment import resume
 
 from ..faults import wait_for_task
+
+pytestmark = pytest.mark.slow
 
 Tiny = Callable[..., RunConfig]
 MadeOnce = Callable[[str, Callable[[Path], None]], Path]
@@ -79,7 +79,7 @@ def test_a_killed_process_ends_the_job_with_one_message_and_the_run_resumes(undi
     folder = tmp_path / "killed"
     command = [sys.executable, "-m", "gatf", "run", "--quiet", "--recipe", str(undisturbed / "recipe.yaml")]
     job = subprocess.Popen(
-        [*command, "--out", str(folder), "--devices", "2", "--force-devices"],
+        [*command, "--out", str(folder), "--devices", "2"],
         env=ALONE,
         stderr=subprocess.PIPE,
         text=True,
@@ -113,7 +113,7 @@ def test_a_terminated_job_stops_together_and_resumes_in_one_process(undisturbed:
     folder = tmp_path / "stopped"
     command = [sys.executable, "-m", "gatf", "run", "--quiet", "--recipe", str(undisturbed / "recipe.yaml")]
     job = subprocess.Popen(
-        [*command, "--out", str(folder), "--devices", "2", "--force-devices"],
+        [*command, "--out", str(folder), "--devices", "2"],
         env=ALONE,
         stdout=subprocess.PIPE,
         text=True,
@@ -122,7 +122,7 @@ def test_a_terminated_job_stops_together_and_resumes_in_one_process(undisturbed:
     job.terminate()
     printed, _ = job.communicate(timeout=60)
     assert job.returncode == 130
-    assert printed.strip() == f"stopped and saved; go on with: gatf run --resume {folder}"
+    assert printed.strip() == f"stopped and saved; continue with: gatf run --resume {folder}"
     assert len(resume(folder).accuracy_seen) == 2
 
 
@@ -130,49 +130,18 @@ def test_a_mistake_is_told_once(tmp_path: Path) -> None:
     """Only the processes notice that there is no such data."""
     done = together(
         sys.executable, "-m", "gatf", "run", "--dataset", "cifar100", "--data-root", str(tmp_path / "none"), "--out",
-        str(tmp_path / "run"), "--devices", "2", "--force-devices",
+        str(tmp_path / "run"), "--devices", "2",
     )  # fmt: skip
     assert done.returncode == 2
     assert done.stderr.count("'cifar100' is not in") == len(done.stderr.splitlines()) == 1, done.stderr
 
 
-def test_a_folder_that_holds_a_run_is_refused_before_anything_is_tried(
+def test_a_folder_that_holds_a_run_is_refused_before_processes_start(
     undisturbed: Path, call: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gatf.cli.run.refuse_if_slower", lambda *_: pytest.fail("tried"))
+    monkeypatch.setattr("gatf.cli.run.launch", lambda *_, **__: pytest.fail("launched"))
     code, _, told = call("run", "--out", undisturbed / "run", "--devices", 2)
     assert (code, told.count("already holds a run"), len(told.splitlines())) == (2, 1, 1)
-
-
-def test_more_processes_are_refused_where_a_trial_shows_a_loss(
-    tiny_config: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Tried once, and no longer asked where a GPU does the work."""
-    monkeypatch.setenv("GATF_CACHE", str(tmp_path))
-    asked = []
-    seconds = {1: 2.0, 2: 5.0, 3: 1.5}
-    monkeypatch.setattr(
-        sharing, "seconds_of_steps", lambda config, devices: (asked.append(devices), seconds[devices])[1]
-    )
-    config = tiny_config("finetune")
-    for _ in range(2):
-        with pytest.raises(
-            UserError, match=r"with --devices 2 a step of this run takes 2\.5 times as long .*--force-devices$"
-        ):
-            sharing.refuse_if_slower(config, 2)
-    assert asked == [1, 2]
-    sharing.refuse_if_slower(config, 3)
-    seconds[4] = None
-    sharing.refuse_if_slower(config, 4)
-    assert asked == [1, 2, 1, 3, 1, 4]
-    sharing.refuse_if_slower(tiny_config("finetune", device="cuda"), 5)
-    assert asked == [1, 2, 1, 3, 1, 4]
-
-
-def test_the_trial_runs_the_command_itself(tiny_config: Tiny) -> None:
-    small = {"scenario.stop_after": 1, "optimisation.first.epochs": 2, "data.max_per_class": 8}
-    assert sharing.seconds_of_steps(tiny_config("finetune", **small).to_yaml(), 1) > 0
-    assert sharing.seconds_of_steps("nonsense: 1", 1) is None
 
 
 def test_several_nodes_need_to_know_of_each_other(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -184,6 +184,7 @@ def undisturbed(base: Path, photos: Path, tmp_path_factory: pytest.TempPathFacto
     return container.read(path)[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
 def test_a_killed_learn_leaves_the_model_and_goes_on(
     how: signal.Signals, call: Any, shop: Path, photos: Path, undisturbed: dict[str, torch.Tensor]

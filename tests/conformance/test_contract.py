@@ -92,6 +92,7 @@ def test_another_seed_gives_another_run(method: str, brief: Runs) -> None:
         assert not torch.equal(ours, theirs)
 
 
+@pytest.mark.slow
 def test_a_killed_run_resumes_to_the_same_bits(method: str, brief: Runs, tmp_path: Path) -> None:
     """A process of its own, killed in the last epoch of task 1 by SIGKILL, then resumed."""
     done = brief(method)

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from gatf import cli
-from gatf.data import cache, pictures
+from gatf.data import cache, encoded
 from gatf.data.sources import cache_folder, open_source
 from gatf.io.files import new_file
 from gatf.settings import DataConfig
@@ -20,13 +20,13 @@ from gatf.settings import DataConfig
 def decoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of the images that were decoded."""
     names: list[str] = []
-    original = pictures.decode
+    original = encoded.decode
 
     def count(data: bytes, name: str, *rest: object) -> object:
         names.append(name)
         return original(data, name, *rest)
 
-    monkeypatch.setattr(pictures, "decode", count)
+    monkeypatch.setattr(encoded, "decode", count)
     return names
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
-from gatf.data.lazy import LazyImages
+from gatf.data.base import LazyImages
 from gatf.data.published import imagenet100_wnids
 from gatf.data.scenario import build_scenario
 from gatf.data.sources import open_source

@@ -9,10 +9,9 @@ from torch import Tensor
 
 from gatf import distributed
 from gatf.data.augment import Pipeline, parse_augmentation
-from gatf.data.base import ImageSet
+from gatf.data.base import ImageSet, LazyImages
 from gatf.data.decode import RandomWindows
 from gatf.data.encoded import Files, ParquetRows
-from gatf.data.lazy import LazyImages
 from gatf.data.loader import TaskData, TaskInfo, shuffled
 from gatf.data.workers import in_order
 from gatf.errors import UserError

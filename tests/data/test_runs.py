@@ -60,5 +60,5 @@ def test_what_is_off_about_the_data_is_told(tmp_path: Path, photos: Path) -> Non
     (photos / "test" / "ufo" / "x.png").write_bytes(b"")
     told: list[events.Event] = []
     start(config(photos), tmp_path / "run", (told.append,))
-    warnings = [event.text for event in told if isinstance(event, events.Warning)]
+    warnings = [event.text for event in told if isinstance(event, events.WarningEvent)]
     assert warnings == [f"{photos / 'test'}: class ufo has no training images and is left out"]

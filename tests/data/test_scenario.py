@@ -9,7 +9,7 @@ import torch
 from gatf.data.base import ImageSet, Source
 from gatf.data.published import CIFAR100_ORDER_SHA256, IMAGENET100, cifar100_order, imagenet100_wnids, list_digest
 from gatf.data.scenario import build_scenario, class_order, read_order, split_classes
-from gatf.data.subset import limit_training, long_tail
+from gatf.data.sources import limit_training, long_tail
 from gatf.errors import UserError
 from gatf.settings import DataConfig, ScenarioConfig
 

@@ -102,7 +102,7 @@ def test_sentences_say_which_way() -> None:
     assert representation.startswith("The representation gains 1.0 points")
     other = Explained(after_task=9, own=60.0, stored=61.0, anew=61.0, probe=61.0, joint=None)
     assert [sentence.split(":")[0] for sentence in other.sentences()] == [
-        "Transport loses nothing", "Its own answers have 60.0 %", "The readout loses nothing",
+        "Transport loses nothing", "The method itself has 60.0 %", "The readout loses nothing",
     ]  # fmt: skip
 
 

@@ -20,15 +20,14 @@ from gatf.bench.plan import load_plan
 from gatf.bench.tables import aggregate
 from gatf.config import RunConfig, load_config, parse_overrides
 from gatf.data.base import ImageSet, Source
-from gatf.data.encoded import Files
+from gatf.data.encoded import Files, decode_all, natural_side, photo_side
 from gatf.data.inputs import read_images
 from gatf.data.layouts.folder import read_class_list
 from gatf.data.layouts.originals import read_cifar_pickles, read_cub, read_tiny
 from gatf.data.layouts.parquet import read_parquet
 from gatf.data.listing import Listing
-from gatf.data.own import OWN
-from gatf.data.pictures import decode_all, natural_side, photo_side
 from gatf.data.scenario import build_scenario, class_numbers, read_order
+from gatf.data.sources import OWN
 from gatf.experiment import Experiment, _Run, resume
 from gatf.incremental.store import Store
 from gatf.io.events import JsonLines

@@ -137,7 +137,7 @@ def test_packed_scores_of_many_classes_are_minus_the_distances(make_spd, dim, mo
         expected = -rule.distances(points) - constants
         got = rule._packed.scores(points)[0]
         torch.testing.assert_close(got, expected, rtol=2e-6, atol=2e-6 * float(expected.abs().max()))
-        monkeypatch.setattr(readout, "PACKED_ELEMENTS", 7)  # a row at a time
+        monkeypatch.setattr("gatf.geometry.packed.PACKED_ELEMENTS", 7)  # a row at a time
         torch.testing.assert_close(rule._packed.scores(points)[0], got, rtol=1e-5, atol=1e-5)
         monkeypatch.undo()
 

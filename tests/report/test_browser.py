@@ -12,6 +12,8 @@ import pytest
 
 from gatf.report.page import write_report
 
+pytestmark = pytest.mark.slow
+
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 BROWSER = next((path for path in map(shutil.which, BROWSERS) if path), None)
 FLAGS = (

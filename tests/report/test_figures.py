@@ -65,7 +65,7 @@ def test_the_map_of_answers_grows_with_the_classes_and_not_with_their_square(
     # next cell's first
     assert cells[0, :3].filled(-1).tolist() == [80, 20, -1]
     (pairs,) = (spec for spec in figures_of(runs) if spec.name.startswith("pairs"))
-    assert "A cell is of 3 neighbours each way" in pairs.sentence
+    assert "A cell covers 3 × 3 classes" in pairs.sentence
     assert "class 2 → class 3: 20 %" in inline_svg(pairs.draw(), name="pairs", alt="")
 
 
@@ -85,7 +85,7 @@ def test_every_diagnostic_has_its_figure(runs: list[Run], tmp_path: Path) -> Non
     write_report([run.folder for run in runs], tmp_path / "r.html")
     text = (tmp_path / "r.html").read_text(encoding="utf-8")
     assert "Why it forgets" in text
-    assert "What is stored of old classes against what is true" in text
+    assert "Stored and true statistics of old classes" in text
     assert (
         text.count("<figure") == text.count('<svg role="img"') == 2 + 3 * 3 + 8 + 2 + 3 * 2
     )  # losses and rates of each
@@ -104,7 +104,7 @@ def test_points_of_the_plane_and_densities_tell_what_they_are(runs: list[Run]) -
     old = run.summary.class_names[: len(run.summary.accuracy_by_class[-2])]
     plane = inline_svg(figures.transport_plane(run), name="plane", alt="")
     told = set(re.findall("<title>(.*?)</title>", plane))
-    ends = ("where it was", "where it is", "where the method believes it is")
+    ends = ("mean before the task", "mean after the task", "transported mean")
     assert told == {f"{name}: {end}" for name in old for end in ends}
     margins = inline_svg(figures.margin_densities([run]), name="margins", alt="")
     assert re.search(r"<title>gatf, margin -?[\d.]+: density [\de.-]+</title>", margins)
@@ -244,6 +244,6 @@ def test_many_classes_stand_in_the_order_of_their_accuracy(fake_bench: Path) -> 
     last = dict(zip(runs[0].summary.class_names, runs[0].summary.accuracy_by_class[-1], strict=True))
     accuracies = [last[name] for name in named]
     (spec,) = [spec for spec in figures_of(runs) if spec.name == "classes-gatf"]
-    assert spec.sentence.endswith("Ordered by the accuracy at the end; point at a row for its name.")
+    assert spec.sentence.endswith("Sorted by final accuracy; point at a row for its name.")
     assert len(named) == 25
     assert accuracies == sorted(accuracies, reverse=True)

@@ -114,7 +114,7 @@ def test_backward_transfer_and_the_area_stand_in_the_tables(fake_run: FakeRun, t
     changed = [matrix[-1][task] - matrix[task][task] for task in range(4)]
     assert told["backward transfer"].key == pytest.approx(sum(changed) / 4)
     notes = " ".join(tasks_table(runs[0]).notes)
-    assert f"since they were new: {sum(changed) / 4:+.1f}." in notes
+    assert f"since they were learnt: {sum(changed) / 4:+.1f}." in notes
     assert f"accuracy curve: {told['area %'].text} %" in notes
 
 
@@ -210,7 +210,7 @@ def test_runs_of_one_method_on_other_classes_are_not_mixed(fake_run: FakeRun, tm
         fake_run(tmp_path / folder, "gatf")
         rename(tmp_path / folder, [f"{letter}{number}" for number in range(10)])
     write_report([tmp_path / "a", tmp_path / "b"], tmp_path / "r.html")
-    assert "What is taken for what" not in (tmp_path / "r.html").read_text(encoding="utf-8")
+    assert "Confusion matrix" not in (tmp_path / "r.html").read_text(encoding="utf-8")
 
 
 def test_one_task_has_no_forgetting_and_no_confusion(fake_run: FakeRun, tmp_path: Path) -> None:
@@ -277,8 +277,8 @@ def test_what_is_taken_for_what_is_drawn_and_told(fake_run: FakeRun, tmp_path: P
     fake_run(tmp_path / "a", "gatf", confused=True)
     write_report([tmp_path / "a"], tmp_path / "r.html")
     text = (tmp_path / "r.html").read_text(encoding="utf-8")
-    assert "What is taken for what" in text
-    assert "Most often “class 0” is taken for “class 1”: 20 % of its images." in text
+    assert "Confusion matrix" in text
+    assert "Most frequent error: “class 0” is predicted as “class 1” for 20 % of its images." in text
     assert "<title>class 3 → class 4: 20 %</title>" in text
     assert "<title>class 3 → class 3: 80 %</title>" in text
     assert "<title>class 3 → class 5" not in text
@@ -293,7 +293,7 @@ def test_a_certificate_that_never_holds_is_a_note_and_not_a_column(fake_run: Fak
     assert table is not None
     assert "certified %" not in [name for name, _ in table.headings]
     assert "50" in [cell.text for cell in table.rows[0]]
-    assert table.notes == ["Theorem 2 certifies no prediction by these forms: certified %."]
+    assert table.notes == ["Theorem 2 certifies no prediction in these forms: certified %."]
 
 
 def test_the_publications_of_a_table(fake_run: FakeRun, tmp_path: Path) -> None:

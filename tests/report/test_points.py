@@ -41,7 +41,7 @@ def test_the_networks_of_all_tasks_are_kept_where_asked_for(bench: Path) -> None
 
 def test_after_every_task(bench: Path) -> None:
     folder, said = bench / "gatf", []
-    rows = explain_run(folder, every_task=True, told=said.append)
+    rows = explain_run(folder, every_task=True, report=said.append)
     summary, joint = RunFolder(folder).read_summary(), RunFolder(bench / "joint1").read_summary()
     assert said == []
     assert [row.own for row in rows] == pytest.approx(summary.accuracy_seen)
@@ -59,7 +59,7 @@ def test_the_report_shows_it(bench: Path, tmp_path: Path) -> None:
     explain_run(bench / "gatf")
     write_report([bench], tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
-    assert "Where the points go" in page
+    assert "Accuracy decomposition" in page
     assert "gatf: The representation" in page
 
 
@@ -68,7 +68,7 @@ def test_the_command_says_what_is_missing(bench: Path, tmp_path: Path) -> None:
     RunFolder(tmp_path / "alone").after_task(0).unlink()
     told = CliRunner().invoke(cli.app, ["explain", "run", str(tmp_path / "alone"), "--every-task"])
     assert told.exit_code == 0, told.output
-    assert "no networks of task 1: they are kept with --set keep_networks=true" in told.output
+    assert "no checkpoint after task 1: only runs with --set keep_networks=true keep them" in told.output
     assert "no joint run to compare with" in told.output
     given = CliRunner().invoke(cli.app, ["explain", "run", str(tmp_path / "alone"), "--joint", str(bench / "joint0")])
     assert "The representation" in given.output

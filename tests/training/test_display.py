@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from gatf.io.events import Epoch, Looked, RunStart, Step, Task, TaskStart
+from gatf.io.events import Epoch, FeaturesExtracted, RunStart, Step, Task, TaskStart
 from gatf.training import display as display_module
 from gatf.training.display import LiveDisplay, lasting
 
@@ -71,12 +71,12 @@ def test_a_log_file_is_not_empty_while_a_frozen_network_looks_at_many_photos(mon
     display(RunStart(tasks=1, method="slda", resumed_at=None))
     display(TaskStart(task=0, classes=5, images=640, steps=0))
     for seen in range(0, 641, 64):
-        display(Looked(task=0, images=seen, of=640))
+        display(FeaturesExtracted(task=0, images=seen, of=640))
         now += 4
     assert file.getvalue().splitlines() == [
-        "task 1/1  looking at images 192/640  ≈ 28 s left",
-        "task 1/1  looking at images 384/640  ≈ 16 s left",
-        "task 1/1  looking at images 576/640  ≈ 4 s left",
+        "task 1/1  extracting features 192/640  ≈ 28 s left",
+        "task 1/1  extracting features 384/640  ≈ 16 s left",
+        "task 1/1  extracting features 576/640  ≈ 4 s left",
     ]
 
 

@@ -14,6 +14,8 @@ from safetensors.torch import load_file
 from gatf.config import RunConfig
 from gatf.methods import METHODS
 
+pytestmark = pytest.mark.slow
+
 Tiny = Callable[..., RunConfig]
 MadeOnce = Callable[[str, Callable[[Path], None]], Path]
 HERE = Path(__file__).resolve().parent

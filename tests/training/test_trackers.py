@@ -17,7 +17,7 @@ from gatf.experiment import start
 from gatf.io.events import Epoch, JsonLines, RunStart, Task
 from gatf.io.run_folder import RunFolder
 from gatf.training import trackers
-from gatf.training.trackers import SINKS, Tracker, open_tracker
+from gatf.training.trackers import BACKENDS, Tracker, open_tracker
 
 EPOCH = Epoch(task=0, phase="train", epoch=0, losses={"ce": 0.25}, lr=0.1, seconds=1.0)
 TASK = Task(task=0, seen=90.0, accuracies=[90.0], seconds=1.0)
@@ -39,9 +39,9 @@ def test_a_run_as_numbers_over_epochs(tmp_path: Path, tiny_config: Callable[...,
     tracker = Tracker(lambda: recorder, RunFolder(tmp_path / "run"))
     summary = start(tiny_config("finetune"), tmp_path / "run", (tracker,))
     assert [step for step, values in recorder.written if "train/ce" in values] == list(range(1, 10))
-    after = [(step, values) for step, values in recorder.written if "accuracy/all so far" in values]
+    after = [(step, values) for step, values in recorder.written if "accuracy/seen classes" in values]
     assert [step for step, _ in after] == [3, 6, 9]
-    assert after[-1][1]["accuracy/all so far"] == summary.a_last
+    assert after[-1][1]["accuracy/seen classes"] == summary.a_last
     assert recorder.written[-1][1]["summary/forgetting"] == summary.forgetting
 
 
@@ -57,7 +57,7 @@ def test_a_resumed_run_goes_on_counting(tmp_path: Path) -> None:
     assert recorder.written == [(3, {"train/ce": 0.25, "task": 1, "lr": 0.1})]
 
 
-@pytest.mark.parametrize("name", SINKS)
+@pytest.mark.parametrize("name", BACKENDS)
 def test_a_missing_extra_is_named(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trackers, "find_spec", lambda module: None)
     with pytest.raises(UserError, match=rf"gatf-cil\[{name}\]"):
@@ -115,7 +115,7 @@ def test_mlflow_keeps_settings_and_numbers(tmp_path: Path, monkeypatch: pytest.M
     assert [(metric.value, metric.step) for metric in client.get_metric_history(run.info.run_id, "train/ce")] == [
         (0.25, 1)
     ]
-    assert run.data.metrics["accuracy/all so far"] == 90.0
+    assert run.data.metrics["accuracy/seen classes"] == 90.0
 
 
 @pytest.mark.filterwarnings("default")

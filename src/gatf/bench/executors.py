@@ -19,6 +19,7 @@ from gatf.config import read_recipe, validated
 from gatf.errors import ExitCode, UserError
 from gatf.io.events import Listener
 from gatf.io.run_folder import RunFolder
+from gatf.io.signals import stop_signals
 from gatf.network_reuse import network_source_beside
 from gatf.training.loop import Interrupted
 
@@ -91,7 +92,7 @@ class Processes:
 
     def execute(self, jobs: Sequence[PlannedRun], folder: Path, watcher: Watcher) -> None:
         waiting, tries = list(jobs), dict.fromkeys((run.name for run in jobs), 0)
-        with experiment.stop_signals() as stopping:
+        with stop_signals() as stopping:
             while waiting or self._running:
                 while waiting and len(self._running) < self.count and not stopping():
                     self._start(waiting.pop(0), folder, watcher)

@@ -2,7 +2,7 @@
 
 Settings that are chosen by test images, or by images of older classes, promise what cannot be kept: a learner without
 old images has none of these when it must choose. So a trial learns the first task, or the first few, and is judged by
-training images that were held out from it (`data.val_fraction`), of each task just after it was learnt.
+training images that were held out from it (`data.val_fraction`), of each task after learning it.
 
 The study is Optuna's own, in its journal file; killed and repeated, a search ends with the same trials.
 """
@@ -18,9 +18,10 @@ import yaml
 
 from gatf.config import RunConfig, validated, with_overrides
 from gatf.errors import Diverged, UserError, extra
-from gatf.experiment import Experiment, stop_signals
+from gatf.experiment import Experiment
 from gatf.io.lock import exclusive
 from gatf.io.run_folder import LOCK
+from gatf.io.signals import stop_signals
 from gatf.seeding import key
 from gatf.session import Circumstances
 from gatf.settings import flat
@@ -168,13 +169,11 @@ class Search:
         return own if all(self.space[path].holds(value) for path, value in own.items()) else None
 
     @property
-    def judged_by(self) -> str:
-        """In a sentence, for people."""
+    def objective(self) -> str:
+        """The objective as a sentence."""
         share = f"{100 * self.val_fraction:.0f} % of the training images, held out"
-        of = "the first task" if self.tasks == 1 else f"each of the first {self.tasks} tasks, just after it was learnt"
-        return (
-            f"accuracy on validation images ({share}) of {of}; test images and those of older tasks are not looked at"
-        )
+        of = "the first task" if self.tasks == 1 else f"each of the first {self.tasks} tasks, after learning it"
+        return f"accuracy on validation images ({share}) of {of}; test images and those of older tasks are not used"
 
     def described(self) -> dict[str, Any]:
         """What a study must share with another to be gone on with."""
@@ -193,7 +192,7 @@ def judge(config: RunConfig, stop: Callable[[], bool] = lambda: False) -> float:
     found = []
     for task in range(len(experiment.scenario)):
         experiment.session.learn(experiment.task_data(task), Circumstances(lambda event: None, stop))
-        found.append(experiment.accuracy_when_new(task))
+        found.append(experiment.accuracy_after_learning(task))
         experiment.method.notices.clear()
     return sum(found) / len(found)
 

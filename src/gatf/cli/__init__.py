@@ -36,11 +36,11 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "methods": methods.methods,
     "doctor": doctor.doctor,
 }
-EXPLAIN_COMMANDS: dict[str, Callable[..., Any]] = {"run": report.explain_run, "anchor": report.explain_anchor}
+EXPLAIN_COMMANDS: dict[str, Callable[..., Any]] = {"run": report.explain_run}
 DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG})
-"""What a disk says that takes no more: nobody's mistake in the code, wherever it comes up."""
+"""Errors of a full or read-only disk, reported in one sentence wherever they occur."""
 WAITING = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
-"""Environment variables that say how long a thread of torch's looks for more work before it sleeps."""
+"""Environment variables that set how long a thread of torch spins before it sleeps."""
 LOOKS = "3000"
 """Times. By default it is 300 000, and a thread that holds a core while it waits for another one keeps that one from
 running where a further process wants a core."""
@@ -58,11 +58,11 @@ def _common(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and stop.")
     ] = False,
 ) -> None:
-    """What stands before every command."""
+    """Options of every command."""
 
 
 def _explain() -> None:
-    """What stands before every topic."""
+    """Options of every topic."""
 
 
 def _group(callback: Callable[..., None], commands: dict[str, Callable[..., Any]], **options: Any) -> typer.Typer:
@@ -77,16 +77,19 @@ def _group(callback: Callable[..., None], commands: dict[str, Callable[..., Any]
 
 
 def _whole(commands: dict[str, Callable[..., Any]]) -> typer.Typer:
-    """The command line with these of its commands, and the groups."""
+    """The command line with these commands and the groups."""
     whole = _group(
         _common, commands, no_args_is_help=True,
-        help="Class-incremental learning without keeping old images: GATF and the methods it is compared with.",
+        help="Class-incremental learning without stored images: GATF and the methods it is compared with.",
     )  # fmt: skip
     shown = _group(
-        data.list_sources, DATA_COMMANDS, invoke_without_command=True, help="Data sources: list them, look at one."
+        data.list_sources,
+        DATA_COMMANDS,
+        invoke_without_command=True,
+        help="Data sources: list them, show one, download one.",
     )
     explained = _group(
-        _explain, EXPLAIN_COMMANDS, no_args_is_help=True, help="Where a run's points go; what the anchor does."
+        _explain, EXPLAIN_COMMANDS, no_args_is_help=True, help="Decompose a run's accuracy gap into its causes."
     )
     whole.add_typer(shown, name="data")
     whole.add_typer(explained, name="explain")
@@ -97,13 +100,13 @@ app = _whole(COMMANDS)
 
 
 def _needed(words: list[str]) -> typer.Typer:
-    """Of the command line as much as these words ask for: typer takes apart every command that it is given."""
+    """Only the command that these words name, if it is one: typer inspects every command it is given."""
     name = words[0] if words else ""
     return _group(_common, {name: COMMANDS[name]}) if name in COMMANDS else app
 
 
 def main() -> None:
-    """Entry point: a user's mistake is one sentence and an exit code of its own; --debug shows the traceback."""
+    """Entry point: a user's mistake is one sentence and exit code 2; --debug shows the traceback."""
     if not any(name in os.environ for name in WAITING):
         os.environ[WAITING[0]] = LOOKS  # before torch is imported, which reads it once
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # looking for some reads every package's description
@@ -111,7 +114,7 @@ def main() -> None:
     if debug:
         sys.argv.remove("--debug")
     inherited = os.environ.get(COMMAND)
-    if LAUNCHER not in os.environ:  # whose processes were told the launcher's
+    if LAUNCHER not in os.environ:  # processes of a launcher inherit its command
         os.environ[COMMAND] = as_typed(sys.argv[1:])
     try:
         _needed(sys.argv[1:])()

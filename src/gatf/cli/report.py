@@ -1,4 +1,4 @@
-"""Commands that draw: `gatf report` and `gatf explain`. Matplotlib is imported by the command, not before."""
+"""`gatf report` and `gatf explain run`. The commands import Matplotlib only when they run."""
 
 import shlex
 from pathlib import Path
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 def report(
     paths: Annotated[list[Path], typer.Argument(metavar="RUN_OR_BENCH…", help="Run folders and bench folders.")],
     out: Annotated[
-        Path | None, typer.Option("-o", "--out", help="The file to write. [default: report.html in the first folder]")
+        Path | None, typer.Option("-o", "--out", help="Output file. [default: report.html in the first folder]")
     ] = None,
-    figures: Annotated[Path | None, typer.Option(help="Also save every figure there, as PDF and PNG.")] = None,
-    methods: Annotated[str | None, typer.Option(help="Only these rows, comma-separated, in this order.")] = None,
+    figures: Annotated[Path | None, typer.Option(help="Also save figures here as PDF and PNG.")] = None,
+    methods: Annotated[str | None, typer.Option(help="Only these methods, comma-separated, in order.")] = None,
 ) -> None:
-    """Put runs side by side in one HTML file that needs nothing else: tables, figures, and what to see in them."""
+    """Compare runs in one self-contained HTML file with tables and figures."""
     from gatf.io.run_folder import RunFolder
     from gatf.report.page import write_report
 
@@ -35,32 +35,17 @@ def report(
         typer.echo(f"figures: {figures}")
 
 
-def explain_anchor(
-    out: Annotated[
-        Path | None, typer.Option("-o", "--out", help="The file to write. [default: explain-anchor.html]")
-    ] = None,
-    figures: Annotated[Path | None, typer.Option(help="Also save every figure there, as PDF and PNG.")] = None,
-) -> None:
-    """Draw what the anchor of GATF does, on Gaussians small enough to see."""
-    from gatf.report.explain import write_anchor_page
-
-    target = out or Path("explain-anchor.html")
-    write_anchor_page(target, figures=figures)
-    typer.echo(f"explained in {target}")
-
-
 def explain_run(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.")],
     every_task: Annotated[
-        bool, typer.Option("--every-task", help="After every task whose network is kept (keep_networks=true).")
+        bool,
+        typer.Option("--every-task", help="After every task (of a run with keep_networks=true)."),
     ] = False,
-    joint: Annotated[
-        Path | None, typer.Option(help="Folder of a joint run. [default: one beside RUN, if there is one]")
-    ] = None,
+    joint: Annotated[Path | None, typer.Option(help="Folder of a joint run. [default: one beside RUN, if any]")] = None,
     data_root: Annotated[str | None, typer.Option(help="Local copy of the data; nothing is downloaded.")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or mps. [default: the run's]")] = None,
 ) -> None:
-    """Where do the points go? What a run loses by transport, by its readout and by its representation."""
+    """Decompose a run's accuracy gap into transport, readout and representation."""
     from rich.console import Console
 
     from gatf.report import points
@@ -70,7 +55,7 @@ def explain_run(
     rows = points.explain_run(
         folder, every_task=every_task, joint=joint,
         overrides={path: value for path, value in settings.items() if value is not None},
-        told=lambda text: tell(console, text),
+        report=lambda text: tell(console, text),
     )  # fmt: skip
     console.print(_explained_table(rows))
     for sentence in rows[-1].sentences():
@@ -80,9 +65,9 @@ def explain_run(
 def _explained_table(rows: list["Explained"]) -> "Table":
     from rich.table import Table
 
-    table = Table(header_style="bold", title="accuracy in % over all classes so far", title_justify="left")
+    table = Table(header_style="bold", title="accuracy in % over all seen classes", title_justify="left")
     shown = {
-        "task": "after_task", "own": "own", "stored": "stored", "measured anew": "anew", "linear probe": "probe",
+        "task": "after_task", "own": "own", "stored": "stored", "re-estimated": "anew", "linear probe": "probe",
         "joint": "joint",
     }  # fmt: skip
     if all(row.stored is None or row.stored == row.own for row in rows):
@@ -96,7 +81,7 @@ def _explained_table(rows: list["Explained"]) -> "Table":
 
 
 def report_of_run(folder: Path, console: "Console") -> None:
-    """The report that `gatf run` and `gatf bench` leave beside their results, which are safe whatever happens here."""
+    """Write the report of `gatf run` or `gatf bench`. An error here does not lose the results."""
     from gatf.io.run_folder import RunFolder
 
     target = RunFolder(folder).report

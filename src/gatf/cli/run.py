@@ -12,7 +12,6 @@ import typer
 
 from gatf.cli.launch import launch, tells
 from gatf.cli.report import report_of_run
-from gatf.cli.sharing import refuse_if_slower
 from gatf.cli.terminal import tell
 from gatf.errors import ExitCode, UserError
 
@@ -27,34 +26,35 @@ def run(
     ] = None,
     tasks: Annotated[int | None, typer.Option(help="Number of tasks.")] = None,
     seed: Annotated[
-        int | None, typer.Option(help="Seed of everything but the class order, unless class_order_seed is null.")
+        int | None, typer.Option(help="Seed of everything except the class order (unless class_order_seed is null).")
     ] = None,
     epochs: Annotated[int | None, typer.Option(help="Epochs per task.")] = None,
     batch_size: Annotated[int | None, typer.Option(help="Images per step.")] = None,
     data_root: Annotated[str | None, typer.Option(help="Local copy of the data; nothing is downloaded.")] = None,
-    on_bad_image: Annotated[str | None, typer.Option(help="An image that cannot be read: fail or skip.")] = None,
+    on_bad_image: Annotated[str | None, typer.Option(help="What to do with an unreadable image: fail or skip.")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or mps.")] = None,
     out: Annotated[Path | None, typer.Option(help="Run folder. [default: runs/DATA-METHOD-SEED-TIME]")] = None,
     recipe: Annotated[str | None, typer.Option(help="Shipped recipe or YAML file. [default: the data set's]")] = None,
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="Any other setting, e.g. method.ridge=0.1.")
     ] = None,
-    resume: Annotated[Path | None, typer.Option(help="Go on with the run in this folder.")] = None,
+    resume: Annotated[Path | None, typer.Option(help="Resume the run in this folder.")] = None,
     force_config: Annotated[
         bool,
-        typer.Option("--force-config", help="With --resume: go on though the config was changed; --set may change it."),
+        typer.Option("--force-config", help="With --resume: continue with a changed config; allows --set."),
     ] = False,
     networks_from: Annotated[
         Path | None,
         typer.Option(
             metavar="RUN",
-            help="Take the networks of this finished run, which kept them (keep_networks=true), instead of training "
-            "the same ones; that of the first task alone where later ones would differ.",
+            help="Reuse the networks of this finished run (made with keep_networks=true) instead of training the same "
+            "ones; only the first task's if later ones would differ.",
         ),
     ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only the result.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the result.")] = False,
     diagnostics: Annotated[
-        bool, typer.Option("--diagnostics", help="Also measure why it forgets, on old images the method cannot reach.")
+        bool,
+        typer.Option("--diagnostics", help="Also measure the causes of forgetting on old images."),
     ] = False,
     track: Annotated[
         list[str] | None,
@@ -62,12 +62,9 @@ def run(
     ] = None,
     no_report: Annotated[bool, typer.Option("--no-report", help="Write no report.html into the run folder.")] = False,
     devices: Annotated[int, typer.Option(min=1, help="Processes on this machine that share each batch.")] = 1,
-    nodes: Annotated[int, typer.Option(min=1, help="Machines; run the same command on each.")] = 1,
-    force_devices: Annotated[
-        bool, typer.Option("--force-devices", help="Several processes also where a trial shows that one is faster.")
-    ] = False,
+    nodes: Annotated[int, typer.Option(min=1, help="Number of machines; run the same command on each.")] = 1,
 ) -> None:
-    """Learn the classes of a data set task by task, and measure what is remembered."""
+    """Learn the classes of a data set task by task and evaluate after each task."""
     if resume is not None:
         folder, chosen = resume, None
         _refuse_with_resume(
@@ -76,7 +73,7 @@ def run(
             device=device, diagnostics=diagnostics,
         )  # fmt: skip
     elif force_config:
-        raise UserError("--force-config goes with --resume: a new run has no checkpoint that could differ")
+        raise UserError("--force-config is only for --resume: a new run has no checkpoint")
     else:
         options = {
             "data.root": data_root,
@@ -95,13 +92,11 @@ def run(
     if chosen is not None and "WORLD_SIZE" not in os.environ:
         from gatf.io.run_folder import RunFolder
 
-        RunFolder(folder).refuse_if_begun()  # before anything that takes long; the run itself asks again
-        if devices > 1 and nodes == 1 and not force_devices:
-            refuse_if_slower(chosen, devices)
+        RunFolder(folder).refuse_if_begun()  # before several processes start; the run itself checks again
     if devices * nodes > 1:
         raise typer.Exit(_launch(folder, devices, nodes, given_out=out is not None or resume is not None))
 
-    # not before: a launcher of several processes does without them
+    # imported here: a launcher of several processes does not need them
     from rich.console import Console
 
     from gatf import experiment
@@ -126,7 +121,7 @@ def run(
         summary = begin(chosen, folder, listeners) if chosen else go_on(folder, listeners)
     except Interrupted:
         display.close()
-        tell(console, f"stopped and saved; go on with: gatf run --resume {shlex.quote(str(folder))}")
+        tell(console, f"stopped and saved; continue with: gatf run --resume {shlex.quote(str(folder))}")
         raise typer.Exit(ExitCode.INTERRUPTED) from None
     finally:
         display.close()
@@ -141,7 +136,7 @@ def run(
 def choose_config(
     dataset: str | None, method: str | None, recipe: str | None, options: dict[str, Any], settings: list[str]
 ) -> Any:
-    """The config that a command's options add up to."""
+    """The config that a command's options describe."""
     from gatf.config import load_config, parse_overrides, recipe_names
 
     overrides = {path: value for path, value in options.items() if value is not None}
@@ -157,11 +152,11 @@ def choose_config(
 def _refuse_with_resume(**options: object) -> None:
     given = [f"--{name.replace('_', '-')}" for name, value in options.items() if value]
     if given:
-        raise UserError(f"--resume goes on with the run's own config; leave out {', '.join(given)}")
+        raise UserError(f"--resume uses the run's own config; leave out {', '.join(given)}")
 
 
 def _launch(folder: Path, devices: int, nodes: int, *, given_out: bool) -> int:
-    """The same command line in several processes, with the run folder in it and the number of processes not."""
+    """Start the same command in several processes, with the run folder and without the number of processes."""
     arguments, words = [], iter(sys.argv[1:])
     for word in words:
         if word in ("--devices", "--nodes"):
@@ -179,7 +174,7 @@ def _new_folder(config: Any) -> Path:
 
 
 def _trackers(names: list[str], folder: Path, config: Any) -> list["Tracker"]:
-    """The dashboards a run was asked to log to; `config` is None for a run that goes on."""
+    """The dashboards to log to; `config` is None for a resumed run."""
     if not names:
         return []
     from gatf.training.trackers import open_tracker

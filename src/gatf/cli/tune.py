@@ -22,16 +22,16 @@ SHOWN = 5
 def tune(
     search: Annotated[
         list[str],
-        typer.Option(metavar="PATH=VALUES", help="What to try: LOW..HIGH, LOW..HIGH:log or [a, b]; several times."),
+        typer.Option(metavar="PATH=VALUES", help="Setting and range: LOW..HIGH, LOW..HIGH:log or [a, b]; repeatable."),
     ],
     dataset: Annotated[str | None, typer.Option(help="Data source; `gatf data` lists them. [default: digits]")] = None,
     method: Annotated[str | None, typer.Option(help="Method; `gatf methods` lists them. [default: gatf]")] = None,
-    trials: Annotated[int, typer.Option(min=1, help="Trials in all, those of earlier calls included.")] = 20,
+    trials: Annotated[int, typer.Option(min=1, help="Total number of trials, including earlier calls.")] = 20,
     learn: Annotated[
-        int, typer.Option(min=1, help="Tasks that a trial learns, each judged just after it; 1: the first alone.")
+        int, typer.Option(min=1, help="Tasks that a trial learns, each evaluated after learning it; 1: only the first.")
     ] = 1,
     val_fraction: Annotated[
-        float, typer.Option(min=0.01, max=0.9, help="Share of the training images that trials are judged by.")
+        float, typer.Option(min=0.01, max=0.9, help="Share of the training images used for validation.")
     ] = 0.2,
     seed: Annotated[int | None, typer.Option(help="Seed of the search and of every trial.")] = None,
     epochs: Annotated[int | None, typer.Option(help="Epochs per task.")] = None,
@@ -43,9 +43,9 @@ def tune(
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the study. [default: runs/tune-DATA-METHOD]")] = None,
 ) -> None:
-    """Search settings with Optuna (extra `tune`), by validation images of the first task, or of each task when new.
+    """Search settings with Optuna (extra `tune`), by accuracy on validation images after learning each task.
 
-    The same command goes on where it stopped. Test images, and images of older tasks, are never looked at.
+    The same command continues where it stopped. Test images and images of older tasks are never used.
     """
     from rich.console import Console
 
@@ -66,19 +66,19 @@ def tune(
     base = choose_config(dataset, method, recipe, options, settings or [])
     what = tuning.Search(base, tuning.parse_space(search), tasks=learn, val_fraction=val_fraction)
     folder = out or Path("runs") / f"tune-{base.data.name}-{base.method.name.replace(':', '.')}"
-    tell(console, f"judged by {what.judged_by}")
+    tell(console, f"objective: {what.objective}")
     try:
         found = tuning.search(what, folder, trials, tell=lambda tried: _tell(tried, trials, console))
     except Interrupted:
-        console.print("stopped; the same command goes on with the next trial")
+        console.print("stopped; run the same command to continue with the next trial")
         raise typer.Exit(ExitCode.INTERRUPTED) from None
     print_trials(found, what.defaults, console)
     words = [word for name, (_, value) in given.items() if value is not None for word in (name, str(value))]
     words += [word for each in settings or [] for word in ("--set", each)]
     if len({tried.accuracy for tried in found}) == 1 and len(found) > 1:
-        console.print("no trial differs from another: perhaps the first tasks do not depend on this; see --learn")
+        console.print("all trials have the same accuracy: perhaps the settings matter only in later tasks; see --learn")
     if learn > 1:
-        console.print("forgetting cannot be seen by images of new classes; look at old ones in the run's report")
+        console.print("images of new classes do not show forgetting; see the run's report for old classes")
     tell(console, f"study: {folder}")
     tell(console, tuning.command(words, found[0].settings))
 

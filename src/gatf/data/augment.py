@@ -22,7 +22,7 @@ from gatf.data.policies import AugMix, AutoAugment, TrivialAugment
 from gatf.errors import UserError, near_misses
 
 
-class Step(Protocol):
+class Augmentation(Protocol):
     """One augmentation of a uint8 batch `[B, C, H, W]`; all randomness comes from `generator`."""
 
     def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor: ...
@@ -194,7 +194,7 @@ class Pipeline:
     are skipped, and `test_crop` pixels around the centre are cut out if it is given: that is the test transform.
     """
 
-    steps: tuple[Step, ...]
+    steps: tuple[Augmentation, ...]
     mean: tuple[float, ...]
     std: tuple[float, ...]
     test_crop: int | None = None
@@ -275,13 +275,13 @@ def _number(text: str, what: str, low: float, high: float) -> float:
     return value
 
 
-def _resized_crop(arguments: _Arguments) -> Step:
+def _resized_crop(arguments: _Arguments) -> Augmentation:
     size = arguments.integer("the size", 1)
     smallest = arguments.number("the smallest area", 1e-6, 1.0, default=0.08)
     return ResizedCrop(size, (smallest, arguments.number("the largest area", smallest, 1.0, default=1.0)))
 
 
-def _jitter(arguments: _Arguments) -> Step:
+def _jitter(arguments: _Arguments) -> Augmentation:
     strengths: dict[str, float] = {}
     names = ("brightness", "contrast", "saturation")
     while arguments.pieces:
@@ -298,7 +298,7 @@ def _jitter(arguments: _Arguments) -> Step:
 
 class _Entry(NamedTuple):
     example: str
-    build: Callable[[_Arguments], Step]
+    build: Callable[[_Arguments], Augmentation]
 
 
 STEPS: dict[str, _Entry] = {
@@ -323,7 +323,7 @@ STEPS: dict[str, _Entry] = {
 }
 
 
-def parse_augmentation(names: Sequence[str]) -> tuple[Step, ...]:
+def parse_augmentation(names: Sequence[str]) -> tuple[Augmentation, ...]:
     """Turn names such as "crop:4", "flip" and "trivial" into steps, in the given order; `STEPS` lists them all."""
     if isinstance(names, str):
         raise UserError(f"augmentation must be a list of names, not the text {names!r}: write [{names!r}].")

@@ -4,14 +4,12 @@ import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from gatf.data.base import Card, Progress, Source, SourceEntry
-from gatf.data.build import Traits, build_source
-from gatf.data.cards import listing_card
+from gatf.data.base import Card, OnProgress, Source, SourceEntry
+from gatf.data.build import Traits, build_source, listing_card
 from gatf.data.fetch import fetch_from_hub
 from gatf.data.layouts import imagenet100, originals
 from gatf.data.layouts.parquet import has_both_parts, has_both_parts_here, read_parquet
-from gatf.data.listing import Listing
-from gatf.data.places import Layout, find_layout, not_found, problem_of
+from gatf.data.listing import Layout, Listing, find_layout, not_found, problem_of
 from gatf.data.published import IMAGENET100, cifar100_order
 from gatf.errors import UserError
 from gatf.settings import DataConfig
@@ -69,7 +67,7 @@ class Benchmark:
             return f"gatf data get {config.name} --set data.class_list={self.hub_list}" if known else ""
         return None if self.hub or config.hub else f"gatf data get {config.name} --hub <hub id>"
 
-    def fetch(self, config: DataConfig, on_progress: Progress) -> str:
+    def fetch(self, config: DataConfig, on_progress: OnProgress) -> str:
         hub = config.hub or self.hub
         if hub is None:
             raise UserError(

@@ -1,6 +1,6 @@
-"""From files to a source: small images are decoded once and cached, large ones stay where they lie."""
+"""From files to a source: small images are decoded once and cached, large ones are decoded on demand."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -8,13 +8,12 @@ import torch
 from torch import Tensor
 
 from gatf.data import cache
-from gatf.data.base import ImageSet, Source
+from gatf.data.base import Card, ImageSet, LazyImages, Source
 from gatf.data.decode import SMALL
-from gatf.data.encoded import Encoded
-from gatf.data.lazy import LazyImages
-from gatf.data.listing import Listing, some
-from gatf.data.pictures import decode_all, natural_side, readable
+from gatf.data.encoded import Encoded, decode_all, natural_side, readable
+from gatf.data.listing import Layout, Listing, base_folder, find_layout, some
 from gatf.data.workers import default_workers
+from gatf.errors import UserError
 from gatf.settings import DataConfig
 
 
@@ -131,3 +130,43 @@ def check_counts(name: str, class_names: tuple[str, ...], labels: Sequence[Tenso
             wanted = f"{low}" if low == high else f"{low} to {high}" if bounds else "at least 1"
             found.append(f"{name}: class {some(off)} {what} images, expected {wanted}")
     return found
+
+
+def listing_card(
+    config: DataConfig, layouts: Sequence[Layout], traits: Traits, read: Callable[[DataConfig], Listing]
+) -> Card:
+    """Facts of files on disk: counted, not decoded. What is known beforehand where they are not there or are not those
+    of the data set."""
+    found = find_layout(config, layouts)
+    expected = [("classes", f"{traits.classes} expected")] if traits.classes else []
+    if found is None:
+        return [*expected, ("looked in", f"{base_folder(config) / config.name} and {base_folder(config)}")]
+    place, layout = found
+    where = ("found in", f"{place} ({layout.name})")
+    try:
+        listing = read(config)
+    except UserError:  # told as what is missing
+        return [*expected, where]
+    size = image_size(listing, config, traits)
+    labels = [listing.train.labels, listing.test.labels]
+    off = [*listing.warnings, *check_counts(config.name, listing.class_names, labels, traits)]
+    return [
+        *_counts(len(listing.class_names), len(listing.train), len(listing.test)),
+        ("size", f"{size}×{size}"),
+        where,
+        ("checks", "; ".join(off) or "counts by class are as they should be"),
+    ]
+
+
+def source_facts(source: Source) -> Card:
+    """Facts of a source that is quickly opened."""
+    channels, height, width = source.image_shape
+    return [
+        *_counts(source.classes, len(source.train), len(source.test)),
+        ("size", f"{height}×{width} {'grey' if channels == 1 else 'colour'}"),
+        *[("note", warning) for warning in source.warnings],
+    ]
+
+
+def _counts(classes: int, train: int, test: int) -> Card:
+    return [("classes", str(classes)), ("images", f"{train} for training, {test} for testing")]

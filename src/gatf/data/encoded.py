@@ -1,8 +1,12 @@
-"""Encoded images (JPEG, PNG, …) by number, wherever their bytes lie."""
+"""Encoded images (JPEG, PNG, …) by number, wherever their bytes are stored, and their pixels.
+
+Sources of runs and the images given to a classifier both come through here.
+"""
 
 import hashlib
+import io
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -11,8 +15,14 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
 from gatf.data import cache
-from gatf.data.decode import BadImage
+from gatf.data.decode import SMALL, BadImage, ChooseBox, careful_pillow, centre_box, decode, likely_formats
+from gatf.data.workers import in_order
 from gatf.errors import UserError
 from gatf.io.files import is_special, new_file
 
@@ -274,3 +284,92 @@ def _arrow_chunks(path: Path) -> tuple[list[Any], list[int]]:
 
     chunks = pa.ipc.open_file(pa.memory_map(str(path))).read_all().column(0).chunks
     return chunks, list(accumulate(len(chunk) for chunk in chunks))
+
+
+LARGE_DEFAULT = 224
+"""Height and width that images of larger or differing sizes are given."""
+GREY_MODES = ("1", "L", "LA", "F")
+LOOKED_AT = 64
+"""Images whose size is looked up to choose one for all."""
+
+
+def natural_side(images: Encoded, smallest: int = 1) -> int:
+    """The side to give images: small ones that all have one size keep it, others become 224."""
+    sizes = {(header.width, header.height) for header in _headers(images)} or {(LARGE_DEFAULT, LARGE_DEFAULT)}
+    side = max(max(size) for size in sizes)
+    return side if smallest <= side <= SMALL and sizes == {(side, side)} else LARGE_DEFAULT
+
+
+def photo_side(images: Encoded) -> int | None:
+    """The shorter side of a typical image; None where most images are grey."""
+    seen = _headers(images)
+    if not seen or 2 * sum(header.grey for header in seen) > len(seen):
+        return None
+    return sorted(min(header.width, header.height) for header in seen)[len(seen) // 2]
+
+
+@dataclass(frozen=True)
+class _Header:
+    width: int
+    height: int
+    grey: bool
+
+
+def _headers(images: Encoded) -> list[_Header]:
+    """What some images, spread over the set, say of themselves; damaged ones are met later, when decoding."""
+    seen = []
+    with careful_pillow():
+        for number in range(0, len(images), -(-len(images) // LOOKED_AT)):
+            try:
+                data = images.read(number)
+                with Image.open(io.BytesIO(data), formats=likely_formats(data)) as image:
+                    seen.append(_Header(*image.size, grey=image.mode in GREY_MODES or image.mode.startswith("I")))
+            except (BadImage, OSError, ValueError, SyntaxError):
+                continue
+            except (Image.DecompressionBombWarning, Image.DecompressionBombError):
+                continue
+    return seen
+
+
+def decode_all(
+    images: Encoded, size: int, *, skip: bool = False, choose: ChooseBox = centre_box
+) -> tuple[Tensor, Tensor]:
+    """Pixels uint8 [n, 3, size, size] and which images they are, [n]; with `skip` without those that cannot be
+    decoded, else the first of them is a `BadImage`."""
+    pixels = np.empty((len(images), size, size, 3), np.uint8)
+    kept: list[int] = []
+    with careful_pillow():
+        reading = images.in_order()
+        for number in range(len(images)):
+            try:
+                pixels[len(kept)] = decode(next(reading), images.name(number), size, choose)
+            except BadImage:
+                if not skip:
+                    raise
+                continue
+            kept.append(number)
+    stacked = torch.from_numpy(pixels[: len(kept)]).permute(0, 3, 1, 2).contiguous()
+    return stacked, torch.tensor(kept, dtype=torch.int64)
+
+
+def readable(images: Encoded, workers: int) -> Tensor:
+    """Numbers of the images that can be decoded, found by decoding every one."""
+    pieces = [range(at, min(at + 64, len(images))) for at in range(0, len(images), 64)]
+    found = in_order(_Readable(images), pieces, workers=workers)
+    return torch.tensor([number for piece in found for number in piece], dtype=torch.int64)
+
+
+@dataclass(frozen=True)
+class _Readable:
+    images: Encoded
+
+    def __call__(self, numbers: Iterable[int]) -> list[int]:
+        good = []
+        with careful_pillow():
+            for number in numbers:
+                try:
+                    decode(self.images.read(number), self.images.name(number), 1, centre_box)
+                except BadImage:
+                    continue
+                good.append(number)
+        return good

@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from gatf.data.base import Progress
-from gatf.data.places import fetch_folder
+from gatf.data.base import OnProgress
+from gatf.data.listing import fetch_folder
 from gatf.errors import UserError, extra
 from gatf.io.files import new_file
 from gatf.settings import DataConfig
@@ -13,7 +13,7 @@ ROWS = 1000
 """Rows written at a time."""
 
 
-def fetch_from_hub(config: DataConfig, hub_id: str, on_progress: Progress) -> str:
+def fetch_from_hub(config: DataConfig, hub_id: str, on_progress: OnProgress) -> str:
     """Load a data set by its hub id (or a local folder of the same layout) and write every part by rename."""
     datasets = extra("datasets")
     folder = fetch_folder(config)
@@ -30,7 +30,7 @@ def fetch_from_hub(config: DataConfig, hub_id: str, on_progress: Progress) -> st
     return str(folder)
 
 
-def _write(part: Any, name: str, folder: Path, datasets: Any, on_progress: Progress) -> None:
+def _write(part: Any, name: str, folder: Path, datasets: Any, on_progress: OnProgress) -> None:
     """One part as <folder>/<name>.parquet; encoded images are copied as they are."""
     parquet = extra("pyarrow.parquet")
     for column, feature in part.features.items():

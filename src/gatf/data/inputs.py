@@ -13,13 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gatf.data.base import ImageSet
+from gatf.data.base import ImageSet, LazyImages
 from gatf.data.decode import CENTRAL_SHARE, SMALL, plain_view
-from gatf.data.encoded import Encoded, Files, Pictures
+from gatf.data.encoded import Encoded, Files, Pictures, decode_all, natural_side, photo_side, readable
 from gatf.data.files import existing, image_files
 from gatf.data.layouts.folder import class_folders
-from gatf.data.lazy import LazyImages
-from gatf.data.pictures import decode_all, natural_side, photo_side, readable
 from gatf.data.pixels import CHANNELS, as_labels, as_pixels, stacked
 from gatf.data.workers import default_workers
 from gatf.errors import UserError

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gatf import distributed
-from gatf.data.augment import Pipeline, ResizedCrop, Step
+from gatf.data.augment import Augmentation, Pipeline, ResizedCrop
 from gatf.data.base import ImageSet
 from gatf.data.decode import SMALL, RandomWindows
 from gatf.data.draws import BatchGenerator
@@ -94,8 +94,8 @@ class TaskData:
         self._window, self._pipeline = split_pipeline(images, pipeline)
         self._seed = seed
         self._device = device
-        self.looked: Callable[[int, int], None] = lambda images, of: None
-        """Told how many images a network that is not being trained has seen, and of how many."""
+        self.extracted: Callable[[int, int], None] = lambda images, of: None
+        """Called with the images done and in total while features are extracted without training."""
 
     def __len__(self) -> int:
         return self.info.images
@@ -121,7 +121,7 @@ class TaskData:
     def batches(
         self, view: Literal["train", "test"], *, batch_size: int = EVALUATION_BATCH, purpose: str = "", epoch: int = 0,
         start: int = 0, order: Order | None = None, drop_last: bool = False,
-        part: Callable[[int], slice] = everything, also: tuple[Step, ...] = (),
+        part: Callable[[int], slice] = everything, also: tuple[Augmentation, ...] = (),
     ) -> Iterator[Batch]:  # fmt: skip
         """Batches of the task, as stored or in a random `order`. `train` augments, `test` only normalises. Order and
         augmentation depend on nothing but (seed, purpose, task, epoch, step), so `start` can enter an epoch anywhere.

@@ -1,20 +1,82 @@
-"""Where images come from, by name. A source is images, labels and names; it knows nothing of tasks."""
+"""Every data source by name: users' own files, published benchmarks, embedded data. A source knows nothing of tasks."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 
-from gatf.data.base import Card, ImageSet, Progress, Source, SourceEntry
-from gatf.data.benchmarks import BENCHMARKS
+import torch
+from torch import Tensor
+
+from gatf.data.base import Card, ImageSet, OnProgress, Source, SourceEntry
+from gatf.data.benchmarks import BENCHMARKS, IMAGENET_MEAN, IMAGENET_STD
+from gatf.data.build import Traits, build_source, listing_card, source_facts
 from gatf.data.cache import cache_folder
-from gatf.data.cards import source_facts
 from gatf.data.digits import load_digits
 from gatf.data.glyphs import load_glyphs
-from gatf.data.own import OWN
-from gatf.data.subset import limit_training
+from gatf.data.layouts.folder import has_class_folders, read_folder
+from gatf.data.layouts.npz import has_npz, read_npz
+from gatf.data.layouts.parquet import has_parquet, read_parquet
+from gatf.data.listing import Layout, Listing, find_layout, problem_of
 from gatf.errors import UserError, near_misses
 from gatf.settings import DataConfig
 
+TRAITS = Traits(IMAGENET_MEAN, IMAGENET_STD)
+"""Normalised as ImageNet is; grey images by the mean of its three channels."""
+
+
+@dataclass(frozen=True)
+class Own:
+    """A kind of files that anyone's data can lie in."""
+
+    summary: str
+    layout: Layout
+    settings: tuple[str, ...] = ()
+
+    def open(self, config: DataConfig) -> Source:
+        return build_source(config.name, self.listing(config), config, TRAITS)
+
+    def listing(self, config: DataConfig) -> Listing:
+        if config.root is None:
+            raise UserError(f"'{config.name}' is your own data: name {self.layout.name} with --data-root")
+        found = find_layout(config, (self.layout,))
+        if found is None:
+            where = "is not there" if not Path(config.root).expanduser().exists() else f"is not {self.layout.name}"
+            raise UserError(f"{config.root} {where}; give '{config.name}' such a place with --data-root")
+        return self.layout.read(found[0], config)
+
+    def missing(self, config: DataConfig) -> str | None:
+        return problem_of(self.listing, config)
+
+    def card(self, config: DataConfig) -> Card:
+        return listing_card(config, (self.layout,), TRAITS, self.listing)
+
+    def entry(self) -> SourceEntry:
+        settings = frozenset({"image_size", "test_fraction", *self.settings})
+        return SourceEntry(
+            self.summary, "yours to know", "your files", self.open, self.missing, self.card, settings=settings
+        )
+
+
+OWN: dict[str, Own] = {
+    "folder": Own(
+        "your images, one folder per class: train/ and test/, or class folders of which a share is for testing",
+        Layout("a folder with train/<class> and test/<class>, or <class> folders", has_class_folders, read_folder),
+        ("class_list",),
+    ),
+    "parquet": Own(
+        "your parquet files with the hub's columns (image, label)",
+        Layout("a folder with train*.parquet and test*.parquet, or one parquet file", has_parquet, read_parquet),
+        ("label_column",),
+    ),
+    "npz": Own(
+        "your NumPy archive of uint8 images and labels",
+        Layout("an .npz file with x_train, y_train and perhaps x_test, y_test", has_npz, read_npz),
+    ),
+}
+
+
 __all__ = [
-    "SOURCES", "Card", "ImageSet", "Progress", "Source", "SourceEntry", "cache_folder", "fetch_source", "open_source",
+    "SOURCES", "Card", "ImageSet", "OnProgress", "Source", "SourceEntry", "cache_folder", "fetch_source", "open_source",
     "source_card",
 ]  # fmt: skip
 
@@ -94,9 +156,44 @@ def source_card(name: str, config: DataConfig) -> Card:
     ]
 
 
-def fetch_source(name: str, config: DataConfig, on_progress: Progress) -> str:
+def fetch_source(name: str, config: DataConfig, on_progress: OnProgress) -> str:
     """Download a source for `gatf data get`; returns the folder it is in now."""
     entry = source_entry(name)
     if entry.fetch is None:
         raise UserError(f"'{name}' needs no download: {entry.origin}")
     return entry.fetch(config.model_copy(update={"name": name}), on_progress)
+
+
+def limit_training(source: Source, config: DataConfig) -> Source:
+    """Of each class's training images, in file order, keep the first `max_per_class`, of these what the long tail
+    leaves, and hold out the last `val_fraction`; the held-out ones are the test images if `evaluate_on` says so."""
+    labels = source.train.labels
+    counts = torch.bincount(labels, minlength=source.classes)
+    kept = counts if config.max_per_class is None else counts.clamp(max=config.max_per_class)
+    if config.imbalance is not None:
+        kept = torch.minimum(kept, long_tail(int(kept.max()), source.classes, config.imbalance))
+    trained = kept - (kept * config.val_fraction).long()
+    if torch.equal(trained, counts):
+        return source
+    rank = rank_in_class(labels, counts)
+    train = source.train.take(torch.nonzero(rank < trained[labels]).squeeze(1))
+    if config.evaluate_on == "test":
+        return source.with_parts(train, source.test)
+    held_out = (rank >= trained[labels]) & (rank < kept[labels])
+    return source.with_parts(train, source.train.take(torch.nonzero(held_out).squeeze(1)))
+
+
+def long_tail(largest: int, classes: int, ratio: float) -> Tensor:
+    """[classes]: n·ratio^(−c/(C−1)) images for class c, rounded down, at least one; the first class has n, the last
+    n/ratio (Cui et al., CVPR 2019, as in long-tailed class-incremental learning, Liu et al., ECCV 2022)."""
+    position = torch.arange(classes, dtype=torch.float64) / max(classes - 1, 1)
+    return (largest * ratio**-position + 1e-9).floor().clamp(min=1).long()
+
+
+def rank_in_class(labels: Tensor, counts: Tensor) -> Tensor:
+    """[N]: how many images of the same class come before each image."""
+    by_class = torch.argsort(labels, stable=True)
+    starts = torch.cumsum(counts, 0) - counts
+    rank = torch.empty_like(labels)
+    rank[by_class] = torch.arange(len(labels)) - starts[labels[by_class]]
+    return rank

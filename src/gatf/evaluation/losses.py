@@ -1,5 +1,5 @@
-"""Where do the points go? Accuracies of one network that differ in one thing each, from the method's own answer up to a
-network trained on all images at once; the steps between them are what transport, readout and representation lose."""
+"""Accuracy decomposition: accuracies that differ in one thing each, from the method to a network trained on all images
+at once. Their differences are the accuracy gaps of transport, readout and representation."""
 
 import sys
 from dataclasses import dataclass
@@ -13,62 +13,62 @@ from gatf.evaluation.observer import DiagnosticsData, Observed
 
 @dataclass(frozen=True, kw_only=True)
 class Explained:
-    """Accuracies in percent over the test images of all classes seen after a task, each None where it makes no sense.
+    """Accuracies in percent over the test images of all classes seen after a task, each None if it does not apply.
 
     Every number but `joint` is of one and the same network.
     """
 
     after_task: int
     own: float
-    """The method's own answers."""
+    """The method itself."""
     stored: float | None
-    """Its rule, rebuilt from what is stored; differs from `own` where a rule saw more than is kept (DPCR)."""
+    """Its readout, rebuilt from the stored statistics; differs from `own` if it used more than is stored (DPCR)."""
     anew: float | None
-    """Its rule, with old classes measured anew on their training images."""
+    """Its readout with statistics of old classes re-estimated on their training images (oracle)."""
     probe: float
-    """A linear classifier trained on the features of all training images so far."""
+    """A linear classifier trained on the features of all training images of seen classes."""
     joint: float | None
     """Another network, trained on all these images at once."""
 
     @property
     def transport(self) -> float | None:
-        """Points lost because old statistics are carried and not measured."""
+        """Accuracy gap because old statistics are transported, not re-estimated."""
         return None if self.anew is None or self.stored is None else self.anew - self.stored
 
     @property
     def readout(self) -> float:
-        """Points lost because the method's rule is not the best one on these features."""
+        """Accuracy gap between the method's readout and a linear probe on the same features."""
         return self.probe - (self.own if self.anew is None else self.anew)
 
     @property
     def representation(self) -> float | None:
-        """Points lost because the network saw the classes task by task."""
+        """Accuracy gap because the network learnt the classes task by task."""
         return None if self.joint is None else self.joint - self.probe
 
     def sentences(self) -> list[str]:
-        """The losses in plain words."""
-        told = []
+        """The gaps as sentences."""
+        sentences = []
         if self.transport is not None:
-            told.append(
-                f"Transport {_verb(self.transport)}: with old classes measured anew the same rule has {self.anew:.1f} %"
-                f" instead of {self.stored:.1f} %."
+            sentences.append(
+                f"Transport {_verb(self.transport)}: with re-estimated statistics of old classes the readout has "
+                f"{self.anew:.1f} % instead of {self.stored:.1f} %."
             )
         if self.stored is not None and abs(self.stored - self.own) > 0.05:
-            told.append(
-                f"Its own answers have {self.own:.1f} %: they rest on augmented images of the newest classes too, "
-                "which are not kept."
+            sentences.append(
+                f"The method itself has {self.own:.1f} %: it also uses augmented images of the newest classes, "
+                "which are not stored."
             )
         before = self.own if self.anew is None else self.anew
-        told.append(
-            f"The readout {_verb(self.readout)}: a linear probe on all training images has {self.probe:.1f} %, this "
-            f"method's rule {before:.1f} %."
+        sentences.append(
+            f"The readout {_verb(self.readout)}: a linear probe on all training images has {self.probe:.1f} %, the "
+            f"method's readout {before:.1f} %."
         )
         if self.representation is not None:
-            told.append(
+            sentences.append(
                 f"The representation {_verb(self.representation)}: a network trained on all images at once has "
                 f"{self.joint:.1f} %."
             )
-        return told
+        return sentences
 
 
 def _verb(loss: float) -> str:
@@ -80,8 +80,8 @@ def _verb(loss: float) -> str:
 
 @torch.no_grad()
 def explain_task(method: Observed, data: DiagnosticsData, task: int, joint: float | None = None) -> Explained:
-    """Ask the network as it stands after a task: one pass over all training images so far, plain and mirrored, and two
-    over their test images. `joint` is the accuracy of a joint network after the same task, where one is known."""
+    """Evaluate the network after a task: one pass over all training images of seen classes, plain and mirrored, and two
+    over their test images. `joint` is the accuracy of a joint network after the same task, if known."""
     with method.frozen():
         method.eval()
         seen, of_class = data.train(method.backbone, task, sys.maxsize, mirror=True)
@@ -106,5 +106,5 @@ def explain_task(method: Observed, data: DiagnosticsData, task: int, joint: floa
 
 
 def accuracy(scores: Tensor, labels: Tensor) -> float:
-    """Share of images [N] whose own class scores best among [N, C], in percent."""
+    """Percentage of images [N] whose label has the highest score among [N, C]."""
     return 100 * float((scores.argmax(1) == labels).double().mean())

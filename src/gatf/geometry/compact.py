@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from gatf.errors import NotFinite
 from gatf.geometry import readout, spd
-from gatf.geometry.readout import CHUNK_ELEMENTS, CHUNK_ROWS, Sampler, seen
+from gatf.geometry.readout import Sampler
+from gatf.geometry.vectors import CHUNK_ELEMENTS, CHUNK_ROWS, as_vectors
 
 FIT_STEPS = 10
 """Alternating steps of `fit_low_rank`. The first is principal components, of which a covariance that is fitted anew
@@ -107,7 +108,7 @@ class LowRankReadout:
 
     def distances(self, features: Tensor) -> Tensor:
         """[B, S] → [B, C]; what is made on the way is not larger than a few [B, C]."""
-        features = seen(features.to(self.origin), self.normalise) - self.origin
+        features = as_vectors(features.to(self.origin), self.normalise) - self.origin
         out = features.square() @ self.weights.mT - features @ self.slopes.mT + self.constants
         classes, rank, dim = self.directions.shape
         if rank == 0:
@@ -149,7 +150,7 @@ class LowRankGraph(nn.Module):
         self.register_buffer("offsets", readout.offsets.flatten())
 
     def forward(self, features: Tensor) -> Tensor:
-        vectors = seen(features, self.normalise) - self.origin
+        vectors = as_vectors(features, self.normalise) - self.origin
         distances = vectors.square() @ self.weights.T - vectors @ self.slopes.T + self.constants
         if self.rank:
             along = vectors @ self.directions.T - self.offsets
@@ -172,7 +173,7 @@ def low_rank_readout(means: Tensor, covs: LowRank, shrink: float, *, normalise: 
         own = torch.where(dead, 1.0, own / std.square())
         factors = factors.masked_fill(dead[..., None], 0.0) / std.masked_fill(dead, 1.0)[..., None]
     own = _repaired(own, own + factors.square().sum(-1))
-    centres = seen(means, normalise)
+    centres = as_vectors(means, normalise)
     origin = centres.mean(0)
     centres, weights = centres - origin, 1 / own
     scaled = weights[..., None] * factors  # D⁻¹ U, [C, S, r]
@@ -207,7 +208,7 @@ class SharedReadout:
 
     def distances(self, features: Tensor) -> Tensor:
         """[B, S] → [B, C]."""
-        features = seen(features.to(self.origin), self.normalise) - self.origin
+        features = as_vectors(features.to(self.origin), self.normalise) - self.origin
         return readout.nearest_mean_distances(features @ self.whitener.mT, self.centres)
 
     def scores(self, features: Tensor) -> Tensor:
@@ -231,7 +232,7 @@ class SharedGraph(nn.Module):
         self.nearest = readout.NearestMeanReadout(shared.centres).graph()
 
     def forward(self, features: Tensor) -> Tensor:
-        scores: Tensor = self.nearest((seen(features, self.normalise) - self.origin) @ self.whitener.T)
+        scores: Tensor = self.nearest((as_vectors(features, self.normalise) - self.origin) @ self.whitener.T)
         return scores
 
 
@@ -240,7 +241,7 @@ def shared_readout(means: Tensor, cov: Tensor, shrink: float, *, normalise: bool
     matrix = spd.shrink(cov, shrink)
     lower = spd.cholesky(spd.correlation(matrix) if normalise else matrix).lower
     whitener = torch.linalg.solve_triangular(lower, torch.eye(len(lower)).to(lower), upper=False)
-    centres = seen(means, normalise)
+    centres = as_vectors(means, normalise)
     origin = centres.mean(0)
     return SharedReadout(origin, whitener, (centres - origin) @ whitener.mT, normalise)
 

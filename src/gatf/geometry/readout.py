@@ -1,7 +1,6 @@
 """From Gaussians to predictions: the readouts shared by every Gaussian method (AdaGauss, FeCAM, GATF).
 
-A readout is a `Readout`: it gives scores, and a graph of them for export. Who keeps one or writes it to a file needs to
-know no more of it; those of compact covariances are in `compact`.
+A `Readout` has scores, and a graph of them for export (`graphs`). Readouts of compact covariances are in `compact`.
 """
 
 from __future__ import annotations
@@ -17,11 +16,10 @@ from torch.nn import functional
 
 from gatf.geometry import spd
 from gatf.geometry.gaussians import Gaussians
+from gatf.geometry.graphs import LinearGraph, QuadraticGraph
+from gatf.geometry.packed import PackedForms
+from gatf.geometry.vectors import CHUNK_ELEMENTS, CHUNK_ROWS, as_vectors
 
-CHUNK_ELEMENTS = 2**17
-"""Float64 elements of one intermediate, [rows, classes, S] or [classes, S, S] (1 MB: half a core's second cache)."""
-CHUNK_ROWS = 256
-"""Feature rows compared with a chunk of classes at once."""
 BAYES_SHRINK, MAHALANOBIS_SHRINK = 3.0, 1e-3
 """Shrinkage of class covariances in the two rules, where nothing else is asked for."""
 PACKED_CLASSES = 32
@@ -30,18 +28,6 @@ PACKED_CLASSES = 32
 PACKED_DIM = 256
 """Dimensions up to which they are: with 512, packing the forms takes as long as scoring thousands of images, and with
 1 280 scoring is no faster either, because each block of packed rows reads forms that fit no cache."""
-PACKED_BLOCK = 8
-"""Rows of a triangle that are packed together: whole blocks need no gathering and cost a tenth more numbers."""
-PACKED_ELEMENTS = 2**22
-"""Float32 elements of packed rows at once (16 MB)."""
-NORM_GUARD = 1e-12
-"""Smallest norm a vector is divided by."""
-
-
-def seen(vectors: Tensor, normalise: bool) -> Tensor:
-    """Vectors [..., S] in float64, over their norm where a rule compares directions."""
-    vectors = vectors.to(torch.float64)
-    return functional.normalize(vectors, dim=-1, eps=NORM_GUARD) if normalise else vectors
 
 
 class Readout(Protocol):
@@ -94,7 +80,7 @@ class QuadraticReadout:
             factor = spd.cholesky(matrices[chunk] if prepare is None else prepare(matrices[chunk]))
             whiteners[chunk] = torch.linalg.solve_triangular(factor.lower, eye.expand_as(factor.lower), upper=False)
             repaired[chunk] = factor.repaired
-        return cls(seen(centres, normalise), whiteners, normalise, repaired)
+        return cls(as_vectors(centres, normalise), whiteners, normalise, repaired)
 
     @cached_property
     def _origin(self) -> Tensor:
@@ -118,7 +104,7 @@ class QuadraticReadout:
         for row in range(0, len(features), rows_at_once):
             rows = slice(row, row + rows_at_once)
             block = features[rows].to(self.centres)
-            block = seen(block, self.normalise) - self._origin
+            block = as_vectors(block, self.normalise) - self._origin
             classes_at_once = max(1, CHUNK_ELEMENTS // block.numel())
             for start in range(0, classes, classes_at_once):
                 chunk = slice(start, start + classes_at_once)
@@ -152,112 +138,6 @@ class QuadraticReadout:
 
     def graph(self) -> nn.Module:
         return QuadraticGraph(self)
-
-
-@dataclass(frozen=True)
-class PackedForms:
-    """Scores of many classes as one product in float32: every quadratic form of x is linear in the products x_i·x_j.
-
-    The forms are of x = R(u − o), o being the mean of the centres and RᵀR the mean over classes of M_c⁻¹. In these
-    coordinates the mean of all forms is ‖x‖², so their terms are not much larger than the distances themselves: what
-    float32 loses is a few units of its last place, whatever the condition of M_c.
-    """
-
-    origin: Tensor
-    """o, [S], float64."""
-    root: Tensor
-    """R, [S, S], float64."""
-    weights: Tensor
-    """Minus coefficients of the products, of x and of 1 for each class, [C, P] in float32."""
-    normalise: bool
-    """Whether features are divided by their norm first."""
-    reach: Tensor
-    """How far the scores of each class may be off, over the norm of the packed row, [C]."""
-
-    @classmethod
-    def of(cls, readout: QuadraticReadout) -> PackedForms:
-        classes, dim = readout.centres.shape
-        origin = readout.centres.mean(0)
-        stacked = readout.whiteners.reshape(-1, dim)
-        root = spd.cholesky(stacked.mT @ stacked / classes).lower.mT.contiguous()
-        back = torch.linalg.solve_triangular(root, torch.eye(dim).to(root), upper=True)
-        centres = (readout.centres - origin) @ root.mT
-        constants = centres.new_zeros(classes) if readout.constants is None else readout.constants
-        weights = torch.empty(classes, _packed_width(dim), device=centres.device)
-        classes_at_once = max(1, CHUNK_ELEMENTS // dim**2)
-        for start in range(0, classes, classes_at_once):
-            chunk = slice(start, start + classes_at_once)
-            whiteners = readout.whiteners[chunk] @ back
-            forms = whiteners.mT @ whiteners  # [c, S, S]
-            slopes = (forms @ centres[chunk, :, None])[:, :, 0]
-            own = (slopes * centres[chunk]).sum(-1) + constants[chunk]
-            folded = 2 * forms.triu(1) + torch.diag_embed(forms.diagonal(dim1=-2, dim2=-1))
-            blocks = [folded[:, i : i + PACKED_BLOCK, i:].flatten(1) for i in range(0, dim, PACKED_BLOCK)]
-            weights[chunk] = -torch.cat([*blocks, -2 * slopes, own[:, None]], dim=1)
-        # the errors of P roundings add up like steps of a random walk
-        reach = torch.finfo(torch.float32).eps * weights.shape[1] ** 0.5 * weights.norm(dim=1)
-        return cls(origin, root, weights, readout.normalise, reach)
-
-    def scores(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """[B, S] → scores [B, C] in float64, and whether another class is too near the best to tell, bool [B]."""
-        out = self.origin.new_empty(len(features), len(self.weights))
-        unsure = torch.empty(len(features), dtype=torch.bool, device=self.origin.device)
-        rows_at_once = min(CHUNK_ROWS, max(1, PACKED_ELEMENTS // self.weights.shape[1]))
-        for row in range(0, len(features), rows_at_once):
-            rows = slice(row, row + rows_at_once)
-            vectors = (seen(features[rows].to(self.origin), self.normalise) - self.origin) @ self.root.mT
-            vectors = vectors.to(torch.float32)
-            scores = _packed(vectors) @ self.weights.mT
-            squares = vectors.square().sum(1)
-            norms = (squares.square() + squares + 1).sqrt()  # of the packed rows, at most
-            best, where = scores.max(1)
-            near = torch.addcmul(scores, norms[:, None], self.reach) >= (best - norms * self.reach[where])[:, None]
-            unsure[rows] = near.sum(1) != 1  # none where scores are not finite
-            out[rows] = scores
-        return out, unsure
-
-
-def _packed_width(dim: int) -> int:
-    return sum(min(PACKED_BLOCK, dim - i) * (dim - i) for i in range(0, dim, PACKED_BLOCK)) + dim + 1
-
-
-def _packed(vectors: Tensor) -> Tensor:
-    """Products x_i·x_j of blocks of rows with what is on their right, then x and 1: [B, S] → [B, P]."""
-    dim = vectors.shape[1]
-    out = vectors.new_empty(len(vectors), _packed_width(dim))
-    filled = 0
-    for i in range(0, dim, PACKED_BLOCK):
-        left, right = vectors[:, i : i + PACKED_BLOCK, None], vectors[:, None, i:]
-        width = left.shape[1] * right.shape[2]
-        block = out[:, filled : filled + width].view(-1, left.shape[1], right.shape[2])
-        torch.mul(left, right, out=block)
-        filled += width
-    out[:, filled:-1] = vectors
-    out[:, -1] = 1
-    return out
-
-
-class QuadraticGraph(nn.Module):
-    """‖W_c u − W_c v_c‖² for all classes in one matrix product."""
-
-    weight: Tensor
-    offset: Tensor
-    constants: Tensor
-
-    def __init__(self, readout: QuadraticReadout) -> None:
-        super().__init__()
-        classes, dim = readout.centres.shape
-        self.classes, self.dim, self.normalise = classes, dim, readout.normalise
-        self.register_buffer("weight", readout.whiteners.reshape(classes * dim, dim))
-        whitened = (readout.whiteners @ readout.centres[:, :, None]).reshape(classes * dim)
-        self.register_buffer("offset", whitened)
-        none = readout.centres.new_zeros(classes)
-        self.register_buffer("constants", none if readout.constants is None else readout.constants)
-
-    def forward(self, features: Tensor) -> Tensor:
-        vectors = seen(features, self.normalise)
-        offsets = vectors @ self.weight.T - self.offset
-        return -offsets.square().reshape(-1, self.classes, self.dim).sum(-1) - self.constants
 
 
 def bayes_readout(gaussians: Gaussians, shrink: float = BAYES_SHRINK, *, normalise: bool = True) -> QuadraticReadout:
@@ -303,7 +183,7 @@ def nearest_mean_distances(features: Tensor, means: Tensor, *, normalise: bool =
 
     Expanded as ‖z‖² − 2zᵀμ + ‖μ‖² around the centre of the means, which spares the digits a common offset would cost.
     """
-    features, means = seen(features, normalise), seen(means, normalise)
+    features, means = as_vectors(features, normalise), as_vectors(means, normalise)
     origin = means.mean(0)
     features, means = features - origin, means - origin
     squares = features.square().sum(-1)[:, None] + means.square().sum(-1)  # [B, C]
@@ -377,24 +257,6 @@ def ridge_readout(gram: Tensor, sums: Tensor, ridge: float) -> LinearReadout:
     lower = spd.cholesky(gram + ridge * identity).lower
     weight = torch.cholesky_solve(sums.to(torch.float64).mT, lower).mT.contiguous()
     return LinearReadout(weight, weight.new_zeros(len(weight)))
-
-
-class LinearGraph(nn.Module):
-    """w_c·z + b_c, less ‖z‖² where asked."""
-
-    weight: Tensor
-    bias: Tensor
-
-    def __init__(self, weight: Tensor, bias: Tensor, *, minus_square: bool = False) -> None:
-        super().__init__()
-        self.minus_square = minus_square
-        self.register_buffer("weight", weight)
-        self.register_buffer("bias", bias)
-
-    def forward(self, features: Tensor) -> Tensor:
-        vectors = features.double()
-        scores = vectors @ self.weight.T + self.bias
-        return scores - vectors.square().sum(-1, keepdim=True) if self.minus_square else scores
 
 
 def margins(distances: Tensor, labels: Tensor) -> Tensor:

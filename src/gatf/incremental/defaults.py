@@ -8,8 +8,8 @@ from typing import Any
 
 from gatf.config import RunConfig, load_config
 from gatf.data.decode import SMALL
+from gatf.data.encoded import LARGE_DEFAULT
 from gatf.data.inputs import ImageInput
-from gatf.data.pictures import LARGE_DEFAULT
 from gatf.errors import UserError
 from gatf.methods import is_outside, method_class
 from gatf.nets.pretrained import packaged_weights

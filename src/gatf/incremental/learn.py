@@ -10,13 +10,13 @@ import numpy as np
 from gatf import __version__
 from gatf.data.inputs import ImageInput, read_class_folders
 from gatf.errors import Diverged, UserError
-from gatf.experiment import stop_signals
 from gatf.incremental.classifier import IncrementalClassifier
 from gatf.incremental.store import Store
 from gatf.incremental.update import Conditions, silent
 from gatf.io.container import inspect
 from gatf.io.events import Listener
 from gatf.io.files import remove
+from gatf.io.signals import stop_signals
 from gatf.model import file as model_file
 
 

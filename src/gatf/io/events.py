@@ -1,4 +1,4 @@
-"""What a run tells while it goes on: one class per kind of event, and the file that keeps them, one per line.
+"""The events that a run reports: one class per kind, and the file that stores them, one per line.
 
 Accuracies are in percent; tasks and epochs count from 0. An event's line has its kind under `event`, then its fields in
 the order in which they are declared here.
@@ -29,7 +29,7 @@ class Event:
     """Its name in the file."""
 
     def record(self) -> dict[str, Any]:
-        """The object that a line of the file holds."""
+        """The object that is written as one line of the file."""
         return {"event": self.kind, **vars(self)}
 
 
@@ -43,7 +43,7 @@ class TaskEvent(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class RunStart(Event):
-    """The run begins, or goes on."""
+    """The run begins or continues."""
 
     kind = "run_start"
     tasks: int
@@ -51,13 +51,12 @@ class RunStart(Event):
     method: str
     """The method's name."""
     resumed_at: int | None
-    """The task that a resumed run goes on with; null for a run that begins."""
+    """The task at which a resumed run continues; null for a new run."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Warning(Event):
-    """Something that the user should know: about the data or the weights at the start, or why no model file was written
-    at the end."""
+class WarningEvent(Event):
+    """A warning for the user, about the data or weights at the start, or why no model file was written at the end."""
 
     kind = "warning"
     text: str
@@ -66,20 +65,20 @@ class Warning(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class TaskStart(TaskEvent):
-    """A task begins, or goes on from a checkpoint within it."""
+    """A task begins, or continues from a checkpoint within it."""
 
     kind = "task_start"
     classes: int
     """New classes."""
     images: int
-    """Training images; for `joint` those of all tasks so far."""
+    """Training images; for `joint` those of all seen tasks."""
     steps: int
     """Steps of all its phases."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Step(TaskEvent):
-    """A step is done. Listeners hear it; it is not written to the file."""
+    """An optimiser step is done. Listeners receive it; it is not written to the file."""
 
     kind = "step"
     phase: str
@@ -91,15 +90,15 @@ class Step(TaskEvent):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Looked(TaskEvent):
-    """A network that is not being trained looks at the task's images. Listeners hear it; it is not written to the
-    file."""
+class FeaturesExtracted(TaskEvent):
+    """Progress of a forward pass over the task's images without training. Listeners receive it; it is not written to
+    the file."""
 
-    kind = "looked"
+    kind = "features_extracted"
     images: int
-    """Those it has seen; 0 as it begins."""
+    """Images done; 0 at the start."""
     of: int
-    """Those it will see."""
+    """Images in total."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,19 +115,19 @@ class Epoch(TaskEvent):
     lr: float
     """Learning rate of the epoch, of the last parameter group."""
     seconds: float
-    """How long it took; of an epoch that was interrupted, the part after the interruption."""
+    """Duration; for an interrupted epoch, of the part after the interruption."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trained(TaskEvent):
-    """All phases of the task are done; statistics and transport follow."""
+    """All phases of the task are done. Statistics and transport follow."""
 
     kind = "trained"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Notice(TaskEvent):
-    """Numbers that a method reports of itself."""
+    """Numbers that a method reports about itself."""
 
     kind = "notice"
     name: str
@@ -142,20 +141,20 @@ class Notice(TaskEvent):
 
 @dataclass(frozen=True, kw_only=True)
 class Task(TaskEvent):
-    """A task is learnt and measured."""
+    """A task is learnt and evaluated."""
 
     kind = "task"
     seen: float
-    """Accuracy over the test images of all classes so far."""
+    """Accuracy over the test images of all seen classes."""
     accuracies: list[float]
-    """Accuracy on the test images of each task so far."""
+    """Accuracy on the test images of each seen task."""
     seconds: float
-    """Of training, statistics and evaluation."""
+    """Duration of training, statistics and evaluation."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run(Event):
-    """The end of a finished run."""
+    """The run is finished."""
 
     kind = "run"
     a_last: float
@@ -169,7 +168,8 @@ class Run(Event):
 
 
 KINDS: dict[str, type[Event]] = {
-    event.kind: event for event in (RunStart, Warning, TaskStart, Step, Looked, Epoch, Trained, Task, Run, Notice)
+    event.kind: event
+    for event in (RunStart, WarningEvent, TaskStart, Step, FeaturesExtracted, Epoch, Trained, Task, Run, Notice)
 }
 """Every kind of event, by its name in the file."""
 
@@ -178,8 +178,8 @@ Listener = Callable[[Event], None]
 
 
 class JsonLines:
-    """Appends events to a file, all but steps and looks. `truncate` forgets what came after a checkpoint. Without a
-    path (in a process that does not write) it does nothing."""
+    """Appends events to a file, all but progress within an epoch. `truncate` removes what came after a checkpoint.
+    Without a path (in a process that does not write) it does nothing."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path or Path()
@@ -188,7 +188,7 @@ class JsonLines:
         self._writes = path is not None
 
     def __call__(self, event: Event) -> None:
-        if isinstance(event, Step | Looked) or not self._writes:
+        if isinstance(event, Step | FeaturesExtracted) or not self._writes:
             return
         with telling(self._path):
             self._file.write(json.dumps(event.record(), allow_nan=True) + "\n")
@@ -207,13 +207,13 @@ class JsonLines:
             self._file.seek(end)
 
     def close(self) -> None:
-        with suppress(OSError):  # of what could not be written, which was told
+        with suppress(OSError):  # a failed write was reported when it happened
             self._file.close()
 
 
 def read_events(path: Path, start: int = 0) -> tuple[list[Event], int]:
-    """The events in a file from byte `start` on, and the byte where the next one will begin: a line that is not ended
-    yet is left for later. A line that is no event is a `UserError`."""
+    """The events in a file from byte `start` on, and the byte where the next one will begin: an
+    unfinished line is left for later. A line that is no event is a `UserError`."""
     with path.open("rb") as file:
         file.seek(start)
         lines = [line for line in file if line.endswith(b"\n")]
@@ -229,8 +229,8 @@ def read_events(path: Path, start: int = 0) -> tuple[list[Event], int]:
 
 
 def parse_event(record: Any) -> Event | None:
-    """The event that `record` gave; a `ValueError` if it is none. Fields of a later version are left out, and for a
-    kind of a later version there is None."""
+    """The inverse of `Event.record`; a `ValueError` if this is no event. Fields of later versions are ignored; a
+    kind of a later version gives None."""
     if not isinstance(record, dict) or not isinstance(record.get("event"), str):
         raise ValueError("it names no kind of event")
     if record["event"] not in KINDS:

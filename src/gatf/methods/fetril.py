@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy, linear, normalize
 from gatf.data.augment import RandomFlip
 from gatf.data.policies import AugMix
 from gatf.errors import UserError
-from gatf.geometry.svm import fit_svm
+from gatf.geometry.linear_models import fit_svm
 from gatf.methods.base import Batch, ForTask, Phase, TaskData, TaskInfo
 from gatf.methods.parts.components import Growing, class_means, extract, task_batch
 from gatf.methods.parts.features import FeatureMethod

@@ -146,7 +146,7 @@ def neighbours(places: Mapping[str, float], width: float) -> list[list[str]]:
     return groups
 
 
-against_memory = partial(against, column="bytes_per_class", label="bytes kept for each class")
+against_memory = partial(against, column="bytes_per_class", label="bytes stored per class")
 
 
 def against_time(runs: Sequence[Run]) -> Figure:

@@ -67,14 +67,14 @@ def accuracy_over_tasks(runs: Sequence[Run]) -> Figure:
         row: [run.summary.accuracy_seen * (most if run.summary.tasks == 1 else 1) for run in group]
         for row, group in by_row(runs).items()
     }
-    return lines_over_tasks(series, first=1, label="accuracy on all classes so far, %")
+    return lines_over_tasks(series, first=1, label="accuracy over all seen classes, %")
 
 
 def confusion_over_tasks(runs: Sequence[Run]) -> Figure:
     """Share of old-class test images that are taken for a class of the newest task; with one task there are none."""
     several = [run for run in runs if run.old_to_new]
     series = {row: [run.old_to_new for run in group] for row, group in by_row(several).items()}
-    return lines_over_tasks(series, first=2, label="old images taken for a new class, %")
+    return lines_over_tasks(series, first=2, label="old images predicted as a new class, %")
 
 
 @styled
@@ -353,7 +353,7 @@ def drift_over_tasks(runs: Sequence[Run], among: Sequence[str] = ()) -> Figure:
     draw_curves(axes, found, styles)
     axes.xaxis.grid(True, linestyle=":")
     axes.set_xlabel("tasks learnt")
-    axes.set_title("distance of stored from true class means, in spreads of the class", loc="left", color=MUTED)
+    axes.set_title("distance of stored from true class means, in std of the class", loc="left", color=MUTED)
     return figure
 
 
@@ -393,11 +393,11 @@ def tail_curve(runs: Sequence[Run], among: Sequence[str] = ()) -> Figure:
     without = curves(runs, "tail", "k", "tail", lambda row: row["after_task"] == last and row["map"] == "none")
     found = curves(runs, "tail", "k", "tail", lambda row: row["after_task"] == last and row["map"] == "carried")
     if len(by_row(runs)) == 1:
-        found |= {"unmoved": next(iter(without.values()))}
-        styles |= {"unmoved": LineStyle(MUTED, "", "--", 1.5)}
+        found |= {"not transported": next(iter(without.values()))}
+        styles |= {"not transported": LineStyle(MUTED, "", "--", 1.5)}
     draw_curves(axes, found or without, styles, log=True)
     axes.set_xlabel("directions, from large to small variance")
-    axes.set_title("squared error of carried features, in variances, summed", loc="left", color=MUTED)
+    axes.set_title("cumulative squared error of transported features, in variances", loc="left", color=MUTED)
     return figure
 
 
@@ -424,7 +424,7 @@ def margin_densities(runs: Sequence[Run], among: Sequence[str] = ()) -> Figure:
     axes.set_ylim(bottom=0)
     axes.set_yticks([])
     axes.set_xlim(-4, 4)
-    axes.set_xlabel("margin, in medians (left of 0: wrong)")
+    axes.set_xlabel("margin, in medians (left of 0: misclassified)")
     axes.set_title("density of the margin of old images", loc="left", color=MUTED)
     if len(by_row(runs)) > 1:
         axes.legend(frameon=False, loc="upper left", fontsize=8.5, labelcolor=MUTED, handlelength=1.6)
@@ -500,6 +500,6 @@ def transport_plane(run: Run) -> Figure:
     axes.legend(frameon=False, fontsize=8.5, labelcolor=MUTED, loc="best", handletextpad=0.2)
     figure.draw_without_rendering()  # settles the limits
     axes.set_adjustable("box")  # and keeps them
-    words = {"old": "where it was", "new": "where it is", "carried": "where the method believes it is"}
+    words = {"old": "mean before the task", "new": "mean after the task", "carried": "transported mean"}
     tips(axes, list(place.values()), [f"{run.summary.class_names[number]}: {words[kind]}" for number, kind in place])
     return figure

@@ -1,4 +1,4 @@
-"""The report: one HTML file that needs nothing else, for the screen and the phone, by day and by night."""
+"""The report: one self-contained HTML file with tables and figures."""
 
 import shlex
 from collections.abc import Mapping, Sequence
@@ -26,22 +26,22 @@ from gatf.report.style import NAMES, css_variables, inline_svg, line_styles, sav
 
 EXPLAINED = {
     "A_last %": "accuracy over all classes after the last task",
-    "A_inc %": "mean of the accuracy over all classes so far, over tasks",
-    "area %": "area under the accuracy curve: the mean height of the line through these accuracies",
-    "when new %": "accuracy on a task just after it was learnt, mean over tasks",
-    "intransigence": "how far that lies below joint's, which is what could have been learnt; lower is better",
-    "forgetting": "how far the accuracy on a task has fallen from its best, mean over old tasks; lower is better",
-    "backward transfer": "accuracy on a task at the end less that when it was new, mean over old tasks; lower is worse",
+    "A_inc %": "mean over tasks of the accuracy over all seen classes",
+    "area %": "area under the accuracy curve",
+    "when new %": "accuracy after learning the task, mean over tasks",
+    "intransigence": "the gap from there to joint training; lower is better",
+    "forgetting": "drop from the best accuracy on a task, mean over old tasks; lower is better",
+    "backward transfer": "final accuracy on a task minus that after learning it, mean over old tasks; higher is better",
     "seconds": "training and evaluation, all tasks",
 }
 
 
 JOURNALS = ("PAMI", "PNAS")
-"""Where papers of methods were published that is no conference."""
+"""Venues that are journals."""
 MOST_COMMANDS = 3
-"""Commands in the page's head."""
+"""Commands shown at the top of the page."""
 CERTIFIED = ("certified %", "whitened %", "by range %", "by range, shrunk %")
-"""Columns that are left out where they are 0 for every row."""
+"""Columns that are omitted if they are 0 in every row."""
 
 
 def write_report(
@@ -69,14 +69,14 @@ def write_report(
 
 
 def _seen_from_here(path: Path) -> Path:
-    """The path as it can be typed here; of a folder elsewhere the name alone, for a report tells nobody's folders."""
+    """The path relative to the current directory; only the name if it is elsewhere, to keep private paths out."""
     if not path.is_absolute():
         return path
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else Path(path.name)
 
 
 def write_page(out: Path, template: str, **values: Any) -> None:
-    """A template of this package, filled in; everything is escaped that is not said to be safe."""
+    """Render a template of this package; everything is escaped unless marked safe."""
     environment = Environment(
         loader=PackageLoader("gatf.report", ""), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
         lstrip_blocks=True,
@@ -88,7 +88,7 @@ def write_page(out: Path, template: str, **values: Any) -> None:
 
 
 def draw_groups(specs: Sequence[FigureSpec], name: str) -> dict[str, list[tuple[FigureSpec, str]]]:
-    """Figures as SVG, by the group they stand in; `name` and a number go before their ids."""
+    """Figures as SVG, by group; `name` and a number prefix their ids."""
     groups: dict[str, list[tuple[FigureSpec, str]]] = {}
     for number, spec in enumerate(specs):
         svg = inline_svg(spec.draw(), name=f"{name}{number}", alt=spec.alt)
@@ -138,12 +138,12 @@ def _config_text(runs: Sequence[Run]) -> str:
 
 @dataclass(frozen=True)
 class Cell:
-    """A table cell: what is shown, and what it is sorted by."""
+    """A table cell: its text and its sort key."""
 
     text: str
     key: float | str
     href: str = ""
-    """What it leads to, seen from the report; nothing: it is no link."""
+    """Link target relative to the report; empty if it is no link."""
 
 
 @dataclass(frozen=True)
@@ -162,14 +162,14 @@ def number_cell(mean: float | None, std: float | None = None) -> Cell:
 
 
 def cards(runs: Sequence[Run]) -> list[tuple[str, str, str]]:
-    """Headline numbers: value, name and explanation; of the best method where several are compared."""
+    """Headline numbers: value, name and explanation; of the best method if several are compared."""
     table = aggregate(run.result for run in runs)
     best = best_of(table)
     of = "" if len(table) == 1 else f" of {best['row']}"
     shown = [
         (
             spread(best["a_last"], best["a_last_std"]) + " %",
-            "A_last" + (of and f"{of}, the best here"),
+            "A_last" + (of and f"{of}, the highest"),
             EXPLAINED["A_last %"],
         ),
         (
@@ -181,10 +181,10 @@ def cards(runs: Sequence[Run]) -> list[tuple[str, str, str]]:
     if best["forgetting"] is not None:
         forgotten = spread(best["forgetting"], best["forgetting_std"])
         new = spread(best["accuracy_new"], best["accuracy_new_std"])
-        shown.append((forgotten, f"forgetting{of}, from {new} % when new", EXPLAINED["forgetting"]))
+        shown.append((forgotten, f"forgetting{of}, from {new} % after learning", EXPLAINED["forgetting"]))
     bytes_kept = best["bytes_per_class"]
     kept = f"{bytes_kept / 1024:.1f} kB" if bytes_kept >= 1024 else f"{bytes_kept} B"
-    shown.append((kept, "kept for each class", "beside the network, instead of images"))
+    shown.append((kept, "stored per class", "in addition to the network, instead of images"))
     return shown
 
 
@@ -193,7 +193,7 @@ def results_table(runs: Sequence[Run]) -> Table:
     table = aggregate(run.result for run in runs)
     columns, also = shown_columns(table), shown_columns(table, ALSO)
     headings = [("method", ""), *_explained_headings(columns, runs)]
-    headings += [("bytes per class", "kept between tasks"), ("seeds", ""), *_explained_headings(also, runs)]
+    headings += [("bytes per class", "stored between tasks"), ("seeds", ""), *_explained_headings(also, runs)]
     rows = []
     for row in table:
         cells = [Cell(row["row"], row["row"])]
@@ -206,7 +206,7 @@ def results_table(runs: Sequence[Run]) -> Table:
 
 
 def _explained_headings(columns: Mapping[str, str], runs: Sequence[Run]) -> list[tuple[str, str]]:
-    """With the number of threads beside seconds, where all runs had the same."""
+    """Headings with explanations; seconds with the number of threads if all runs had the same."""
     return [
         (f"{name}{on_threads(runs)}" if column == "total_seconds" else name, EXPLAINED[name])
         for column, name in columns.items()
@@ -218,10 +218,10 @@ def tasks_table(run: Run) -> Table:
     summary = run.summary
     matrix = summary.accuracy_matrix
     headings = [
-        ("task", ""), ("all so far %", "accuracy over all classes after this task"),
-        ("when new %", "accuracy on this task's images just after it"),
-        ("at the end %", "accuracy on this task's images after the last one"),
-        ("old to new %", "old images taken for a class of this task"), (f"seconds{on_threads([run])}", ""),
+        ("task", ""), ("seen classes %", "accuracy over all seen classes after this task"),
+        ("after learning %", "accuracy on this task's images after learning it"),
+        ("at the end %", "accuracy on this task's images after the last task"),
+        ("old to new %", "old images predicted as a class of this task"), (f"seconds{on_threads([run])}", ""),
         ("peak MB", "memory"),
     ]  # fmt: skip
     rows = []
@@ -234,13 +234,13 @@ def tasks_table(run: Run) -> Table:
     notes = [f"Area under the accuracy curve: {summary.area_under_curve:.1f} %."]
     if summary.backward_transfer is not None:
         notes.append(
-            f"Backward transfer, by how much old tasks changed since they were new: {summary.backward_transfer:+.1f}."
+            f"Backward transfer, the mean change of old tasks since they were learnt: {summary.backward_transfer:+.1f}."
         )
     return Table("Task by task", headings, rows, notes)
 
 
 def runs_table(runs: Sequence[Run], out: Path) -> Table:
-    """One row per run, with a link to its folder where that lies beside the report."""
+    """One row per run, with a link to its folder if that is below the report's."""
     table = [aggregate([run.result])[0] for run in runs]
     columns = shown_columns(table) | shown_columns(table, ALSO)
     headings = [("method", ""), ("seed", "its folder"), *_explained_headings(columns, runs)]
@@ -252,7 +252,7 @@ def runs_table(runs: Sequence[Run], out: Path) -> Table:
 
 
 def classes_table(row: str, runs: Sequence[Run]) -> Table:
-    """One row per class, mean over seeds: what a map of very many cannot name."""
+    """One row per class, mean over seeds; a heat map cannot name many classes."""
     found: dict[str, list[tuple[int, float, float]]] = {}
     for run in runs:
         summary = run.summary
@@ -267,12 +267,17 @@ def classes_table(row: str, runs: Sequence[Run]) -> Table:
         tasks, new, end = zip(*seen, strict=True)
         learnt = str(tasks[0] + 1) if len(set(tasks)) == 1 else MISSING  # seeds may have orders of their own
         rows.append([Cell(name, name), Cell(learnt, tasks[0]), number_cell(fmean(new)), number_cell(fmean(end))])
-    headings = [("class", ""), ("task", ""), ("when new %", "just after its task"), ("at the end %", "")]
+    headings = [
+        ("class", ""),
+        ("task", ""),
+        ("after learning %", "its task"),
+        ("at the end %", ""),
+    ]
     return Table(f"Every class of {row}", headings, rows)
 
 
 def _beside(path: Path, out: Path) -> str:
-    """A link from the report to a file or folder below its own folder; nothing where it lies elsewhere."""
+    """A link from the report to a file or folder below its own folder; empty if it is elsewhere."""
     target, here = path.resolve(), out.parent.resolve()
     if target == here or not target.is_relative_to(here) or not target.exists():
         return ""
@@ -280,7 +285,7 @@ def _beside(path: Path, out: Path) -> str:
 
 
 def files_beside(paths: Sequence[Path], runs: Sequence[Run], out: Path) -> list[tuple[str, str]]:
-    """Names and links of the tables and logs that lie beside the report."""
+    """Names and links of the tables and logs beside the report."""
     names = ("results.csv", "results.md", "results.tex", SUMMARY, CONFUSION, EVENTS, CONFIG, f"{EXPLAINED_FILE}.csv")
     places = [(name, path / name) for path in paths for name in names]
     if len(runs) == 1:
@@ -290,7 +295,7 @@ def files_beside(paths: Sequence[Path], runs: Sequence[Run], out: Path) -> list[
 
 
 def made_by(runs: Sequence[Run]) -> list[str]:
-    """How the runs were made, for the page's head: version and commit, machines and days, commands."""
+    """Provenance for the top of the page: machines and days, version and commit, commands."""
     gatf = {
         f"gatf {run.summary.versions.get('gatf', '')}"
         + (f", commit {told}" if (told := run.summary.machine.get("commit")) else "")
@@ -302,7 +307,7 @@ def made_by(runs: Sequence[Run]) -> list[str]:
 
 
 def bibtex(runs: Sequence[Run]) -> str:
-    """The publications of the methods that were run, and this software, to cite a table with."""
+    """BibTeX entries of the methods in the report and of this software."""
     entries = []
     for name in dict.fromkeys(run.summary.method for run in runs):
         paper = METHODS[name].paper if name in METHODS else ""
@@ -321,7 +326,7 @@ def bibtex(runs: Sequence[Run]) -> str:
 
 
 def machines(runs: Sequence[Run]) -> list[str]:
-    """Where runs were made, with the first and the last day, a line per kind of machine."""
+    """One line per kind of machine, with the first and the last day of its runs."""
     found: dict[str, list[str]] = {}
     for run in runs:
         told = run.summary.machine
@@ -339,7 +344,7 @@ def machines(runs: Sequence[Run]) -> list[str]:
 
 
 def published_table(runs: Sequence[Run]) -> Table | None:
-    """Ours beside published; None where nothing was published of these rows in this setting."""
+    """Our numbers and published ones; None if none were published for these rows in this setting."""
     rows = []
     for row in aggregate(run.result for run in runs):
         for cell in published(row["setting"], row["row"]):
@@ -360,23 +365,23 @@ def published_table(runs: Sequence[Run]) -> Table | None:
     notes = [f"{key}: {sources[key].text}" for key in dict.fromkeys(str(row[-1].key) for row in rows)]
     if any(OUTSIDE in cell.text for row in rows for cell in row):
         notes.insert(
-            0, f"{OUTSIDE}: outside two standard deviations, ours over seeds and theirs, where printed, combined"
+            0, f"{OUTSIDE}: outside two standard deviations (ours over seeds combined with the published one, if any)"
         )
     headings += [("averaged over", AVERAGED), ("source", "")]
-    return Table("Beside published numbers", headings, rows, notes)
+    return Table("Comparison with published numbers", headings, rows, notes)
 
 
 def explained_table(runs: Sequence[Run]) -> Table | None:
-    """Where the points go after the last task, one row per method, mean over the runs that `gatf explain run` was asked
-    about; None where it was asked about none."""
+    """Accuracy decomposition after the last task, one row per method, mean over the runs with results of `gatf explain
+    run`; None if there are none."""
     columns = {
-        "own %": ("accuracy of the method's own answers", "own"),
-        "measured anew %": ("of its rule, with old classes measured anew", "anew"),
-        "linear probe %": ("of a linear classifier on the features of all training images", "probe"),
-        "joint %": ("of a network trained on all images at once", "joint"),
-        "transport": ("points lost because old classes are carried, not measured", "transport"),
-        "readout": ("points lost by the rule on these features", "readout"),
-        "representation": ("points lost because classes came task by task", "representation"),
+        "own %": ("accuracy of the method itself", "own"),
+        "re-estimated %": ("its readout with re-estimated statistics of old classes (oracle)", "anew"),
+        "linear probe %": ("a linear classifier on the features of all training images", "probe"),
+        "joint %": ("a network trained on all images at once", "joint"),
+        "transport": ("accuracy gap because old statistics are transported, not re-estimated", "transport"),
+        "readout": ("accuracy gap between the readout and a linear probe on these features", "readout"),
+        "representation": ("accuracy gap because the network learnt task by task", "representation"),
     }
     rows, notes = [], []
     for row, group in by_row([run for run in runs if run.explained]).items():
@@ -391,20 +396,20 @@ def explained_table(runs: Sequence[Run]) -> Table | None:
     if not rows:
         return None
     return Table(
-        "Where the points go", [("method", ""), *((name, why) for name, (why, _) in columns.items())], rows, notes
+        "Accuracy decomposition", [("method", ""), *((name, why) for name, (why, _) in columns.items())], rows, notes
     )
 
 
 def explained_fields(row: dict[str, Any]) -> dict[str, Any]:
-    """What of a line of `explain.csv` is measured, without the differences."""
+    """The measured fields of a line of `explain.csv`, without the differences."""
     return {field.name: row[field.name] for field in fields(Explained)}
 
 
 def diagnostics_table(runs: Sequence[Run]) -> Table | None:
-    """How well old classes are followed at the end, one row per method; None where nothing was measured."""
+    """Errors of the stored statistics at the end, one row per method; None if nothing was measured."""
     columns = {
         "drift %": (
-            "distance of stored from true means of old classes, in spreads of the class",
+            "distance between stored and true means of old classes, in standard deviations of the class",
             "errors",
             "drift",
             100,
@@ -412,12 +417,12 @@ def diagnostics_table(runs: Sequence[Run]) -> Table | None:
         "covariance error": ("Frobenius norm of the difference, relative to the true one", "errors", "cov_relative", 1),
         "symmetric KL": ("of stored and true Gaussians", "errors", "symmetric_kl", 1),
         "certified %": (
-            "predictions that Theorem 2, as printed, proves safe from these errors",
+            "predictions certified against these errors by Theorem 2 as printed",
             "certified",
             "certified",
             100,
         ),
-        "whitened %": ("by Theorem 2 where each class's covariance is the identity", "certified", "whitened", 100),
+        "whitened %": ("by Theorem 2 in coordinates that whiten each class", "certified", "whitened", 100),
         "by range %": ("by the range of each distance there", "certified", "range", 100),
         "by range, shrunk %": ("the same, with covariances shrunk by 1", "certified", "range_shrunk", 100),
     }
@@ -437,5 +442,5 @@ def diagnostics_table(runs: Sequence[Run]) -> Table | None:
         rows.append(
             [Cell(row, row), *(Cell(MISSING if v is None else f"{v:.3g}", -1e9 if v is None else v) for v in numbers)]
         )
-    notes = [f"Theorem 2 certifies no prediction by these forms: {', '.join(nothing)}."] if nothing else []
-    return Table("What is stored of old classes against what is true, after the last task", headings, rows, notes)
+    notes = [f"Theorem 2 certifies no prediction in these forms: {', '.join(nothing)}."] if nothing else []
+    return Table("Stored and true statistics of old classes after the last task", headings, rows, notes)

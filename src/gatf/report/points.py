@@ -1,4 +1,4 @@
-"""`gatf explain run`: where a run's points go, from its checkpoints, written beside its results."""
+"""`gatf explain run`: decompose a run's accuracy gap, from its checkpoints, and write it beside its results."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -18,12 +18,12 @@ LOSSES = ("transport", "readout", "representation")
 
 def explain_run(
     folder: Path, *, every_task: bool = False, joint: Path | None = None, overrides: Mapping[str, Any] | None = None,
-    told: Callable[[str], None] = lambda text: None,
+    report: Callable[[str], None] = lambda text: None,
 ) -> list[Explained]:  # fmt: skip
     """Explain a finished run after its last task, or after every task whose checkpoint is kept, and write it down.
 
-    `joint` is the folder of a joint run of the same data and split; without it, one is looked for beside the folder.
-    `overrides` are settings of the place, such as `data.root`. `told` hears what could not be done.
+    `joint` is the folder of a joint run of the same data and split; by default one beside the folder.
+    `overrides` are settings of the place, such as `data.root`. `report` receives a sentence about each missing input.
     """
     place = RunFolder(folder)
     summary = _summary(place)
@@ -32,12 +32,12 @@ def explain_run(
     wanted = range(summary.tasks) if every_task else range(last, last + 1)
     tasks = [task for task in wanted if place.after_task(task).is_file()]
     if last not in tasks:
-        raise UserError(f"{folder} has no checkpoint of its last task, which explaining it needs: run it again")
+        raise UserError(f"{folder} has no checkpoint of its last task, which is needed here: run it again")
     if len(tasks) < len(wanted):
         missing = ", ".join(str(task + 1) for task in wanted if task not in tasks)
-        told(f"no networks of task {missing}: they are kept with --set keep_networks=true")
+        report(f"no checkpoint after task {missing}: only runs with --set keep_networks=true keep them")
     if ceiling is None and summary.method != "joint":
-        told("no joint run to compare with: give one with --joint")
+        report("no joint run to compare with: give one with --joint")
     experiment = reopen(folder, overrides)
     door = DiagnosticsData(experiment.scenario, experiment.session.pipeline, experiment.session.device)
     rows = []
@@ -57,7 +57,7 @@ def _summary(place: RunFolder) -> Summary:
 
 
 def _check(found: Explained, summary: Summary) -> None:
-    """Other images or another network than the run's would explain nothing."""
+    """Refuse other data than the run's: the accuracies would not be comparable."""
     known = summary.accuracy_seen[found.after_task]
     if abs(found.own - known) > 1:
         raise UserError(

@@ -1,4 +1,4 @@
-"""What a report shows and says: for every setting its figures, and for each figure one sentence on what to see."""
+"""The figures of a report, by setting, with a caption that says what to see in each."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -14,37 +14,37 @@ from gatf.report import costs, figures
 from gatf.report.load import Run, by_row, by_setting, last_task
 
 BASELINES = ("joint", "finetune")
-TASKS, CLASSES, PAIRS = "Accuracy on each task", "Accuracy on each class", "What is taken for what"
-WHY, PLANE = "Why it forgets", "Where classes move"
-COSTS, TRAINING = "What it costs", "Training"
+TASKS, CLASSES, PAIRS = "Accuracy per task", "Accuracy per class", "Confusion matrix"
+WHY, PLANE = "Why it forgets", "Movement of class means"
+COSTS, TRAINING = "Cost", "Training"
 GROUPS = {
-    TASKS: "Read down a column: the accuracy on one task, in percent, as later ones are learnt.",
-    CLASSES: "Read along a row: a class whose colour fades is being forgotten.",
-    PAIRS: "Each row is a class, each column an answer, in the order learnt: off the diagonal lie the confusions.",
-    WHY: "Measured on old images that the method itself never sees again.",
-    PLANE: "The last task in two dimensions: an arrow from where an old class was to where the network now puts it; "
-    "a cross where the method believes it is. The shorter the dotted line, the better the transport.",
-    COSTS: "Up and to the left is better. Seconds depend on machine and threads, which the page's head names.",
-    TRAINING: "From the log of each method's first run. A loss that still falls when a task ends wants more epochs; "
-    "losses of different methods are not comparable.",
+    TASKS: "Read down a column: the accuracy on one task, in percent, after each later task.",
+    CLASSES: "Read along a row: the method forgets a class whose colour fades.",
+    PAIRS: "Rows are true classes, columns predicted ones, in the order of learning. Errors are off the diagonal.",
+    WHY: "Measured on images of old classes, which the method itself cannot access.",
+    PLANE: "The last task in two dimensions. An arrow goes from the old to the new mean of a class; a cross is "
+    "the transported mean. The shorter the dotted line, the better the transport.",
+    COSTS: "Up and to the left is better. Seconds depend on machine and threads, which the top of the page names.",
+    TRAINING: "From the log of each method's first run. If a loss still falls when a task ends, train longer. "
+    "Losses of different methods are not comparable.",
 }
-"""Figures that stand side by side, and how to read them."""
+"""Groups of figures shown side by side, and how to read them."""
 
 
 @dataclass(frozen=True)
 class FigureSpec:
-    """A figure that can be drawn, with the words that go with it."""
+    """A figure that can be drawn, with its title and captions."""
 
     name: str
     """Also its file name."""
     title: str
     sentence: str
-    """What to see in it."""
+    """The caption."""
     alt: str
-    """For those who cannot see it."""
+    """Alternative text for screen readers."""
     draw: Callable[[], Figure]
     group: str = ""
-    """Figures of one group are small and stand side by side."""
+    """Figures of one group are small and shown side by side."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def figures_of(runs: Sequence[Run], prefix: str = "") -> list[FigureSpec]:
 
 
 def _alone(spec: FigureSpec) -> FigureSpec:
-    """With one row to show there is nothing to stand beside: the group's name is the title."""
+    """With one row there is nothing to compare: the group's name becomes the title."""
     if not spec.group:
         return spec
     return replace(spec, title=spec.group, sentence=f"{GROUPS[spec.group]} {spec.sentence}", group="")
@@ -93,7 +93,7 @@ def _seeds(runs: Sequence[Run]) -> str:
 
 
 def slug(text: str) -> str:
-    """A name that files and anchors can have."""
+    """A name that is valid for files and anchors."""
     return "".join(letter if letter.isalnum() else "-" for letter in text.lower()).strip("-")
 
 
@@ -104,30 +104,27 @@ def _accuracy(runs: Sequence[Run], prefix: str) -> FigureSpec:
         only = table[0]
         start = runs[0].summary.accuracy_seen[0]
         sentence = (
-            f"Accuracy over all classes so far goes from {start:.0f} % to {only['a_last']:.0f} %; "
-            "some of the fall would be there without forgetting, for more classes are harder to tell apart."
+            f"Accuracy over all seen classes falls from {start:.0f} % to {only['a_last']:.0f} %. Some of it would fall "
+            "without forgetting, because more classes are harder to distinguish."
         )
     else:
         best = best_of(table)
-        sentence = (
-            f"The higher a line ends, the more is remembered: {best['row']} ends at {best['a_last']:.1f} %"
-            f"{_distance(best, table)}."
-        )
+        sentence = f"Higher is better: {best['row']} ends at {best['a_last']:.1f} %{_distance(best, table)}."
     return FigureSpec(
         f"{prefix}accuracy", "Accuracy over tasks", sentence + _seeds(runs),
-        f"Line chart of the accuracy on all classes seen so far after each task. Last values: {ends}.",
+        f"Line chart of the accuracy over all seen classes after each task. Last values: {ends}.",
         lambda: figures.accuracy_over_tasks(runs),
     )  # fmt: skip
 
 
 def best_of(table: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The row that ends highest; a baseline only where nothing else is compared."""
+    """The row with the highest A_last; a baseline only if nothing else is compared."""
     contenders = [row for row in table if row["method"] not in BASELINES] or table
     return max(contenders, key=lambda row: row["a_last"])
 
 
 def _distance(best: dict[str, float], table: Sequence[dict[str, float]]) -> str:
-    """How far the best lies above the next and below the ceiling."""
+    """The gaps from the best row to the second and to joint training."""
     others = [row for row in table if row is not best and row["method"] not in BASELINES]
     parts = []
     if others:
@@ -147,12 +144,12 @@ def _confusion(runs: Sequence[Run], prefix: str) -> FigureSpec:
             ends[row] = sum(last) / len(last)
     worst = max(ends, key=lambda row: ends[row])
     return FigureSpec(
-        f"{prefix}confusion", "Old classes taken for new ones",
-        f"Low is good: after the last task {ends[worst]:.0f} % of the old images "
-        f"{'go' if len(ends) == 1 else f'of {worst} go'} to the newest classes, the typical way to forget."
+        f"{prefix}confusion", "Old classes predicted as new ones",
+        f"Lower is better: after the last task {'' if len(ends) == 1 else f'{worst} predicts '}{ends[worst]:.0f} % of "
+        f"the old images {'are predicted ' if len(ends) == 1 else ''}as one of the newest classes."
         + _seeds(runs),
-        f"Line chart of the share of old-class test images taken for a class of the newest task. Last values: "
-        f"{told(ends, ' %', '.0f')}.",
+        f"Line chart of the share of old-class test images predicted as a class of the newest task. Last values: "
+        f"{listed(ends, ' %', '.0f')}.",
         lambda: figures.confusion_over_tasks(runs),
     )  # fmt: skip
 
@@ -163,7 +160,7 @@ def _matrix(row: str, runs: Sequence[Run], prefix: str) -> FigureSpec:
     start = fmean(run.summary.accuracy_matrix[0][0] for run in runs)
     return FigureSpec(
         f"{prefix}matrix-{slug(row)}", row,
-        f"Of task 1, {first:.0f} % is right at the end; it was {start:.0f} % when it was new.",
+        f"Accuracy on task 1: {start:.0f} % after learning it, {first:.0f} % at the end.",
         f"Heat map of {row}: accuracy in percent on each task's test images (columns) after each task (rows). "
         f"Last row: {', '.join(f'{value:.0f}' for value in matrix[-1])}.",
         lambda: figures.accuracy_matrix(runs), group=TASKS,
@@ -177,10 +174,10 @@ def _classes(row: str, runs: Sequence[Run], prefix: str) -> FigureSpec:
     names = runs[0].summary.class_names
     worst = min(range(len(last)), key=lambda number: last[number])
     best = max(range(len(last)), key=lambda number: last[number])
-    end = f"At the end “{names[worst]}” is lowest with {last[worst]:.0f} %, “{names[best]}” highest with "
+    end = f"At the end “{names[worst]}” has the lowest accuracy, {last[worst]:.0f} %, and “{names[best]}” the highest, "
     end += f"{last[best]:.0f} %."
     if len(names) > figures.MOST_NAMED:
-        end += " Ordered by the accuracy at the end; point at a row for its name."
+        end += " Sorted by final accuracy; point at a row for its name."
     return FigureSpec(
         f"{prefix}classes-{slug(row)}", row, end,
         f"Heat map of {row}: accuracy in percent on each class (rows) after each task (columns). {end}",
@@ -197,15 +194,15 @@ def _pairs(row: str, runs: Sequence[Run], prefix: str) -> FigureSpec:
     names, wrong = found.names, np.where(found.true != found.answer, found.percent, 0.0)
     if wrong.any():
         worst = int(wrong.argmax())
-        pair = f"“{names[found.true[worst]]}” is taken for “{names[found.answer[worst]]}”"
-        sentence = f"Most often {pair}: {wrong[worst]:.0f} % of its images."
+        pair = f"“{names[found.true[worst]]}” is predicted as “{names[found.answer[worst]]}”"
+        sentence = f"Most frequent error: {pair} for {wrong[worst]:.0f} % of its images."
         if (together := figures.classes_per_cell(len(names))) > 1:
-            sentence += f" A cell is of {together} neighbours each way and shows the largest share among them."
+            sentence += f" A cell covers {together} × {together} classes and shows the largest share among them."
     else:
-        sentence = "No image is taken for another class."
+        sentence = "No image is misclassified."
     return FigureSpec(
         f"{prefix}pairs-{slug(row)}", row, sentence,
-        f"Heat map of {row}: of each class's test images (rows) the percentage answered as each class (columns), after "
+        f"Heat map of {row}: of each class (rows) the percentage of test images predicted as each (columns), after "
         f"the last task. {sentence}",
         lambda: figures.confusion_matrix(runs), group=PAIRS,
     )  # fmt: skip
@@ -222,14 +219,14 @@ def _costs(runs: Sequence[Run], prefix: str) -> list[FigureSpec]:
     return [
         FigureSpec(
             f"{prefix}memory", "Accuracy against memory",
-            f"Least is kept by {some(cheapest, 4)}: {least:,} bytes for each class.",
-            "Scatter chart of A_last over the bytes kept for each class, logarithmic: "
+            f"{some(cheapest, 4)} {'stores' if len(cheapest) == 1 else 'store'} least: {least:,} bytes per class.",
+            "Scatter chart of A_last over the bytes stored per class, logarithmic: "
             + ", ".join(f"{row['row']} {row['a_last']:.1f} % at {row['bytes_per_class']:,}" for row in table) + ".",
             lambda: costs.against_memory(runs), group=COSTS,
         ),
         FigureSpec(
             f"{prefix}time", "Accuracy against time",
-            f"{quickest['row']} is quickest with {quickest['total_seconds']:.0f} s.",
+            f"{quickest['row']} is fastest with {quickest['total_seconds']:.0f} s.",
             "Scatter chart of A_last over the seconds of a run, logarithmic: "
             + ", ".join(f"{row['row']} {row['a_last']:.1f} % in {row['total_seconds']:.0f} s" for row in table) + ".",
             lambda: costs.against_time(runs), group=COSTS,
@@ -238,15 +235,15 @@ def _costs(runs: Sequence[Run], prefix: str) -> list[FigureSpec]:
 
 
 def _training(row: str, run: Run, prefix: str) -> list[FigureSpec]:
-    """Losses and learning rates of a row's first run, where it has a log."""
+    """Losses and learning rates of a row's first run, if it has a log."""
     losses = costs.losses(run)
     if not losses:
         return []
     ends = {name: heights[-1] for name, (_, heights) in losses.items()}
     return [
         FigureSpec(
-            f"{prefix}losses-{slug(row)}", f"Loss of {row}", f"In the last epoch: {told(ends)}.",
-            f"Line chart of the terms of the loss of {row} over epochs. In the last one: {told(ends)}.",
+            f"{prefix}losses-{slug(row)}", f"Loss of {row}", f"In the last epoch: {listed(ends)}.",
+            f"Line chart of the terms of the loss of {row} over epochs. In the last one: {listed(ends)}.",
             lambda: costs.training_lines(losses, "terms of the loss, mean over an epoch"), group=TRAINING,
         ),
         FigureSpec(
@@ -258,7 +255,7 @@ def _training(row: str, run: Run, prefix: str) -> list[FigureSpec]:
 
 
 def diagnostic_figures(runs: Sequence[Run], prefix: str = "") -> list[FigureSpec]:
-    """The figures that the runs have tables for; runs without any are left out."""
+    """The figures for which runs have diagnostics tables; other runs are omitted."""
     specs = []
     among = list(by_row(runs))
     drift = [run for run in with_table(runs, "drift") if "floor" in run.diagnostics["drift"][0]]
@@ -306,7 +303,7 @@ def at_the_end(runs: Sequence[Run], table: str, column: str, **where: Any) -> di
     return {row: fmean(values) for row, values in found.items()}
 
 
-def told(values: dict[str, float], unit: str = "", digits: str = ".3g") -> str:
+def listed(values: dict[str, float], unit: str = "", digits: str = ".3g") -> str:
     return ", ".join(f"{row} {value:{digits}}{unit}" for row, value in values.items())
 
 
@@ -315,19 +312,19 @@ def _drift(runs: Sequence[Run], prefix: str, among: Sequence[str]) -> FigureSpec
     best, worst = best_and_worst(ends)
     if len(ends) == 1:
         sentence = (
-            "A line that stays low follows the moving network. At its last point, after the last transport, means are "
-            f"off by {100 * ends[best]:.0f} % of their class's spread, averaged over classes."
+            "Lower is better: the stored means follow the changing network. After the last transport they are off by "
+            f"{100 * ends[best]:.0f} % of the class's standard deviation, averaged over classes."
         )
     else:
         sentence = (
-            "Low is good: what is stored follows the moving network. At the last points, after the last transport, "
-            f"the means of {best} are off by {100 * ends[best]:.0f} % of their class's spread, those of {worst} by "
+            "Lower is better: the stored means follow the changing network. After the last transport the means of "
+            f"{best} are off by {100 * ends[best]:.0f} % of the class's standard deviation, those of {worst} by "
             f"{100 * ends[worst]:.0f} %."
         )
     return FigureSpec(
         f"{prefix}drift", "Prototype drift", sentence,
         "Line chart of the distance between stored and true class means over epochs and after transport, in spreads "
-        f"of the class. After the last transport: {told(ends)}.",
+        f"of the class. After the last transport: {listed(ends)}.",
         lambda: figures.drift_over_tasks(runs, among), group=WHY,
     )  # fmt: skip
 
@@ -339,8 +336,8 @@ def _divergence(runs: Sequence[Run], prefix: str, among: Sequence[str]) -> Figur
     label = "symmetric KL of stored and true Gaussian"
     return FigureSpec(
         f"{prefix}kl", "Gaussians after transport",
-        f"Low is good: after the last task {best} is at {ends[best]:.3g}{compared}.",
-        f"Line chart of the {label}, after each task. At the end: {told(ends)}.",
+        f"Lower is better: after the last task {best} is at {ends[best]:.3g}{compared}.",
+        f"Line chart of the {label}, after each task. At the end: {listed(ends)}.",
         lambda: figures.error_over_tasks(runs, "symmetric_kl", label, among), group=WHY,
     )  # fmt: skip
 
@@ -348,9 +345,9 @@ def _divergence(runs: Sequence[Run], prefix: str, among: Sequence[str]) -> Figur
 def _tail(runs: Sequence[Run], prefix: str, among: Sequence[str]) -> FigureSpec:
     return FigureSpec(
         f"{prefix}tail", "Mahalanobis tail",
-        "A curve that climbs at its right end makes its errors where classes are thin, which is where a Mahalanobis "
-        "distance punishes them most.",
-        "Line chart, logarithmic: cumulated error of carried old features in units of variance, over directions from "
+        "A curve that rises at its right end has errors in directions of small variance, where the Mahalanobis "
+        "distance weighs them most.",
+        "Line chart, logarithmic: cumulative error of transported features in units of variance, over directions from "
         "large to small variance.",
         lambda: figures.tail_curve(runs, among), group=WHY,
     )  # fmt: skip
@@ -360,11 +357,11 @@ def _margins(runs: Sequence[Run], prefix: str, among: Sequence[str]) -> FigureSp
     wrong = at_the_end(runs, "margins", "wrong", form="score")
     shares = {row: 100 * value for row, value in wrong.items()}
     best, worst = best_and_worst(shares)
-    compared = "" if len(shares) == 1 else f", of {worst} {shares[worst]:.0f} %"
+    compared = "" if len(shares) == 1 else f", {shares[worst]:.0f} % for {worst}"
     return FigureSpec(
         f"{prefix}margins", "Margins of old classes",
-        f"What lies left of zero is misclassified: of {best} {shares[best]:.0f} % of the old images{compared}.",
-        f"Density curves of the margin of old images after the last task. Not above zero: {told(shares, ' %', '.0f')}.",
+        f"Images left of zero are misclassified: {shares[best]:.0f} % of the old images for {best}{compared}.",
+        f"Density curves of the margin of old images at the end. Not above zero: {listed(shares, ' %', '.0f')}.",
         lambda: figures.margin_densities(runs, among), group=WHY,
     )  # fmt: skip
 
@@ -372,7 +369,7 @@ def _margins(runs: Sequence[Run], prefix: str, among: Sequence[str]) -> FigureSp
 def _spectrum(runs: Sequence[Run], prefix: str, among: Sequence[str]) -> FigureSpec:
     return FigureSpec(
         f"{prefix}spectrum", "Spectrum of the oldest classes",
-        "Where the line leaves the dots, the stored covariance is wider (above) or narrower (below) than the class is.",
+        "Where they differ, the stored covariance is larger (above) or smaller (below) than the true one.",
         "Line chart, logarithmic: eigenvalues of the stored (line) and true (dotted) covariances of the first task's "
         "classes after the last task.",
         lambda: figures.spectrum(runs, among), group=WHY,
@@ -387,9 +384,9 @@ def _plane(row: str, run: Run, prefix: str) -> FigureSpec:
     moved = fmean(abs(place[number, "new"] - place[number, "old"]) for number in classes)
     if (classes[0], "carried") in place:
         left = fmean(abs(place[number, "new"] - place[number, "carried"]) for number in classes)
-        sentence = f"In this plane the crosses miss by {100 * left / max(moved, 1e-12):.0f} % of the arrows' length."
+        sentence = f"In this plane the transport error is {100 * left / max(moved, 1e-12):.0f} % of the arrows' length."
     else:
-        sentence = "This method has no map of features to compare with."
+        sentence = "This method does not transport features."
     return FigureSpec(
         f"{prefix}plane-{slug(row)}", f"{row}, seed {run.summary.seed}", sentence,
         f"Scatter plot of the class means of {row} before and after the last task, with arrows. {sentence}",

@@ -30,15 +30,15 @@ class LiveDisplay:
         self._epoch, self._epochs = 0, 0
         self._started = self._training_seconds = 0.0
         self._all_steps = 0
-        self._looking: events.Looked | None = None
-        self._looking_since = 0.0
-        self._told = 0.0
+        self._extracting: events.FeaturesExtracted | None = None
+        self._extracting_since = 0.0
+        self._last_line = 0.0
         """When the last line was written."""
 
     def __call__(self, event: events.Event) -> None:
         match event:
             case events.RunStart():
-                self._tasks, self._told = event.tasks, monotonic()
+                self._tasks, self._last_line = event.tasks, monotonic()
                 if self.console.is_terminal:
                     self._live = Live(self._line(), console=self.console, refresh_per_second=8, transient=True)
                     self._live.start()
@@ -49,11 +49,11 @@ class LiveDisplay:
                 self._steps_done += 1
                 self._all_steps += 1
                 self._phase, self._epoch, self._epochs = event.phase, event.epoch, event.epochs
-                self._looking = None
+                self._extracting = None
                 self._write_now_and_then()
-            case events.Looked():
-                self._looking_since = self._looking_since if event.images else monotonic()
-                self._looking = event
+            case events.FeaturesExtracted():
+                self._extracting_since = self._extracting_since if event.images else monotonic()
+                self._extracting = event
                 self._write_now_and_then()
             case events.Epoch():
                 self._losses = "  ".join(f"{name} {value:.3f}" for name, value in event.losses.items())
@@ -61,7 +61,7 @@ class LiveDisplay:
                 self._training_seconds += monotonic() - self._started
                 start = f"task {event.task + 1}/{self._tasks}  seen {event.seen:5.1f} %   "
                 self._print(start + by_task(event.accuracies, self.console.width - len(start)))
-            case events.Warning():
+            case events.WarningEvent():
                 self._print(f"note: {event.text}")
             case events.Notice(values={"jittered": jittered, "clipped": clipped}) if jittered or clipped:
                 self._print(f"note: {jittered:.0f} covariances jittered, {clipped:.0f} clipped")
@@ -72,8 +72,8 @@ class LiveDisplay:
 
     def _write_now_and_then(self) -> None:
         """A line where there is no terminal, if the last one was long ago."""
-        if self._live is None and monotonic() - self._told >= SECONDS_BETWEEN_LINES:
-            self._told = monotonic()
+        if self._live is None and monotonic() - self._last_line >= SECONDS_BETWEEN_LINES:
+            self._last_line = monotonic()
             line = "  ".join(part for part in self._parts() if part)
             self.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
@@ -94,11 +94,11 @@ class LiveDisplay:
 
     def _parts(self) -> tuple[str, str, str, str]:
         task = f"task {self._task + 1}/{self._tasks}"
-        if self._looking is not None:
-            seen, images = self._looking.images, self._looking.of
-            spent = monotonic() - self._looking_since
+        if self._extracting is not None:
+            seen, images = self._extracting.images, self._extracting.of
+            spent = monotonic() - self._extracting_since
             left = f"≈ {lasting((images - seen) * spent / seen)} left" if seen and spent >= ENOUGH_SECONDS else ""
-            return task, f"looking at images {seen}/{images}", "", left
+            return task, f"extracting features {seen}/{images}", "", left
         return (
             task,
             f"{self._phase} epoch {self._epoch + 1}/{self._epochs}" if self._epochs else "",

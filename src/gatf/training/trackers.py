@@ -15,7 +15,7 @@ from gatf.io.run_folder import RunFolder
 from gatf.settings import flat
 
 
-class Sink(Protocol):
+class TrackerBackend(Protocol):
     """Where numbers go."""
 
     def write(self, values: dict[str, float], step: int) -> None: ...
@@ -30,12 +30,12 @@ class Tracker:
     counting where its checkpoint was, from the events the run has kept.
     """
 
-    def __init__(self, open_sink: Callable[[], Sink], folder: RunFolder) -> None:
-        self._open, self._folder, self._epochs = open_sink, folder, 0
-        self._opened: Sink | None = None
+    def __init__(self, open_backend: Callable[[], TrackerBackend], folder: RunFolder) -> None:
+        self._open, self._folder, self._epochs = open_backend, folder, 0
+        self._opened: TrackerBackend | None = None
 
     @property
-    def _sink(self) -> Sink:
+    def _backend(self) -> TrackerBackend:
         if self._opened is None:
             self._opened = self._open()
         return self._opened
@@ -47,21 +47,21 @@ class Tracker:
             case events.Epoch():
                 self._epochs += 1
                 values = {f"{event.phase}/{name}": value for name, value in event.losses.items()}
-                self._sink.write(values | {"task": event.task, "lr": event.lr}, self._epochs)
+                self._backend.write(values | {"task": event.task, "lr": event.lr}, self._epochs)
             case events.Task():
                 values = {f"accuracy/task {number + 1}": value for number, value in enumerate(event.accuracies)}
-                self._sink.write(values | {"accuracy/all so far": event.seen}, self._epochs)
+                self._backend.write(values | {"accuracy/seen classes": event.seen}, self._epochs)
             case events.Run():
                 values = {"summary/a_last": event.a_last, "summary/a_inc": event.a_inc}
                 values |= {} if event.forgetting is None else {"summary/forgetting": event.forgetting}
-                self._sink.write(values, self._epochs)
+                self._backend.write(values, self._epochs)
 
     def close(self) -> None:
         if self._opened is not None:
             self._opened.close()
 
 
-class TensorBoardSink:
+class TensorBoardBackend:
     """Event files in the run folder: `tensorboard --logdir runs`."""
 
     def __init__(self, folder: Path, config: dict[str, Any]) -> None:
@@ -78,7 +78,7 @@ class TensorBoardSink:
         self._writer.close()
 
 
-class WandbSink:
+class WandbBackend:
     """A run of the project `gatf`; online, offline or disabled as WANDB_MODE says, files in the run folder."""
 
     def __init__(self, folder: Path, config: dict[str, Any]) -> None:
@@ -93,7 +93,7 @@ class WandbSink:
         self._run.finish()
 
 
-class MlflowSink:
+class MlflowBackend:
     """A run of the experiment `gatf`, in the store that MLFLOW_TRACKING_URI names or MLflow's own in this folder."""
 
     LONGEST = 500
@@ -121,7 +121,7 @@ class MlflowSink:
         self._client.set_terminated(self._run)
 
 
-class TrackioSink:
+class TrackioBackend:
     """A run of the project `gatf` in trackio's own folder (TRACKIO_DIR) or Space (TRACKIO_SPACE_ID); a resumed run goes
     on in the one it began."""
 
@@ -137,18 +137,18 @@ class TrackioSink:
         self._run.finish()
 
 
-SINKS: dict[str, Callable[[Path, dict[str, Any]], Sink]] = {
-    "tensorboard": TensorBoardSink,
-    "wandb": WandbSink,
-    "mlflow": MlflowSink,
-    "trackio": TrackioSink,
+BACKENDS: dict[str, Callable[[Path, dict[str, Any]], TrackerBackend]] = {
+    "tensorboard": TensorBoardBackend,
+    "wandb": WandbBackend,
+    "mlflow": MlflowBackend,
+    "trackio": TrackioBackend,
 }
 
 
 def open_tracker(name: str, folder: Path, config: dict[str, Any]) -> Tracker:
     """The tracker of that name for the run in a folder."""
-    if name not in SINKS:
-        raise UserError(f"--track knows no '{name}'{near_misses(name, SINKS)}")
+    if name not in BACKENDS:
+        raise UserError(f"--track knows no '{name}'{near_misses(name, BACKENDS)}")
     if find_spec(name) is None:
         raise UserError(f"--track {name} needs the extra: pip install 'gatf-cil[{name}]'")
-    return Tracker(lambda: SINKS[name](folder, config), RunFolder(folder))
+    return Tracker(lambda: BACKENDS[name](folder, config), RunFolder(folder))

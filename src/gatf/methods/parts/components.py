@@ -105,13 +105,13 @@ def own_features(net: nn.Module, data: TaskData, *, mirror: bool = False) -> tup
     features, labels = [], []
     flips = (False, True) if mirror else (False,)
     seen, images = 0, len(flips) * len(data)
-    data.looked(seen, images)
+    data.extracted(seen, images)
     for flip in flips:
         for batch in data.batches("test", batch_size=data.forward_batch_size, part=distributed.part):
             features.append(net(batch.images.flip(-1) if flip else batch.images))
             labels.append(batch.labels)
             seen += batch.whole
-            data.looked(seen, images)
+            data.extracted(seen, images)
     return torch.cat(features), torch.cat(labels)
 
 

@@ -1,0 +1,29 @@
+"""Ctrl-C and SIGTERM as a request to stop after the current step."""
+
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+
+@contextmanager
+def stop_signals() -> Iterator[Callable[[], bool]]:
+    """Inside, Ctrl-C and SIGTERM ask for a stop after the step in hand; a second one ends the process at once."""
+    asked = False
+
+    def ask(number: int, frame: Any) -> None:
+        nonlocal asked
+        if asked:
+            raise KeyboardInterrupt
+        asked = True
+
+    try:
+        previous = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    except ValueError:  # not in the main thread: signals are the caller's
+        yield lambda: False
+        return
+    try:
+        yield lambda: asked
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
