@@ -24,7 +24,7 @@ LAYERS = [
     {"data", "nets"},
     {"geometry"},
     {"io"},
-    {"settings"},
+    {"settings", "devices"},
     {"errors", "seeding", "distributed"},
 ]
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}

@@ -58,7 +58,7 @@ def explain_run(
         Path | None, typer.Option(help="Folder of a joint run. [default: one beside RUN, if there is one]")
     ] = None,
     data_root: Annotated[str | None, typer.Option(help="Local copy of the data; nothing is downloaded.")] = None,
-    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or mps. [default: the run's]")] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu or cuda. [default: the run's]")] = None,
 ) -> None:
     """Where do the points go? What a run loses by transport, by its readout and by its representation."""
     from rich.console import Console

@@ -45,7 +45,8 @@ class RunConfig(Strict):
     class_order_seed: NonNegativeInt | None = 1993
     """Seed of the class order, where it is drawn; null: the run's seed, so that every seed has an order of its own."""
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
-    """Where it is computed; auto: on a GPU where there is one."""
+    """Where it is computed; auto: on a CUDA device where there is one, else on the CPU. `mps` is refused: the geometry
+    is in float64, which Apple's GPUs do not have."""
     precision: Literal["32-true", "bf16-mixed", "16-mixed", "auto"] = "32-true"
     """Numbers of the networks: float32, or mixed with bfloat16 or float16 (GPUs). auto: bfloat16 where this machine is
     faster with it, which is tried once in a process of its own; results then depend on the machine. The geometry is in
