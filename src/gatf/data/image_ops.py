@@ -13,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from gatf.devices import upload
+
 
 class Op(IntEnum):
     """The operations, ordered so that each family is a run; the comment is the unit of the operation's value."""
@@ -64,9 +66,9 @@ def apply_operations(
     bounds = [0]
     for count in counts:
         bounds.append(bounds[-1] + count)
-    sorted_values = values.index_select(0, order).to(images.device)
-    sorted_operations = operations.index_select(0, order).to(images.device)
-    order, back = order.to(images.device), order.argsort().to(images.device)
+    sorted_values = upload(values.index_select(0, order), images.device)
+    numbers = torch.stack([order, order.argsort(), operations.index_select(0, order)])
+    order, back, sorted_operations = upload(numbers, images.device).unbind()
     sorted_images = images.index_select(0, order)
 
     def family(ops: slice) -> slice:
@@ -121,8 +123,7 @@ def sample_bilinear(images: Tensor, matrices: Tensor, *, fill: int) -> Tensor:
     centres_y = torch.arange(height, device=device, dtype=torch.float64) + 0.5
     ones = torch.ones(height * width, device=device, dtype=torch.float64)
     centres = torch.stack([centres_x.repeat(height), centres_y.repeat_interleave(width), ones])  # [3, H*W]
-    to_unit = torch.tensor([[2 / width], [2 / height]], device=device, dtype=torch.float64)
-    to_grid = matrices * to_unit
+    to_grid = torch.stack([matrices[:, 0] * (2 / width), matrices[:, 1] * (2 / height)], dim=1)
     to_grid[:, :, 2] -= 1
     coordinates = (to_grid @ centres).float()  # [n, 2, H*W], the image spans [-1, 1)
     inside = ((coordinates >= -1) & (coordinates < 1)).float()
@@ -274,7 +275,7 @@ def cut_windows(images: Tensor, top: Tensor, left: Tensor, *, size: int) -> Tens
 def mix(versions: Tensor, weights: Tensor) -> Tensor:
     """Weighted means of several versions of every image, truncated to levels: `[V, B, C, H, W]` and `[V, B]`."""
     total = torch.zeros(versions.shape[1:], device=versions.device)
-    for version, weight in zip(versions, weights.to(versions.device), strict=True):
+    for version, weight in zip(versions, upload(weights, versions.device), strict=True):
         total += weight[:, None, None, None] * version
     return total.add_(TRUNCATION_SLACK).clamp_(max=255).to(torch.uint8)
 
