@@ -474,9 +474,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("convolution_backward_overrideable", convolution_backward);
   // One launch for a list of tensors, as GPUs have it; PyTorch's default is a loop over the list.
   for (const auto& name : c10::Dispatcher::singleton().getAllOpNames())
-    if (name.name.rfind("aten::_foreach_", 0) == 0 &&
-        c10::Dispatcher::singleton().findSchemaOrThrow(name.name.c_str(), name.overload_name.c_str())
-            .hasKernelForDispatchKey(c10::DispatchKey::CPU))
+    if (name.name.rfind("aten::_foreach_", 0) == 0)
       m.impl((name.name + (name.overload_name.empty() ? "" : "." + name.overload_name)).c_str(),
              torch::CppFunction::makeFromBoxedFunction<&on_host>());
 }
