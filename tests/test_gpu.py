@@ -63,6 +63,18 @@ def test_accuracy_is_the_cpus(method: str, tiny_config: Callable[..., RunConfig]
 def test_two_devices_train_one_model(tmp_path: Path) -> None:
     settings = ["scenario.stop_after=2", "optimisation.first.epochs=2", "optimisation.next.epochs=2", "device=cuda"]
     chosen = [part for setting in settings for part in ("--set", setting)]
-    command = [sys.executable, "-m", "gatf", "run", "digits", *chosen, "--devices", "2", "--out", str(tmp_path / "run")]
+    command = [
+        sys.executable,
+        "-m",
+        "gatf",
+        "run",
+        "--recipe",
+        "digits",
+        *chosen,
+        "--devices",
+        "2",
+        "--out",
+        str(tmp_path / "run"),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -75,7 +75,32 @@ def resumed() -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-COMPARED, RESUMED = compared(), resumed()
+LAUNCHES = {
+    "gatf": 347, "adagauss": 327, "finetune": 208, "joint": 208, "ewc": 813, "lwf": 283, "sdc": 314, "adc": 314,
+    "ldc": 314, "pass": 313, "fetril": 200, "fecam": 237, "efc": 285, "dpcr": 314, "ncm": 199, "slda": 199,
+    "ranpac": 199, "klda": 199,
+}  # fmt: skip
+"""Operations per training step of ResNet-18 at 16 pixels with crop and flip: docs/gpu.md has the table."""
+
+
+def counted() -> list[dict[str, Any]]:
+    """The first two tasks of each method with the network of the papers, narrow."""
+    network = {
+        "backbone.name": "resnet18",
+        "backbone.width": 4,
+        "scenario.tasks": 2,
+        "data.augment": ["crop:4", "flip"],
+    }
+    return [
+        {
+            "name": f"launches of {name}", "kind": "count", "method": name, "recipe": "glyphs",
+            "settings": COLOURED | network | SETTINGS.get(name, {}),
+        }
+        for name in METHODS
+    ]  # fmt: skip
+
+
+COMPARED, RESUMED, COUNTED = compared(), resumed(), counted()
 Outcome = Callable[[str], dict[str, Any]]
 
 
@@ -91,7 +116,7 @@ def outcome(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
         pytest.skip("no g++ here: the stand-in accelerator cannot be compiled")
     standin.build()
     folder = tmp_path_factory.mktemp("standin")
-    cases = [*COMPARED, *RESUMED]
+    cases = [*COMPARED, *RESUMED, *COUNTED]
     started = []
     for number in range(2):
         environment = {**os.environ, "GATF_CACHE": str(folder / f"cache{number}"), "OMP_NUM_THREADS": "1"}
@@ -126,3 +151,10 @@ def test_a_checkpoint_goes_on_with_the_same_bits_on_another_device(name: str, ou
     found = outcome(name)
     assert "failed" not in found, found["failed"]
     assert found["differs"] == []
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_launches_per_step_do_not_creep_up(method: str, outcome: Outcome) -> None:
+    found = outcome(f"launches of {method}")
+    assert "failed" not in found, found["failed"]
+    assert found["operations"] <= LAUNCHES[method]

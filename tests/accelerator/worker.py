@@ -146,6 +146,13 @@ def compare(case: dict[str, Any], device: standin.StandIn) -> dict[str, Any]:
     }
 
 
+def count(case: dict[str, Any], device: standin.StandIn) -> dict[str, Any]:
+    """Operations of a training step, the most of all phases; one per launch that a GPU would get."""
+    steps = StepCounts(device)
+    trained(Experiment(config_of(case, "standin")), Circumstances(steps))
+    return {"operations": max(steps.operations.values(), default=0)}
+
+
 def resume(case: dict[str, Any], device: standin.StandIn) -> dict[str, Any]:
     """Stopped within task 2 on one device, continued from the checkpoint on the other."""
     expected = trained(Experiment(config_of(case, "cpu")), Circumstances(lambda event: None))
@@ -181,7 +188,7 @@ def without_float64(case: dict[str, Any], device: standin.StandIn) -> dict[str, 
     return {"error": None}
 
 
-KINDS = {"compare": compare, "resume": resume, "without_float64": without_float64}
+KINDS = {"compare": compare, "count": count, "resume": resume, "without_float64": without_float64}
 
 
 def main(cases: list[dict[str, Any]]) -> None:
