@@ -21,7 +21,7 @@ LAYERS = [
     {"data", "nets"},
     {"geometry"},
     {"io"},
-    {"settings"},
+    {"settings", "devices"},
     {"errors", "seeding", "distributed"},
 ]
 """From the top of the stack to the bottom."""

@@ -19,6 +19,7 @@ from gatf.data.base import ImageSet
 from gatf.data.decode import CENTRAL_SHARE, SMALL
 from gatf.data.inputs import ImageInput, image_set
 from gatf.data.loader import TaskData, TaskInfo, views
+from gatf.devices import set_determinism
 from gatf.errors import Diverged, UserError
 from gatf.io.events import FeaturesExtracted, Listener, Trained
 from gatf.methods import Method, method_class
@@ -40,8 +41,8 @@ from gatf.training.processes import open_alone, open_fabric
 from gatf.training.task import Resumed, SaveAt, train_task
 from gatf.training.threads import LIGHT, multiplications, one_thread_if
 
-CONFIG = "config"
-"""In the description of a checkpoint."""
+CONFIG, SCALER = "config", "scaler"
+"""In the description of a checkpoint: the settings, and the loss scale of 16-mixed."""
 METHOD, SUMS, TRAINED = "method.", "sums.", "trained."
 """Prefixes of tensors in a checkpoint; the optimiser's are `checkpoint.flatten_optimiser`'s."""
 
@@ -111,11 +112,12 @@ class Session:
         if how is not None:
             self.warnings.append(how)
         self.fabric = open_alone(config.device, precision) if alone else open_fabric(config.device, precision)
+        set_determinism(config.deterministic, self.device)
         self.method = build_method(config, preprocessing.shape, backbone, self.warnings).to(self.device)
         self.preprocessing = preprocessing.suited_to(self.method.backbone)
         self.pipeline = self.preprocessing.pipeline(config)
         if config.compile:
-            compile_backbone(self.method.backbone, self.device)
+            compile_backbone(self.method.backbone, self.device, graphs=config.compile == "reduce-overhead")
         if distributed.world() > 1:
             self.method.backbone = share_batch_norm(self.method.backbone, self.device)
 
@@ -231,7 +233,8 @@ class Session:
         if optimiser is not None:
             tensors |= checkpoint.flatten_optimiser(optimiser)
         place = {"phase": phase, "epoch": position.epoch, "step": position.step, "within_task": optimiser is not None}
-        checkpoint.save(path, tensors, {**meta, **place, **self.described()})
+        scaler = self.fabric.strategy.precision.state_dict()
+        checkpoint.save(path, tensors, {**meta, **place, **self.described(), **({SCALER: scaler} if scaler else {})})
 
     def described(self) -> dict[str, Any]:
         """The config, as a checkpoint has it."""
@@ -253,6 +256,8 @@ class Session:
             self.method.load_state_dict(under(tensors, METHOD))
         if within is None:
             return None
+        if meta.get(SCALER) and getattr(self.fabric.strategy.precision, "scaler", None) is not None:
+            self.fabric.strategy.precision.load_state_dict(meta[SCALER])
         phase, epoch, step = (whole_number(meta, name) for name in ("phase", "epoch", "step"))
         return Resumed(phase, Position(epoch, step, under(tensors, SUMS)), tensors)
 
@@ -309,15 +314,18 @@ def build_method(
     return method_class(config.method.name)(config.method, backbone, config.optimisation, config.seed)
 
 
-def compile_backbone(backbone: nn.Module, device: torch.device) -> None:
+def compile_backbone(backbone: nn.Module, device: torch.device, *, graphs: bool = False) -> None:
     """Have the backbone compiled when training first calls it, or say why it cannot be.
 
-    In eval mode it runs as it is: batches of other sizes and modes would each be compiled again.
+    In eval mode it runs as it is: batches of other sizes and modes would each be compiled again. With `graphs` the
+    launches of a step are recorded as CUDA graphs.
     """
     if distributed.world() > 1:
         raise UserError("compile=true is for runs of one process; leave it out with several")
+    if graphs and device.type != "cuda":
+        raise UserError(f"compile=reduce-overhead records CUDA graphs, but device is {device.type}; use compile=true")
     if device.type == "cpu" and not any(shutil.which(name) for name in ("c++", "g++", "clang++")):
         raise UserError("compile=true needs a C++ compiler (g++ or clang++) on the PATH")
     plain = backbone._call_impl
-    compiled = torch.compile(plain)
+    compiled = torch.compile(plain, mode="reduce-overhead" if graphs else None)
     backbone._compiled_call_impl = lambda images: compiled(images) if backbone.training else plain(images)

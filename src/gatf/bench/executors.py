@@ -89,6 +89,8 @@ class Processes:
     threads: int = 0
     """Threads a process; 0: the cores shared out."""
     _running: dict[str, tuple[PlannedRun, subprocess.Popen[str]]] = field(default_factory=dict)
+    _slots: dict[str, int] = field(default_factory=dict)
+    """Which of the `count` places each run that is under way has."""
 
     def execute(self, jobs: Sequence[PlannedRun], folder: Path, watcher: Watcher) -> None:
         waiting, tries = list(jobs), dict.fromkeys((run.name for run in jobs), 0)
@@ -108,9 +110,11 @@ class Processes:
     def _start(self, run: PlannedRun, folder: Path, watcher: Watcher) -> None:
         threads = self.threads or max(1, (os.cpu_count() or 1) // self.count)
         command = [sys.executable, "-m", "gatf.bench.worker", str(folder / run.name)]
+        taken = {self._slots[name] for name in self._running}
+        slot = self._slots[run.name] = next(slot for slot in range(self.count) if slot not in taken)
         process = subprocess.Popen(
-            command, env={**os.environ, "OMP_NUM_THREADS": str(threads)}, text=True, stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
+            command, env={**os.environ, "OMP_NUM_THREADS": str(threads), **one_gpu(slot)}, text=True,
+            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
         )  # fmt: skip
         self._running[run.name] = (run, process)
         watcher.started(run)
@@ -133,6 +137,15 @@ class Processes:
             watcher.failed(run, last.removeprefix("gatf: "))
 
 
+def one_gpu(slot: int) -> dict[str, str]:
+    """The environment in which a process sees one GPU of this machine, in turn by its place; nothing without GPUs."""
+    import torch
+
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    visible = named.split(",") if named else [str(index) for index in range(torch.cuda.device_count())]
+    return {"CUDA_VISIBLE_DEVICES": visible[slot % len(visible)]} if torch.cuda.device_count() else {}
+
+
 @dataclass
 class RayCluster:
     """On the workers of a Ray cluster (extra `cluster`), whose nodes share the bench's folder."""
@@ -140,8 +153,8 @@ class RayCluster:
     address: str | None = None
     """Of a running cluster, `auto` for the one of this machine; None starts one here."""
     cpus: float = 1
-    gpus: float = 0.0
-    """Of each run; fractions share a GPU."""
+    gpus: float | None = None
+    """Of each run; fractions share a GPU. None: one where the cluster has GPUs and the runs may use them."""
     retries: int = 3
     """How often a run is taken up again after its worker was lost."""
 
@@ -153,7 +166,10 @@ class RayCluster:
         if not ray.is_initialized():
             here = {"include_dashboard": False} if self.address is None else {}
             ray.init(address=self.address, log_to_driver=False, **here)
-        options = {"num_cpus": self.cpus, "num_gpus": self.gpus, "max_retries": self.retries}
+        gpus = self.gpus
+        if gpus is None:
+            gpus = float(ray.cluster_resources().get("GPU", 0) > 0 and any(run.config.device != "cpu" for run in jobs))
+        options = {"num_cpus": self.cpus, "num_gpus": gpus, "max_retries": self.retries}
         task: Any = ray.remote(**options)(run_job)
         root = folder.resolve()
         running = {task.remote(str(root / run.name), int(self.cpus)): run for run in jobs}

@@ -1,15 +1,21 @@
-"""How long a bench will take: a few steps of every row, timed, and multiplied."""
+"""How long a bench will take and how much memory: a few steps of every row, measured, and multiplied."""
 
+import multiprocessing
 import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 from gatf import experiment
+from gatf.bench.executors import told
 from gatf.bench.plan import Plan, PlannedRun
 from gatf.config import RunConfig, validated
 from gatf.data.loader import TaskInfo
 from gatf.errors import UserError
 from gatf.io.events import Epoch, Event, TaskStart
+from gatf.io.parsing import parse_yaml
 from gatf.io.run_folder import RunFolder
 
 PROBE_EPOCHS = 2
@@ -26,15 +32,16 @@ class Estimate:
     runs: int
     seconds: float | None
     why: str = ""
+    memory_mb: float | None = None
+    """Peak of the GPU or, on a CPU, of the process; known of rows that had a process of their own."""
+    probed: float = 0.0
+    """Seconds that the measurement itself took."""
 
 
 def estimate(plan: Plan) -> list[Estimate]:
     """One estimate for every row of every setting."""
-    groups: dict[tuple[str, str], list[PlannedRun]] = {}
-    for run in plan.runs:
-        groups.setdefault((run.setting, run.row), []).append(run)
     found = []
-    for (setting, row), runs in groups.items():
+    for (setting, row), runs in _rows(plan).items():
         try:
             found.append(Estimate(setting, row, len(runs), seconds_of(runs[0].config)))
         except UserError as error:
@@ -42,20 +49,52 @@ def estimate(plan: Plan) -> list[Estimate]:
     return found
 
 
-def seconds_of(config: RunConfig) -> float:
-    """Time two tasks on a few images of each class for two epochs, then count images × epochs of the whole run.
+def rehearse(plan: Plan, finished: Callable[[Estimate], object]) -> list[Estimate]:
+    """As `estimate`, but each row in a process of its own, so that its memory is known and a failure is only its own;
+    `finished` hears of each row."""
+    found = []
+    for (setting, row), runs in _rows(plan).items():
+        began = time.monotonic()
+        with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process:
+            try:
+                seconds, memory = process.submit(measured, runs[0].config.to_yaml(), steps=1).result()
+                one = Estimate(setting, row, len(runs), seconds, "", memory, time.monotonic() - began)
+            except Exception as error:  # whatever ends a row is what the rehearsal is to find
+                one = Estimate(setting, row, len(runs), None, told(error), None, time.monotonic() - began)
+        found.append(one)
+        finished(one)
+    return found
 
-    Tasks after the first are taken to be like the second; statistics and evaluation cost what they cost in the probe.
+
+def _rows(plan: Plan) -> dict[tuple[str, str], list[PlannedRun]]:
+    """The runs of each row of each setting."""
+    groups: dict[tuple[str, str], list[PlannedRun]] = {}
+    for run in plan.runs:
+        groups.setdefault((run.setting, run.row), []).append(run)
+    return groups
+
+
+def seconds_of(config: RunConfig) -> float:
+    """How long a run will take."""
+    return measured(config.to_yaml())[0]
+
+
+def measured(text: str, *, steps: int = PROBE_STEPS) -> tuple[float, float]:
+    """Seconds that a run with this config (YAML) will take, and the peak of its memory in MB.
+
+    Time two tasks for two epochs of a few steps each, then count images × epochs of the whole run. Tasks after the
+    first are taken to be like the second; statistics and evaluation cost what they cost in the probe.
     """
+    config = validated(parse_yaml(text))
     whole = experiment.Experiment(config)
     images = [whole.task_info(task).images for task in range(len(whole.scenario))]
-    probe = experiment.Experiment(shortened(config, max(whole.scenario.task_sizes)))
+    probe = experiment.Experiment(shortened(config, max(whole.scenario.task_sizes), steps=steps))
     with tempfile.TemporaryDirectory() as name:
         folder = RunFolder(Path(name))
         folder.create(probe.config.to_yaml())
         summary = probe.run(folder.path, ())
-        told = folder.read_events()
-    phases = [_phases(told, task) for task in range(len(summary.seconds))]
+        events = folder.read_events()
+    phases = [_phases(events, task) for task in range(len(summary.seconds))]
     scale = config.optimisation.first.epochs / PROBE_EPOCHS
     epochs = [{one.name: one.epochs * scale for one in phases[0]}, _epochs_later(probe, config)]
     total = 0.0
@@ -63,7 +102,7 @@ def seconds_of(config: RunConfig) -> float:
         like = min(task, len(phases) - 1)
         total += sum(one.an_image * count * epochs[like].get(one.name, 0.0) for one in phases[like])
         total += max(summary.seconds[like] - sum(one.training for one in phases[like]), 0.0)
-    return total
+    return total, max(summary.peak_memory_mb)
 
 
 @dataclass(frozen=True)
@@ -95,11 +134,11 @@ def _epochs_later(probe: experiment.Experiment, config: RunConfig) -> dict[str, 
     return {phase.name: float(phase.stage.epochs) for phase in probe.method.phases(following)}
 
 
-def shortened(config: RunConfig, classes: int) -> RunConfig:
+def shortened(config: RunConfig, classes: int, *, steps: int = PROBE_STEPS) -> RunConfig:
     """The same run with two tasks, two epochs and a few steps each."""
     values = config.model_dump(mode="json")
-    steps = PROBE_STEPS * max(config.optimisation.first.batch_size, config.optimisation.next.batch_size)
-    few = -(-steps // classes)
+    images = steps * max(config.optimisation.first.batch_size, config.optimisation.next.batch_size)
+    few = -(-images // classes)
     values["data"]["max_per_class"] = min(few, config.data.max_per_class or few)
     values["scenario"]["stop_after"] = min(2, config.scenario.stop_after or 2)
     for stage in ("first", "next"):

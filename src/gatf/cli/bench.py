@@ -32,11 +32,24 @@ def bench(
         bool,
         typer.Option("--dry-run", help="Print the plan and its estimated duration, then stop."),
     ] = False,
+    rehearse: Annotated[
+        bool,
+        typer.Option(
+            "--rehearse",
+            help="Run every row with its real network, batch and image size, but two short tasks, each in a process of "
+            "its own; print hours and peak memory of the real thing and what fails.",
+        ),
+    ] = False,
     executor: Annotated[Literal["local", "ray"], typer.Option(help="Where to execute runs.")] = "local",
-    jobs: Annotated[int, typer.Option("--jobs", "-j", min=1, help="local: parallel runs; they share threads.")] = 1,
+    jobs: Annotated[
+        int, typer.Option("--jobs", "-j", min=1, help="local: parallel runs; they share threads and GPUs.")
+    ] = 1,
     address: Annotated[str | None, typer.Option(help="ray: the cluster, e.g. auto. [default: start one here]")] = None,
     cpus: Annotated[float, typer.Option(help="ray: cores per run.")] = 1,
-    gpus: Annotated[float, typer.Option(help="ray: GPUs per run; 0.25 puts four runs on one.")] = 0.0,
+    gpus: Annotated[
+        float | None,
+        typer.Option(help="ray: GPUs per run; 0.25 puts four runs on one. [default: 1 if the cluster has GPUs]"),
+    ] = None,
     no_report: Annotated[bool, typer.Option("--no-report", help="Write no report.html into the folder.")] = False,
 ) -> None:
     """Run methods × settings × seeds and write one table. Finished runs are not repeated; interrupted ones continue."""
@@ -56,6 +69,8 @@ def bench(
     if dry_run:
         print_plan(plan, folder, jobs, console)
         return
+    if rehearse:
+        raise typer.Exit(ExitCode.FAILED if print_rehearsal(plan, console) else ExitCode.DONE)
     try:
         failures = run_plan(plan, folder, console, _executor(executor, jobs, address, cpus, gpus))
     except Interrupted:
@@ -68,14 +83,14 @@ def bench(
         raise typer.Exit(ExitCode.FAILED)
 
 
-def _executor(name: str, jobs: int, address: str | None, cpus: float, gpus: float) -> Any:
+def _executor(name: str, jobs: int, address: str | None, cpus: float, gpus: float | None) -> Any:
     from gatf.bench import executors
 
     if name == "ray":
         if jobs != 1:
             raise UserError("--jobs is for --executor local; a Ray cluster runs as many as its cores allow (--cpus)")
         return executors.RayCluster(address=address, cpus=cpus, gpus=gpus)
-    if address is not None or gpus:
+    if address is not None or gpus is not None:
         raise UserError("--address and --gpus are for --executor ray")
     return executors.InProcess() if jobs == 1 else executors.Processes(jobs)
 
@@ -102,6 +117,29 @@ def print_plan(plan: "Plan", folder: Path, jobs: int, console: "Console") -> Non
     total = f", about {duration(sum(known))} sequentially" if known else ""
     total += f" ({jobs} at once share this machine)" if known and jobs > 1 else ""
     tell(console, f"{len(plan.runs)} runs into {folder}{total}")
+
+
+def print_rehearsal(plan: "Plan", console: "Console") -> int:
+    """What the real thing would take, row by row; returns how many rows failed."""
+    from gatf.bench.probe import Estimate, rehearse
+
+    def finished(one: Estimate) -> None:
+        row = f"{one.setting}, {one.row}"
+        if one.seconds is None or one.memory_mb is None:
+            tell(console, harmless(f"{row}: failed after {duration(one.probed)}: {one.why}"))
+            return
+        each = f"{duration(one.seconds)} per run, peak memory {one.memory_mb / 1024:.1f} GB"
+        tell(console, harmless(f"{row}: {each} (rehearsed in {duration(one.probed)})"))
+
+    found = rehearse(plan, finished)
+    known = [one.seconds * one.runs for one in found if one.seconds is not None]
+    failed = len(found) - len(known)
+    summary = f"{len(found)} rows rehearsed in {duration(sum(one.probed for one in found))}, {failed} failed"
+    if known:
+        runs = sum(one.runs for one in found if one.seconds is not None)
+        summary += f"; {runs} runs would take about {duration(sum(known))} one after the other"
+    tell(console, summary)
+    return failed
 
 
 def duration(seconds: float) -> str:

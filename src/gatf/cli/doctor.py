@@ -4,6 +4,7 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Annotated, Literal
 
 import typer
 
@@ -19,8 +20,17 @@ FETCHED = ("resnet18", "resnet50", "mobilenet_v2")
 """Networks whose weights come from no package."""
 
 
-def doctor() -> None:
+def doctor(
+    device: Annotated[
+        Literal["cpu", "cuda"] | None,
+        typer.Option(help="Train a tiny problem on this device and on the CPU, compare, and measure its speed."),
+    ] = None,
+) -> None:
     """Print versions, devices, cache folders, available weights and data, and report problems."""
+    if device is not None:
+        from gatf.cli.device_check import check
+
+        raise typer.Exit(ExitCode.DONE if check(device, typer.echo) else ExitCode.FAILED)
     problems = examine(typer.echo)
     for problem in problems:
         typer.echo(f"problem: {problem}")

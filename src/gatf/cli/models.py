@@ -38,7 +38,7 @@ def learn(
     width: Annotated[int | None, typer.Option(help="New models only: channels of the first stage.")] = None,
     image_size: Annotated[int | None, typer.Option(help="New models only: side in pixels. [default: seen]")] = None,
     seed: Annotated[int | None, typer.Option(help="New models only: seed of all random draws. [default: 0]")] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="Any other setting, e.g. method.ridge=0.1.")
     ] = None,
@@ -93,7 +93,7 @@ def predict(
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list.")] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print comma-separated values.")] = False,
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave out images that cannot be decoded.")] = False,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
 ) -> None:
     """Say what is on images: file, class, probability."""
     if as_json and as_csv:
@@ -108,7 +108,8 @@ def predict(
         ):
             return
     from gatf.data.inputs import decodable
-    from gatf.model.answers import answer, available_device, forward
+    from gatf.devices import available_device
+    from gatf.model.answers import answer, forward
     from gatf.model.file import load
 
     known = load(model, device=available_device(device), answering=True)
@@ -256,11 +257,11 @@ def evaluate(
     folder: Annotated[Path, typer.Argument(help="Test images, one folder per class.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON, confusions included.")] = False,
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave out images that cannot be decoded.")] = False,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
 ) -> None:
     """Measure a model on labelled images: accuracy, per class, confusions, calibration."""
+    from gatf.devices import available_device
     from gatf.incremental.assess import assess_folder
-    from gatf.model.answers import available_device
     from gatf.model.file import load
 
     known = load(model, device=available_device(device), answering=True)

@@ -43,7 +43,7 @@ def explain_run(
     ] = False,
     joint: Annotated[Path | None, typer.Option(help="Folder of a joint run. [default: one beside RUN, if any]")] = None,
     data_root: Annotated[str | None, typer.Option(help="Local copy of the data; nothing is downloaded.")] = None,
-    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or mps. [default: the run's]")] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu or cuda. [default: the run's]")] = None,
 ) -> None:
     """Decompose a run's accuracy gap into transport, readout and representation."""
     from rich.console import Console

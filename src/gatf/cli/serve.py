@@ -18,7 +18,7 @@ Origin = Annotated[
     list[str] | None,
     typer.Option("--allow-origin", help="Site whose pages may send requests, e.g. https://shop.example."),
 ]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")]
+Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 Epochs = Annotated[int | None, typer.Option(help="Updates: passes over the images. [default: by their number]")]
 Minutes = Annotated[float | None, typer.Option(help="Updates: time for adapting a pretrained network. [default: 5]")]
 Settings = Annotated[list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="Updates: any other setting.")]
@@ -57,7 +57,7 @@ def _run(*, model: Path, page: bool, browser: bool, host: str, port: int, **give
         extra(module, "studio")
     extra("PIL", "studio")
     from gatf.config import parse_overrides
-    from gatf.model.answers import available_device
+    from gatf.devices import available_device
     from gatf.serve.limits import MEGABYTE, Limits
     from gatf.serve.run import check_address, run
     from gatf.serve.studio import Options

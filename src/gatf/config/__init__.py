@@ -10,6 +10,7 @@ from typing import Any, Literal
 import yaml
 from pydantic import Field, NonNegativeInt, PositiveInt, SerializeAsAny, ValidationError, field_validator
 
+from gatf.devices import Determinism
 from gatf.errors import UserError, near_misses
 from gatf.io.parsing import parse_yaml
 from gatf.methods import METHODS, is_outside, method_class
@@ -27,7 +28,16 @@ from gatf.settings import (
 
 PER_METHOD, PRESETS = "per_method", "presets"
 ELSEWHERE = frozenset(
-    {"data.root", "data.hub", "data.workers", "device", "checkpoint_every", "diagnostics", "keep_networks"}
+    {
+        "data.root",
+        "data.hub",
+        "data.workers",
+        "device",
+        "deterministic",
+        "checkpoint_every",
+        "diagnostics",
+        "keep_networks",
+    }
 )
 """Settings that say where and how a run is computed, and may differ when it goes on: what is computed is the same."""
 
@@ -45,14 +55,19 @@ class RunConfig(Strict):
     class_order_seed: NonNegativeInt | None = 1993
     """Seed of the class order, where it is drawn; null: the run's seed, so that every seed has an order of its own."""
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
-    """Where it is computed; auto: on a GPU where there is one."""
+    """Where it is computed; auto: on a CUDA device where there is one, else on the CPU. `mps` is refused: the geometry
+    is in float64, which Apple's GPUs do not have."""
     precision: Literal["32-true", "bf16-mixed", "16-mixed", "auto"] = "32-true"
     """Numbers of the networks: float32, or mixed with bfloat16 or float16 (GPUs). auto: bfloat16 where this machine is
     faster with it, which is tried once in a process of its own; results then depend on the machine. The geometry is in
     float64 always."""
-    compile: bool = False
+    compile: bool | Literal["reduce-overhead"] = False
     """Compile the backbone with torch.compile: a step is faster, but compiling takes its time and needs a C++ compiler.
-    docs/performance.md says after how many steps it pays."""
+    docs/performance.md says after how many steps it pays. reduce-overhead: also record the launches of a step as CUDA
+    graphs, for small images on a fast GPU."""
+    deterministic: Determinism = "auto"
+    """On CUDA devices (a CPU always repeats its bits). auto: cuDNN and cuBLAS use algorithms that repeat their bits,
+    and no TF32. true: also refuse operations that do not repeat theirs. false: the fastest algorithms, and TF32."""
     diagnostics: bool = False
     """Measure drift, tails, margins and transport on old images the method cannot reach; results stay the same."""
     checkpoint_every: PositiveInt | None = Field(default=None)

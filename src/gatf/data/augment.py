@@ -19,6 +19,7 @@ from torch import Tensor
 from gatf.data import draws
 from gatf.data.image_ops import Op, apply_operations, cut_windows, resize_windows
 from gatf.data.policies import AugMix, AutoAugment, TrivialAugment
+from gatf.devices import upload
 from gatf.errors import UserError, near_misses
 
 
@@ -39,7 +40,7 @@ class RandomCrop:
 
     def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
         count, channels, height, width = images.shape
-        offsets = draws.randint(2 * self.padding + 1, (2, count), generator, dim=1).to(images.device)
+        offsets = upload(draws.randint(2 * self.padding + 1, (2, count), generator, dim=1), images.device)
         padded = F.pad(images, (self.padding,) * 4)
         # Every memory offset of `padded` starts a window (a view, nothing is copied); image i picks its own.
         per_image, *strides = padded.stride()
@@ -55,7 +56,7 @@ class RandomFlip:
 
     def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
         count = len(images)
-        mirrored = draws.randint(2, (count,), generator).to(images.device)
+        mirrored = upload(draws.randint(2, (count,), generator), images.device)
         both = torch.cat([images, images.flip(-1)])
         return both.index_select(0, torch.arange(count, device=images.device) + count * mirrored)
 
@@ -80,7 +81,7 @@ class RandomWindow:
         count, _, *sides = images.shape
         if min(sides) < self.size:
             raise UserError(f"augmentation window:{self.size} does not fit images of {sides[0]} × {sides[1]} pixels")
-        top, left = (draws.randint(side - self.size + 1, (count,), generator).to(images.device) for side in sides)
+        top, left = (upload(draws.randint(side - self.size + 1, (count,), generator), images.device) for side in sides)
         return cut_windows(images, top, left, size=self.size)
 
 
@@ -97,8 +98,8 @@ class ResizedCrop:
 
     def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
         count, _, rows, columns = images.shape
-        top, left, height, width = (side.to(images.device) for side in self.draw(count, rows, columns, generator))
-        return resize_windows(images, top, left, height, width, size=self.size)
+        windows = upload(torch.stack(self.draw(count, rows, columns, generator)), images.device)
+        return resize_windows(images, *windows.unbind(), size=self.size)
 
     def draw(self, count: int, rows: int, columns: int, generator: torch.Generator) -> tuple[Tensor, ...]:
         """Top, left, height and width of each image's window, whole pixels, each `[count]`."""
@@ -163,7 +164,7 @@ class Cutout:
         device = images.device
 
         def covered(length: int) -> Tensor:  # [B, length]
-            start = draws.randint(length, (count, 1), generator).to(device) - self.size // 2
+            start = upload(draws.randint(length, (count, 1), generator), device) - self.size // 2
             pixels = torch.arange(length, device=device)
             return (pixels >= start) & (pixels < start + self.size)
 
@@ -226,8 +227,11 @@ class Pipeline:
         count, channels, height, width = images.shape
         scale, shift = _scale_and_shift(self.mean, self.std, channels, width, images.device)
         pixels = torch.empty((count, height, width, channels), device=images.device)
-        for channel in range(channels):  # in one copy, the loop over 3 channels would be the innermost
-            pixels[..., channel].copy_(images[:, channel])
+        if images.device.type == "cpu":
+            for channel in range(channels):  # in one copy, the loop over 3 channels would be the innermost
+                pixels[..., channel].copy_(images[:, channel])
+        else:
+            pixels.copy_(images.permute(0, 2, 3, 1))
         pixels.view(count, height, width * channels).mul_(scale).add_(shift)
         return pixels.permute(0, 3, 1, 2)
 
@@ -373,5 +377,5 @@ def rotation_labels_class_major(labels: Tensor) -> Tensor:
 
 def prototype_noise(prototypes: Tensor, radius: float | Tensor, generator: torch.Generator) -> Tensor:
     """Prototypes `[n, D]` moved by `radius` times standard normal noise (PASS, prototype augmentation)."""
-    noise = torch.randn(prototypes.shape, dtype=prototypes.dtype, device=prototypes.device, generator=generator)
-    return prototypes + radius * noise
+    noise = torch.randn(prototypes.shape, dtype=prototypes.dtype, device=generator.device, generator=generator)
+    return prototypes + radius * upload(noise, prototypes.device)

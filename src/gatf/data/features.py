@@ -14,6 +14,7 @@ from gatf.data.augment import Pipeline
 from gatf.data.base import ImageSet
 from gatf.data.loader import views
 from gatf.data.scenario import Scenario
+from gatf.devices import numerics
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ def _of(
         return {"features": torch.cat([net(batch).float().cpu() for batch in batches])}
 
     seen = (str(pipeline.mean), str(pipeline.std), str(pipeline.test_crop), str(images.image_shape))
-    key = cache.digest(__version__, identity, images.identity(), *seen)
+    key = cache.digest(__version__, identity, images.identity(), *seen, numerics(device))
     return cache.cached_tensors("features", key, make)["features"]
 
 

@@ -8,10 +8,13 @@ bicubic sampling and photometric operations give Pillow's values, bilinear sampl
 """
 
 from enum import IntEnum
+from functools import lru_cache
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from gatf.devices import upload
 
 
 class Op(IntEnum):
@@ -57,16 +60,16 @@ def apply_operations(
 
     Geometric operations sample bilinearly or take the nearest pixel, and paint what comes from outside with `fill`;
     shears can sample bicubically instead, as AutoAugment's do.
-    With operations and values on the CPU nothing waits for the images' device.
+    With operations and values on the CPU nothing waits for the images' device, and what depends on them alone
+    (matrices, tables) is computed on the CPU instead of by many small launches.
     """
     order = operations.argsort()
     counts = operations.bincount(minlength=len(Op)).tolist()
     bounds = [0]
     for count in counts:
         bounds.append(bounds[-1] + count)
-    sorted_values = values.index_select(0, order).to(images.device)
-    sorted_operations = operations.index_select(0, order).to(images.device)
-    order, back = order.to(images.device), order.argsort().to(images.device)
+    sorted_values, sorted_operations = values.index_select(0, order), operations.index_select(0, order)
+    order, back = upload(torch.stack([order, order.argsort()]), images.device).unbind()
     sorted_images = images.index_select(0, order)
 
     def family(ops: slice) -> slice:
@@ -81,7 +84,7 @@ def apply_operations(
         height, width = images.shape[-2:]
         matrices = affine_matrices(sorted_operations[geometric], sorted_values[geometric], height, width)
         sample = sample_bilinear if bilinear else sample_nearest
-        parts.append(sample(sorted_images[geometric], matrices, fill=fill))
+        parts.append(sample(sorted_images[geometric], upload(matrices, images.device), fill=fill))
     if curves.start < curves.stop:
         parts.append(apply_curves(sorted_images[curves], sorted_values[curves].float(), counts[CURVES]))
     if blends.start < blends.stop:
@@ -116,20 +119,22 @@ def affine_matrices(operations: Tensor, values: Tensor, height: int, width: int)
 def sample_bilinear(images: Tensor, matrices: Tensor, *, fill: int) -> Tensor:
     """Pillow's BILINEAR transform: clamp neighbours at the border, `fill` where the centre falls outside, truncate."""
     count, _, height, width = images.shape
-    device = images.device
-    centres_x = torch.arange(width, device=device, dtype=torch.float64) + 0.5
-    centres_y = torch.arange(height, device=device, dtype=torch.float64) + 0.5
-    ones = torch.ones(height * width, device=device, dtype=torch.float64)
-    centres = torch.stack([centres_x.repeat(height), centres_y.repeat_interleave(width), ones])  # [3, H*W]
-    to_unit = torch.tensor([[2 / width], [2 / height]], device=device, dtype=torch.float64)
-    to_grid = matrices * to_unit
+    to_grid = torch.stack([matrices[:, 0] * (2 / width), matrices[:, 1] * (2 / height)], dim=1)
     to_grid[:, :, 2] -= 1
-    coordinates = (to_grid @ centres).float()  # [n, 2, H*W], the image spans [-1, 1)
+    coordinates = (to_grid @ _centres(height, width, images.device)).float()  # [n, 2, H*W], the image spans [-1, 1)
     inside = ((coordinates >= -1) & (coordinates < 1)).float()
     inside = (inside[:, 0] * inside[:, 1]).view(count, 1, height, width)
     grid = coordinates.transpose(1, 2).view(count, height, width, 2)
     sampled = F.grid_sample(images.float(), grid, padding_mode="border", align_corners=False)
     return sampled.sub_(fill).mul_(inside).add_(fill + TRUNCATION_SLACK).to(torch.uint8)
+
+
+@lru_cache(maxsize=32)
+def _centres(height: int, width: int, device: torch.device) -> Tensor:
+    """Homogeneous coordinates of all pixel centres, row by row, `[3, H*W]` float64; made once per device."""
+    xs, ys = (torch.arange(side, dtype=torch.float64) + 0.5 for side in (width, height))
+    ones = torch.ones(height * width, dtype=torch.float64)
+    return torch.stack([xs.repeat(height), ys.repeat_interleave(width), ones]).to(device)
 
 
 def sample_nearest(images: Tensor, matrices: Tensor, *, fill: int) -> Tensor:
@@ -155,11 +160,12 @@ def shear_bicubic(images: Tensor, operations: Tensor, slopes: Tensor, *, fill: i
     the difference of that pixel's neighbours (a = −1, where `grid_sample` has a = −0.75).
     """
     count, channels, height, width = images.shape
-    down = (operations == Op.SHEAR_Y)[:, None, None]
+    down = upload((operations == Op.SHEAR_Y)[:, None, None], images.device)
+    slopes = upload(slopes.double()[:, None, None], images.device)
     rows, columns = torch.arange(height, device=images.device)[:, None], torch.arange(width, device=images.device)
     along, across = torch.where(down, rows, columns), torch.where(down, columns, rows)  # [n, H, W]
     length = torch.where(down, height, width)
-    place = along + 0.5 + slopes.double()[:, None, None] * (across + 0.5)  # where a pixel's centre comes from
+    place = along + 0.5 + slopes * (across + 0.5)  # where a pixel's centre comes from
     inside = (place >= 0) & (place < length)
     place -= 0.5
     left = place.floor()
@@ -180,17 +186,28 @@ def shear_bicubic(images: Tensor, operations: Tensor, slopes: Tensor, *, fill: i
 
 
 def apply_curves(images: Tensor, values: Tensor, counts: list[int]) -> Tensor:
-    """Look every channel value up in its image's curve; images come sorted by operation, `counts` of each."""
+    """Look every channel value up in its image's curve; images come sorted by operation, `counts` of each.
+
+    Curves that depend on `values` alone are made where these are; the others need the images' statistics.
+    """
     brightness, contrast, posterize, solarize, invert, autocontrast, equalize = zip(
         images.split(counts), values[:, None, None].split(counts), strict=True
     )
-    ramp = torch.arange(256, device=images.device)
-    curves = [
+    ramp = torch.arange(256, device=values.device)
+    plain = [
         blend(torch.zeros_like(brightness[1]), ramp, brightness[1]),
-        blend(mean_grey(contrast[0]), ramp, contrast[1]),
         ramp - ramp % 2 ** (8 - posterize[1].long()),
         torch.where(ramp < solarize[1], ramp, 255 - ramp),
         (255 - ramp).expand(len(invert[0]), 1, -1),
+    ]
+    brighter, *others = upload(torch.cat([curve.to(torch.uint8) for curve in plain]), images.device).split(
+        [len(brightness[0]), len(posterize[0]) + len(solarize[0]) + len(invert[0])]
+    )
+    levels = torch.arange(256, device=images.device)
+    curves = [
+        brighter,
+        blend(mean_grey(contrast[0]), levels, upload(contrast[1], images.device)),
+        *others,
         autocontrast_curves(autocontrast[0]),
         equalize_curves(equalize[0]),
     ]
@@ -234,7 +251,7 @@ def apply_blends(images: Tensor, values: Tensor, counts: list[int]) -> Tensor:
     """Blend for colour with the grey image and for sharpness with the smoothed one; images come in that order."""
     coloured, sharpened = images.split(counts)
     degenerate = torch.cat([grey(coloured).expand_as(coloured).float(), smooth(sharpened)])
-    return blend(degenerate, images, values[:, None, None, None])
+    return blend(degenerate, images, upload(values[:, None, None, None], images.device))
 
 
 def grey(images: Tensor) -> Tensor:
@@ -274,7 +291,7 @@ def cut_windows(images: Tensor, top: Tensor, left: Tensor, *, size: int) -> Tens
 def mix(versions: Tensor, weights: Tensor) -> Tensor:
     """Weighted means of several versions of every image, truncated to levels: `[V, B, C, H, W]` and `[V, B]`."""
     total = torch.zeros(versions.shape[1:], device=versions.device)
-    for version, weight in zip(versions, weights.to(versions.device), strict=True):
+    for version, weight in zip(versions, upload(weights, versions.device), strict=True):
         total += weight[:, None, None, None] * version
     return total.add_(TRUNCATION_SLACK).clamp_(max=255).to(torch.uint8)
 

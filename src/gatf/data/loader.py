@@ -12,6 +12,7 @@ from gatf.data.augment import Augmentation, Pipeline, ResizedCrop
 from gatf.data.base import ImageSet
 from gatf.data.decode import SMALL, RandomWindows
 from gatf.data.draws import BatchGenerator
+from gatf.devices import upload
 from gatf.errors import UserError
 from gatf.seeding import generator, key
 
@@ -36,6 +37,9 @@ def everything(count: int) -> slice:
 
 class Batch:
     """One step's images and labels, with where it stands and a generator for draws inside the loss.
+
+    The generator is on the CPU, wherever the images are, so that the draws are the same on every device; `upload`
+    brings them there. Each process that holds a part of a batch has its own generator.
 
     Where processes share a batch, `images` is this one's part and `whole` the number of images of all.
     """
@@ -132,11 +136,14 @@ class TaskData:
         visited = torch.arange(len(self))
         if order is not None:
             visited = self._visited(order, generator(self._seed, "shuffle", purpose, self.info.index, epoch))
-        visited = visited.to(self._device)
         steps = range(start, _steps(len(visited), batch_size, drop_last))
-        chosen = [visited[step * batch_size : (step + 1) * batch_size] for step in steps]
+        here = upload(visited, self._device)
+        chosen = [here[step * batch_size : (step + 1) * batch_size] for step in steps]
         parts = [part(len(numbers)) for numbers in chosen]
-        own = [numbers[rows] for numbers, rows in zip(chosen, parts, strict=True)]
+        if isinstance(self._open().images, Tensor):
+            own = [numbers[rows] for numbers, rows in zip(chosen, parts, strict=True)]
+        else:  # decoded on the CPU, which must not read the numbers back from the device
+            own = [visited[step * batch_size :][rows] for step, rows in zip(steps, parts, strict=True)]
         windows = None
         if view == "train" and self._window is not None:
             windows = RandomWindows(self._window.scale, (self._seed, "decode", purpose, self.info.index, epoch))
@@ -148,17 +155,11 @@ class TaskData:
             draws = BatchGenerator()
             draws.manual_seed(seed)
             draws.first, draws.whole = rows.start, len(numbers)
-            images = pipeline(loaded.to(self._device), draws if view == "train" else None)
+            images = pipeline(upload(loaded, self._device), draws if view == "train" else None)
             draws.whole = None
-            yield Batch(
-                images, labels, epoch, step, self._for_loss(draws, seed, len(labels) < len(numbers)), len(numbers)
-            )
-
-    def _for_loss(self, draws: torch.Generator, seed: int, partly: bool) -> torch.Generator:
-        """The generator a loss draws from, on its device; each process that holds a part of a batch has its own."""
-        if partly:
-            return generator(seed, "rank", distributed.rank(), device=self._device)
-        return draws if self._device.type == "cpu" else generator(seed, "loss", device=self._device)
+            shared = len(labels) < len(numbers)
+            for_loss = generator(seed, "rank", distributed.rank()) if shared else draws
+            yield Batch(images, labels, epoch, step, for_loss, len(numbers))
 
     def close(self) -> None:
         """Forget the images, where they lie, and what is known of them."""
@@ -186,7 +187,7 @@ def forward_batch_size(images: ImageSet) -> int:
 def views(images: ImageSet, members: Tensor, pipeline: Pipeline, device: torch.device) -> Iterator[Tensor]:
     """What a network gets of these images in a test: normalised, not augmented, in order, a batch at a time."""
     for pixels in images.stream(members.split(forward_batch_size(images))):
-        yield pipeline(pixels.to(device), None)
+        yield pipeline(upload(pixels, device), None)
 
 
 def split_pipeline(images: ImageSet, pipeline: Pipeline) -> tuple[ResizedCrop | None, Pipeline]:

@@ -17,12 +17,13 @@ from torch import nn
 
 from gatf.config import RunConfig
 from gatf.data.inputs import ImageInput, read_labelled
+from gatf.devices import available_device
 from gatf.errors import UserError
 from gatf.incremental import adapt, defaults, update
 from gatf.incremental.update import Conditions
 from gatf.model import file as model_file
 from gatf.model import hub
-from gatf.model.answers import answer, available_device, forward
+from gatf.model.answers import answer, forward
 from gatf.model.record import UpdateRecord
 from gatf.model.said import Answers
 from gatf.model.state import FROZEN_METHOD, ForwardOutput, Label, Model
@@ -80,7 +81,7 @@ class IncrementalClassifier(TransformerMixin, ClassifierMixin, BaseEstimator):
         classes nothing is rejected, and `predict` warns.
     unknown_label : str, int or None
         None stands for "unknown" where labels are text, and for -1 where they are numbers.
-    device : "auto", "cpu", "cuda" or "mps"
+    device : "auto", "cpu" or "cuda"
         Where it is computed; "auto" takes a GPU where there is one.
     random_state : int, RandomState or None, default 0
         The same number gives the same model on the same machine; None draws one.

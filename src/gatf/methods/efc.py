@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, softmax
 
 from gatf.data.augment import four_rotations
+from gatf.devices import upload
 from gatf.geometry import gaussians, moments, spd
 from gatf.methods.base import Batch, ForTask, Method, Phase, TaskData, TaskInfo, shuffled
 from gatf.methods.parts.components import frozen_features
@@ -183,7 +184,7 @@ class EFC(Method[EFCConfig]):
             prototypes, real = rehearsal_counts(task.old, task.new, prototypes, draws, fill=config.fill_batch)
             before = self._last.labels[:real]
             images = torch.cat([images, self._last.images[: len(before)]])  # one pass: batch-norm is frozen
-        labels = prototype_labels(task.old, config.prototype_batch, prototypes, draws).to(self.device)
+        labels = upload(prototype_labels(task.old, config.prototype_batch, prototypes, draws), self.device)
         sampled = self._sample(labels, batch.generator)
         features = self.features(batch, images)
         old = frozen_features(self.teacher, batch.images)
@@ -199,7 +200,7 @@ class EFC(Method[EFCConfig]):
         """One draw of Normal(p_c, Σ_c + jitter·I) for each label, [N] → [N, S]."""
         if self._lowers is None:
             self._lowers = spd.cholesky(self.memory.get().covs, self.config.jitter).lower.float()
-        noise = torch.randn(len(labels), self.feature_dim, 1, generator=draws, device=self.device)
+        noise = upload(torch.randn(len(labels), self.feature_dim, 1, generator=draws), self.device)
         return self.memory.means[labels] + (self._lowers[labels] @ noise)[:, :, 0]
 
     @torch.no_grad()

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn.functional import cross_entropy
 
+from gatf.devices import upload
 from gatf.errors import NotFinite
 from gatf.methods.base import Batch, Method, Phase, TaskData, TaskInfo, shuffled
 from gatf.methods.parts.components import training_mode
@@ -88,7 +89,8 @@ def fisher_labels(logits: Tensor, batch: Batch, mode: LabelMode) -> Tensor:
         return batch.labels
     if mode == "max_pred":
         return logits.argmax(dim=1)
-    return torch.multinomial(logits.detach().softmax(dim=1), 1, generator=batch.generator).squeeze(1)
+    probabilities = logits.detach().softmax(dim=1).cpu()  # where the generator is; once per batch after training
+    return upload(torch.multinomial(probabilities, 1, generator=batch.generator).squeeze(1), logits.device)
 
 
 def batch_squares(net: nn.Module, batch: Batch, mode: LabelMode, names: list[str]) -> dict[str, Tensor]:

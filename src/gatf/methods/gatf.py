@@ -151,14 +151,16 @@ class RunningAnchor(nn.Module):
     def replace(self, ema: anchor.AnchorEMA) -> None:
         self.register_buffer("weight", ema.weight)
         self.register_buffer("bias", ema.bias)
-        self.register_buffer("steps", torch.tensor(ema.steps))
+        self.register_buffer("steps", torch.full((), ema.steps, device=ema.weight.device))
         self._value: anchor.Affine | None = None
 
     def update(self, estimate: anchor.Affine, restart: bool = False) -> None:
         """P̄ ← m P̄ + (1 − m) P̂, b̄ likewise; with `restart` the estimate stands alone."""
         ema = self._ema()
         if restart:
-            ema = anchor.AnchorEMA.empty(len(self.bias), self.momentum, bias_correct=self.bias_correct)
+            ema = anchor.AnchorEMA.empty(
+                len(self.bias), self.momentum, bias_correct=self.bias_correct, device=self.weight.device
+            )
         self.replace(ema.update(estimate))
 
     def forward(self, old: Tensor) -> Tensor:

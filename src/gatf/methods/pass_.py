@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from gatf.data.augment import four_rotations, prototype_noise, rotation_labels_class_major
+from gatf.devices import upload
 from gatf.errors import UserError
 from gatf.methods.base import Batch, ForTask, Method, Phase, TaskData, TaskInfo, shuffled
 from gatf.methods.parts.components import Growing, class_means, extract, frozen_features
@@ -84,7 +85,7 @@ class Prototypes(Growing):
 
     def sample(self, count: int, draws: torch.Generator) -> tuple[Tensor, Tensor]:
         """Features μ_c + r·e, e ~ N(0, I), and labels c, uniform over the classes kept."""
-        labels = torch.randint(len(self.means), (count,), generator=draws, device=self.means.device)
+        labels = upload(torch.randint(len(self.means), (count,), generator=draws), self.means.device)
         return prototype_noise(self.means[labels], self.squared_radius.sqrt(), draws), labels
 
 

@@ -11,7 +11,6 @@ from gatf.errors import UserError
 from gatf.model.judge import combined_novelty, rejection_threshold, softmax_with_temperature
 from gatf.model.said import Answers
 from gatf.model.state import ForwardOutput, Label, Model
-from gatf.training.processes import check_device
 
 REJECTION_WARNINGS = {
     "estimated": (
@@ -95,13 +94,3 @@ def _features(outputs: ForwardOutput, model: Model) -> torch.Tensor:
         _ = model.judge  # says what is missing
         raise UserError("this method keeps no Gaussians")
     return outputs.features
-
-
-def available_device(name: str) -> str:
-    """The device that is meant: "auto" takes a GPU where there is one; one that is not here is refused."""
-    check_device(name)
-    if name != "auto":
-        return name
-    if torch.cuda.is_available():
-        return "cuda"
-    return "mps" if torch.backends.mps.is_available() else "cpu"

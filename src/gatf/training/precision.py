@@ -21,6 +21,7 @@ import torch
 
 from gatf import distributed
 from gatf.data.cache import cached_file, digest
+from gatf.devices import available_device
 from gatf.io.files import write_text
 from gatf.nets import build_backbone
 from gatf.settings import INSIDE, PYTHON, BackboneConfig
@@ -58,11 +59,9 @@ def chosen(
     """A precision that Fabric knows, and a sentence on how `auto` was decided; None where it was not asked for."""
     if precision != AUTO:
         return precision, None
-    if device in ("auto", "cuda") and torch.cuda.is_available():
-        best = BFLOAT16 if torch.cuda.is_bf16_supported() else FLOAT32
+    if available_device(device) == "cuda":
+        best = BFLOAT16 if torch.cuda.is_bf16_supported(including_emulation=False) else FLOAT32
         return best, f"precision: {best}, by the GPU's abilities"
-    if device == "mps" or (device == "auto" and torch.backends.mps.is_available()):
-        return FLOAT32, f"precision: {FLOAT32}, the only one tried on this device"
     if distributed.launched() > 1 or backbone.name.startswith(PYTHON):
         return FLOAT32, f"precision: {FLOAT32}, because trials are of one process and of networks with a name"
     trial = tried(backbone, shape, batch)

@@ -15,7 +15,8 @@ import torch
 import torch.distributed as dist
 
 from gatf import distributed
-from gatf.errors import LostProcess, UserError
+from gatf.devices import available_device
+from gatf.errors import LostProcess
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -27,21 +28,11 @@ SECONDS_TO_LET_GO = 0.2
 """How long a process waits, at its end, for threads that served an exchange."""
 
 
-def check_device(name: str) -> None:
-    """Refuse a device that this machine, or this build of torch, does not have."""
-    absent = (name == "cuda" and not torch.cuda.is_available()) or (
-        name == "mps" and not torch.backends.mps.is_available()
-    )
-    if absent:
-        raise UserError(f"device={name}, but torch finds no such device here; use device=cpu or auto")
-
-
 def open_alone(device: str, precision: Any) -> "Fabric":
     """The engine of a process that trains alone, whatever launched it."""
     from lightning_fabric import Fabric  # it takes a second to import, which a prediction need not wait for
 
-    check_device(device)
-    return Fabric(accelerator=device, devices=1, precision=precision)
+    return Fabric(accelerator=available_device(device), devices=1, precision=precision)
 
 
 def open_fabric(device: str, precision: Any) -> "Fabric":
@@ -50,7 +41,6 @@ def open_fabric(device: str, precision: Any) -> "Fabric":
     Parameters that have no gradient in a step (a backbone that warms up) are allowed for, and buffers are not sent
     along each step: batch-norm statistics are those of the whole batch in every process already.
     """
-    check_device(device)
     if distributed.launched() == 1:
         return open_alone(device, precision)
     from lightning_fabric import Fabric
@@ -60,7 +50,7 @@ def open_fabric(device: str, precision: Any) -> "Fabric":
     logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # it introduces the processes at length
     on_this_node = int(os.environ["LOCAL_WORLD_SIZE"])
     fabric = Fabric(
-        accelerator=device,
+        accelerator=available_device(device),
         devices=on_this_node,
         num_nodes=distributed.launched() // on_this_node,
         strategy=DDPStrategy(find_unused_parameters=True, forward_sync_buffers=False),

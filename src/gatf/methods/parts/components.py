@@ -1,7 +1,7 @@
 """What several methods are made of: losses, feature passes, buffers that grow."""
 
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, TypeVar
 
 import torch
@@ -27,12 +27,18 @@ def anti_collapse(features: Tensor, clamp: float = 1.0, jitter: float = 1e-6) ->
     with torch.autocast(features.device.type, enabled=False):
         precise = features if features.dtype == torch.float64 else features.float()
         covariance = _batch_covariance(precise)  # [S, S]
-        identity = torch.eye(len(covariance)).to(covariance)
-        rungs = jitter * torch.tensor([1.0, 10.0, 100.0, 1000.0], device=covariance.device)
+        identity = torch.eye(len(covariance), dtype=covariance.dtype, device=covariance.device)
+        rungs = _jitters(jitter, covariance.device)
         _, failed = torch.linalg.cholesky_ex(covariance.detach() + rungs[:, None, None] * identity)  # [4]
         chosen = rungs.index_select(0, (failed == 0).int().argmax(dim=0, keepdim=True))
         lower, _ = torch.linalg.cholesky_ex(covariance + chosen * identity)
         return -lower.diagonal().clamp(max=clamp).mean()
+
+
+@lru_cache(maxsize=32)
+def _jitters(least: float, device: torch.device) -> Tensor:
+    """What `anti_collapse` adds to the diagonal, in the order in which it is tried, [4]; made once per device."""
+    return least * torch.tensor([1.0, 10.0, 100.0, 1000.0], device=device)
 
 
 def _batch_covariance(features: Tensor) -> Tensor:

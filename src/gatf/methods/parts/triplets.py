@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from gatf import distributed
+from gatf.devices import upload
 from gatf.errors import UserError
 from gatf.methods.base import Batch
 from gatf.settings import OptimisationConfig
@@ -82,7 +83,7 @@ def triplet_loss(
             real = same.gather(1, near) & other.gather(1, far)
         else:
             counts = other.sum(dim=1, keepdim=True)
-            drawn = (torch.rand(apart.shape, generator=draws, device=apart.device) * counts).long()
+            drawn = (upload(torch.rand(apart.shape, generator=draws), apart.device) * counts).long()
             positive, negative = apart, apart.gather(1, _in_order(other).gather(1, drawn))  # one for each positive
             real = fellow & (counts > 0)
         hinge = (positive - negative + margin).clamp_min(0)
