@@ -16,7 +16,8 @@ from gatf.experiment import Experiment, resume, start
 from gatf.geometry.gaussians import Gaussians
 from gatf.io import container
 from gatf.io.events import Epoch, Event, Step
-from gatf.methods.parts.components import adapter_stage, anti_collapse
+from gatf.methods.parts.adapter import adapter_stage
+from gatf.methods.parts.losses import anti_collapse
 from gatf.methods.parts.memory import GaussianMemory
 from gatf.settings import StageConfig
 from gatf.training.loop import Interrupted, Position, train_phase

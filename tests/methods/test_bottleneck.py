@@ -11,7 +11,7 @@ from gatf.config import RunConfig
 from gatf.experiment import Experiment
 from gatf.geometry.moments import Moments
 from gatf.methods.parts.bottleneck import start_bottleneck, whitening
-from gatf.methods.parts.components import own_features
+from gatf.methods.parts.extraction import own_features
 from gatf.nets.small import SmallNet
 from gatf.settings import StageConfig
 

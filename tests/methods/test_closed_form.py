@@ -276,7 +276,7 @@ class TestFeaturesAreComputedOnce:
         with monkeypatch.context() as patch:
             patch.setattr(SmallNet, "forward", counted)
             patch.setattr("gatf.methods.base.folded", lambda net: net)  # a folded copy would run uncounted
-            patch.setattr("gatf.methods.parts.components.folded", lambda net: net)
+            patch.setattr("gatf.methods.parts.extraction.folded", lambda net: net)
             patch.setattr("gatf.model.file.save", lambda model, path: None)  # it asks the model what it wrote
             patch.setattr("gatf.session.multiplications", lambda net, shape: 0)  # an image of zeros goes through it
             return start(config, folder), seen

@@ -14,7 +14,7 @@ from gatf.experiment import Experiment, start
 from gatf.geometry import gaussians, moments, spd
 from gatf.geometry.readout import nearest_mean_distances
 from gatf.methods.fecam import FeCAM, FeCAMConfig, TukeyMemory, shrink, tukey
-from gatf.methods.parts.components import class_means
+from gatf.methods.parts.extraction import class_means
 
 Tiny = Callable[..., RunConfig]
 

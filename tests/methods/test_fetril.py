@@ -17,7 +17,7 @@ from gatf.geometry.readout import nearest_mean_distances
 from gatf.io import container
 from gatf.io.events import Event, Step
 from gatf.methods.fetril import FeTrIL, FeTrILConfig, Imitations, choose_sources, official_stages
-from gatf.methods.parts.components import class_means
+from gatf.methods.parts.extraction import class_means
 from gatf.training.loop import Interrupted
 from gatf.training.optim import rate_factor
 

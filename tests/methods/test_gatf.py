@@ -16,7 +16,8 @@ from gatf.geometry import PairedMoments, fit_anchor, nearest_mean_distances
 from gatf.geometry.anchor import Affine
 from gatf.io.events import Epoch, Event
 from gatf.methods.gatf import GATF, RunningAnchor
-from gatf.methods.parts.components import feature_pairs, perturbation_terms, task_batch
+from gatf.methods.parts.extraction import feature_pairs
+from gatf.methods.parts.losses import perturbation_terms, task_batch
 from gatf.nets.mlp import dead_residual, zero_residual
 
 Tiny = Callable[..., RunConfig]

@@ -14,7 +14,7 @@ from gatf.config import RunConfig, load_config
 from gatf.data.augment import four_rotations, rotate_quarter, rotation_labels_class_major
 from gatf.data.loader import Batch, TaskInfo
 from gatf.experiment import Experiment, start
-from gatf.methods.pass_ import PASS, PASSConfig, Prototypes, class_variances, frobenius_distance
+from gatf.methods.pass_ import PASS, NoisyPrototypes, PASSConfig, class_variances, frobenius_distance
 from gatf.settings import StageConfig
 from gatf.training.optim import rate_factor
 
@@ -38,8 +38,8 @@ def at_task_1(config: RunConfig) -> tuple[PASS, TaskInfo, Batch]:
     return method, task, next(iter(experiment.task_data(1).batches("train", batch_size=12)))
 
 
-def learnt(rule: str, features: Tensor = TWO_CLASSES) -> Prototypes:
-    prototypes = Prototypes(2)
+def learnt(rule: str, features: Tensor = TWO_CLASSES) -> NoisyPrototypes:
+    prototypes = NoisyPrototypes(2)
     prototypes.learn(features, LABELS, new=2, rule=rule)
     return prototypes
 
@@ -197,7 +197,7 @@ class TestRotations:
 class TestPrototypes:
     def test_statistics_of_the_draws(self) -> None:
         """Per dimension the mean within 5r/√m of μ, the deviation within 8 % of r; classes uniform."""
-        prototypes = Prototypes(6)
+        prototypes = NoisyPrototypes(6)
         prototypes.means = torch.randn(3, 6, generator=torch.Generator().manual_seed(1))
         prototypes.squared_radius = torch.tensor(1.5**2)
         drawn, labels = prototypes.sample(6000, torch.Generator().manual_seed(0))

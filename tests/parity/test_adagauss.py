@@ -12,7 +12,7 @@ from gatf.data.loader import TaskData
 from gatf.geometry import gaussians
 from gatf.methods import adagauss
 from gatf.methods.adagauss import AdaGauss, AdaGaussConfig
-from gatf.methods.parts import components
+from gatf.methods.parts import adapter, losses
 from gatf.settings import OptimisationConfig, StageConfig
 
 SIZES = [2, 2, 2]
@@ -71,9 +71,9 @@ def run(case: dict[str, Tensor], bottleneck_net: Any, toy_tasks: Any, traced_tra
     method = AdaGauss(config, net, OptimisationConfig(first=stage, next=stage.model_copy(update={"lr": 0.002})), 0)
     tasks = toy_tasks(case["input/images"], case["input/labels"], SIZES)
     with pytest.MonkeyPatch.context() as patch:
-        exact = partial(components.anti_collapse, jitter=0.0)  # the release factorises without jitter
+        exact = partial(losses.anti_collapse, jitter=0.0)  # the release factorises without jitter
         patch.setattr(adagauss, "anti_collapse", exact)
-        patch.setattr(components, "anti_collapse", exact)
+        patch.setattr(adapter, "anti_collapse", exact)
         patch.setattr(gaussians, "white_noise", lambda *args, **how: case["input/noise"])
         yield Run(case, method, tasks, traced_training)
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from gatf.data.loader import TaskData
 from gatf.methods.fetril import FeTrIL, FeTrILConfig, Imitations, choose_sources, fit_linear, official_stages
-from gatf.methods.parts.components import class_means, extract
+from gatf.methods.parts.extraction import class_means, extract
 from gatf.settings import OptimisationConfig
 from gatf.training.optim import build_optimiser, set_rates
 from gatf.training.phase import Phase

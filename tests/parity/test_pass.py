@@ -26,7 +26,7 @@ LOSSES = {"rtol": 2e-6, "atol": 1e-6}
 """Networks are float64 on both sides; losses are taken in float32 here, noisy prototypes are rounded to it there."""
 WEIGHTS = {"rtol": 0.0, "atol": 1e-7}
 STORED = {"rtol": 0.0, "atol": 1e-6}
-"""Prototypes are kept in float32."""
+"""NoisyPrototypes are kept in float32."""
 
 
 def in_order(labels: Tensor, draws: torch.Generator) -> Tensor:

@@ -24,7 +24,7 @@ from gatf.geometry.moments import class_moments
 from gatf.incremental.split import Split, split_update
 from gatf.incremental.statistics import SPREADS, Draws, Seen, accuracy_by_class, forecast_old, merge, normalisation
 from gatf.io.events import Event, Listener, RunStart, TaskEvent, TaskStart
-from gatf.methods.parts.components import extract
+from gatf.methods.parts.extraction import extract
 from gatf.methods.parts.gaussian import GaussianMethod, carries_gaussians, keeps_gaussians_only
 from gatf.model.judge import (
     NO_CALIBRATION,

@@ -10,16 +10,10 @@ from torch import Tensor, nn
 
 from gatf.methods.base import Batch, ForTask, Phase, TaskData, TaskInfo
 from gatf.methods.lwf import softened_cross_entropy
-from gatf.methods.parts.components import (
-    adapter_phase,
-    adapter_stage,
-    anti_collapse,
-    check_batches,
-    frozen_features,
-    has_covariance,
-    task_batch,
-)
+from gatf.methods.parts.adapter import adapter_phase, adapter_stage
+from gatf.methods.parts.extraction import frozen_features
 from gatf.methods.parts.gaussian import GaussianMethod
+from gatf.methods.parts.losses import anti_collapse, check_batches, has_covariance, task_batch
 from gatf.methods.parts.memory import CovarianceConfig, GaussianMemory, Rule
 from gatf.nets.heads import Heads
 from gatf.nets.mlp import feature_mlp
@@ -117,7 +111,7 @@ class AdaGauss(GaussianMethod[AdaGaussConfig]):
         return self.heads is None
 
     def begin_task(self, task: TaskInfo) -> None:
-        self.memory.rest()
+        self.memory.release_readout()
         outputs = 4 * task.new if self._rotates(task) else task.new
         self.head = self.make(lambda: nn.Linear(self.feature_dim, outputs), "head", task.index)
         if task.index > 0:

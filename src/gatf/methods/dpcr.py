@@ -12,8 +12,8 @@ from torch.nn.functional import normalize, one_hot
 from gatf.geometry import gaussians, spd
 from gatf.geometry.moments import class_moments
 from gatf.methods.base import Method, Phase, TaskData, TaskInfo, shuffled
-from gatf.methods.parts.components import Growing
 from gatf.methods.parts.distillation import LwfBase, LwfBaseConfig
+from gatf.methods.parts.extraction import Growing
 from gatf.methods.parts.stages import LWF_OPTIMISATION
 from gatf.settings import MethodConfig, NotNegative, Positive
 

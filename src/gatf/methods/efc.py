@@ -12,7 +12,7 @@ from gatf.data.augment import four_rotations
 from gatf.devices import upload
 from gatf.geometry import gaussians, moments, spd
 from gatf.methods.base import Batch, ForTask, Method, Phase, TaskData, TaskInfo, shuffled
-from gatf.methods.parts.components import frozen_features
+from gatf.methods.parts.extraction import frozen_features
 from gatf.methods.parts.memory import GaussianMemory
 from gatf.nets.heads import Heads
 from gatf.seeding import generator

@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 from gatf.devices import upload
 from gatf.errors import NotFinite
 from gatf.methods.base import Batch, Method, Phase, TaskData, TaskInfo, shuffled
-from gatf.methods.parts.components import training_mode
+from gatf.methods.parts.extraction import training_mode
 from gatf.methods.parts.springs import Springs, kept_buffers
 from gatf.methods.parts.stages import facil_stage, pycil_stage
 from gatf.nets.heads import HeadInit, Heads

@@ -11,8 +11,9 @@ from torch.nn.functional import cross_entropy, normalize
 from gatf.errors import UserError
 from gatf.geometry import gaussians, moments, readout, spd
 from gatf.methods.base import Batch, Phase, TaskData, TaskInfo
-from gatf.methods.parts.components import Growing, class_means, extract, task_batch
+from gatf.methods.parts.extraction import Growing, class_means, extract
 from gatf.methods.parts.features import FeatureMethod
+from gatf.methods.parts.losses import task_batch
 from gatf.methods.parts.stages import FIRST_TASK_OPTIMISATION
 from gatf.nets.heads import CosineHeads
 from gatf.settings import MethodConfig, NotNegative

@@ -15,8 +15,9 @@ from gatf.data.policies import AugMix
 from gatf.errors import UserError
 from gatf.geometry.linear_models import fit_svm
 from gatf.methods.base import Batch, ForTask, Phase, TaskData, TaskInfo
-from gatf.methods.parts.components import Growing, class_means, extract, task_batch
+from gatf.methods.parts.extraction import Growing, class_means, extract
 from gatf.methods.parts.features import FeatureMethod
+from gatf.methods.parts.losses import task_batch
 from gatf.methods.parts.stages import FIRST_TASK_OPTIMISATION
 from gatf.nets.heads import CosineHeads, wide_linear
 from gatf.nets.resnet import ResNet18

@@ -14,21 +14,18 @@ from torch.nn.functional import cross_entropy, mse_loss
 from gatf.geometry import AnchorKind, anchor, moments, spd
 from gatf.methods.adc import AdversarialDrift, successes
 from gatf.methods.base import Batch, ForTask, Phase, TaskData, TaskInfo
-from gatf.methods.parts.components import (
-    adapter_phase,
-    adapter_stage,
+from gatf.methods.parts.adapter import adapter_phase, adapter_stage
+from gatf.methods.parts.extraction import feature_pairs, frozen_features, of_all_processes
+from gatf.methods.parts.gaussian import GaussianMethod
+from gatf.methods.parts.losses import (
     anti_collapse,
     check_batches,
     cosines,
-    feature_pairs,
-    frozen_features,
     has_covariance,
-    of_all_processes,
     perturbation_terms,
     task_batch,
     whole_rows,
 )
-from gatf.methods.parts.gaussian import GaussianMethod
 from gatf.methods.parts.memory import CovarianceConfig, GaussianMemory, Rule
 from gatf.nets.mlp import dead_residual, feature_mlp, zero_residual
 from gatf.settings import Fraction, NotNegative, Positive
@@ -205,7 +202,7 @@ class GATF(GaussianMethod[GATFConfig]):
         self.anchor: RunningAnchor | None = None
 
     def begin_task(self, task: TaskInfo) -> None:
-        self.memory.rest()
+        self.memory.release_readout()
         dim, config = self.feature_dim, self.config
         outputs = 4 * task.new if self._rotates(task) else task.new
         self.head = self.make(lambda: nn.Linear(dim, outputs), "head", task.index)

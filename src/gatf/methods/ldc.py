@@ -14,7 +14,7 @@ from gatf.geometry.anchor import Affine, solve_ridge
 from gatf.geometry.moments import PairedMoments
 from gatf.methods.base import Batch, Method, Phase, TaskData, TaskInfo
 from gatf.methods.parts.compensation import Compensator, DriftCompensated, DriftConfig, Report
-from gatf.methods.parts.components import feature_pairs
+from gatf.methods.parts.extraction import feature_pairs
 from gatf.methods.parts.prototypes import finite
 from gatf.nets.folding import folded
 from gatf.settings import Positive, StageConfig

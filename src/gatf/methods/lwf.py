@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, log_softmax, softmax
 
 from gatf.methods.base import Batch, ForTask, Method, Phase, TaskData, TaskInfo
-from gatf.methods.parts.components import frozen_features, training_mode
+from gatf.methods.parts.extraction import frozen_features, training_mode
 from gatf.methods.parts.prototypes import Prototypes
 from gatf.methods.parts.stages import facil_stage, pycil_stage
 from gatf.nets.heads import CosineHeads, HeadInit, Heads

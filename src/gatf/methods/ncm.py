@@ -10,7 +10,7 @@ from torch.nn.functional import one_hot, pad
 from gatf.geometry.readout import nearest_mean_distances
 from gatf.methods.base import TaskInfo
 from gatf.methods.parts.closed_form import ClosedForm, ClosedFormConfig
-from gatf.methods.parts.components import Growing
+from gatf.methods.parts.extraction import Growing
 from gatf.methods.parts.prototypes import Metric
 
 

@@ -9,7 +9,7 @@ from gatf.data.augment import four_rotations, prototype_noise, rotation_labels_c
 from gatf.devices import upload
 from gatf.errors import UserError
 from gatf.methods.base import Batch, ForTask, Method, Phase, TaskData, TaskInfo, shuffled
-from gatf.methods.parts.components import Growing, class_means, extract, frozen_features
+from gatf.methods.parts.extraction import Growing, class_means, extract, frozen_features
 from gatf.nets.heads import Heads
 from gatf.settings import MethodConfig, NotNegative, Positive
 
@@ -56,7 +56,7 @@ def frobenius_distance(new: Tensor, old: Tensor) -> Tensor:
     return torch.linalg.vector_norm(new.float() - old.float())
 
 
-class Prototypes(Growing):
+class NoisyPrototypes(Growing):
     """Mean feature of every class, and one noise radius."""
 
     means: Tensor
@@ -115,7 +115,7 @@ class PASS(Method[PASSConfig]):
         super().__init__(*args)
         self.views = 4 if self.config.rotation else 1
         self.heads = Heads(self.feature_dim)  # `views` outputs a class
-        self.prototypes = Prototypes(self.feature_dim)
+        self.prototypes = NoisyPrototypes(self.feature_dim)
 
     def begin_task(self, task: TaskInfo) -> None:
         self.make(lambda: self.heads.grow(self.views * task.new), "head", task.index)

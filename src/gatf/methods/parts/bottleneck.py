@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from gatf import distributed
 from gatf.geometry.moments import Moments
 from gatf.methods.base import TaskData
-from gatf.methods.parts.components import of_all_processes, own_features
+from gatf.methods.parts.extraction import of_all_processes, own_features
 from gatf.nets import Backbone
 from gatf.settings import BackboneConfig
 

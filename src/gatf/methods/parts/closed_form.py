@@ -16,7 +16,7 @@ from gatf.geometry import gaussians
 from gatf.geometry.moments import PooledMoments
 from gatf.geometry.readout import LinearReadout
 from gatf.methods.base import Batch, ForTask, Phase, TaskData, TaskInfo
-from gatf.methods.parts.components import Growing, extract
+from gatf.methods.parts.extraction import Growing, extract
 from gatf.methods.parts.features import FeatureMethod
 from gatf.methods.parts.stages import FIRST_TASK_OPTIMISATION
 from gatf.settings import MethodConfig

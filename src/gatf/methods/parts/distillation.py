@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy, mse_loss
 
 from gatf.methods.base import Batch, ForTask, Method, Phase, TaskData, TaskInfo
 from gatf.methods.lwf import distillation_report, local_cross_entropy, softened_cross_entropy
-from gatf.methods.parts.components import frozen_features, training_mode
+from gatf.methods.parts.extraction import frozen_features, training_mode
 from gatf.nets.heads import CosineHeads, Heads
 from gatf.settings import NotNegative, Positive, Strict
 

@@ -15,8 +15,8 @@ from torch.nn.functional import cross_entropy, normalize
 
 from gatf.errors import NotFinite, UserError
 from gatf.methods.base import Batch, Method, Phase, TaskData, TaskInfo
-from gatf.methods.parts.components import frozen_features, training_mode
 from gatf.methods.parts.distillation import BaseConfig, BaseLearner
+from gatf.methods.parts.extraction import frozen_features, training_mode
 from gatf.methods.parts.springs import Springs, kept_buffers
 from gatf.methods.parts.triplets import (
     ClassBalanced,

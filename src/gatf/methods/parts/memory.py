@@ -22,7 +22,7 @@ from gatf.geometry.readout import (
     rda_readout,
 )
 from gatf.methods.base import TaskData
-from gatf.methods.parts.components import Growing, of_all_processes, own_features
+from gatf.methods.parts.extraction import Growing, of_all_processes, own_features
 from gatf.methods.parts.storage import DiagonalStorage, FullStorage, Kept, LowRankStorage, SharedStorage, Storage
 from gatf.seeding import generator, key
 from gatf.settings import Fraction, MethodConfig, Positive
@@ -274,7 +274,7 @@ class GaussianMemory(Growing):
             self._readout = self._build()
         return self._readout
 
-    def rest(self) -> None:
+    def release_readout(self) -> None:
         """Drop what `scores` prepared, several times the size of what is kept, until it is asked for again."""
         self._readout = None
 

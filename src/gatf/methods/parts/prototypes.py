@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from gatf.errors import NotFinite
 from gatf.geometry.readout import nearest_mean_distances
 from gatf.methods.base import TaskData
-from gatf.methods.parts.components import Growing, class_means, extract
+from gatf.methods.parts.extraction import Growing, class_means, extract
 
 Metric = Literal["cosine", "euclidean"]
 
