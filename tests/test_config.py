@@ -18,6 +18,7 @@ from gatf.config import (
 from gatf.errors import UserError
 from gatf.methods import METHODS
 from gatf.methods.gatf import GATFConfig
+from gatf.methods.parts.anchor import AnchorConfig
 from gatf.methods.parts.distillation import LwfBaseConfig
 from gatf.methods.parts.embedding import TripletBaseConfig
 from gatf.settings import KINDS, deep_merge, flat
@@ -52,7 +53,8 @@ def test_a_recipe_for_one_method_can_be_run_with_another() -> None:
 @pytest.mark.parametrize(
     ("path", "value", "words"),
     [
-        ("method.rigde", 0.1, ["method.rigde", "ridge"]),
+        ("method.anchor.rigde", 0.1, ["method.anchor.rigde", "ridge"]),
+        ("method.rigde", 0.1, ["method.rigde", "method.anchor.ridge"]),
         ("optimisation.first.epoch", 3, ["optimisation.first.epoch", "epochs"]),
         ("optimisation.first.lr", -1, ["optimisation.first.lr", "greater than 0"]),
         ("scenario.taks", 3, ["scenario.taks", "tasks"]),
@@ -77,10 +79,12 @@ def test_nothing_would_train_the_map() -> None:
         load_config("digits", overrides={"method.top_aware": False, "method.aga": False})
 
 
-def test_release_preset_fills_in_what_the_user_did_not_say() -> None:
-    config = load_config("digits", overrides={"method.preset": "release", "method.cycle": 0.5}).method
+def test_a_preset_fills_in_what_the_user_did_not_say() -> None:
+    overrides = {"method.preset": "plus", "method.topology": 2.0, "method.anchor.ridge": 0.5}
+    config = load_config("digits", overrides=overrides).method
     assert isinstance(config, GATFConfig)
-    assert (config.anchor, config.cycle, config.pairwise, config.bias_correct) == ("ridge", 0.5, 0.05, False)
+    assert (config.topology, config.readout) == (2.0, "rda")
+    assert config.anchor == AnchorConfig(kind="identity", ridge=0.5, refresh=2, final_refresh=True)
 
 
 @pytest.mark.parametrize("recipe", recipe_names())
@@ -131,7 +135,7 @@ def test_the_default_preset_has_no_values_of_its_own(method: str) -> None:
     names = settings.preset_names()
     if names:
         assert settings.model_fields["preset"].default == names[0]
-    assert set(settings.presets()) == set(names[1:])
+    assert set(settings.presets) == set(names[1:])
 
 
 def lwf_recipe(**entry: object) -> dict[str, object]:
@@ -198,7 +202,7 @@ def test_set_values_are_yaml() -> None:
         "d": None,
         "e": "x",
     }
-    assert load_config("digits", overrides=parse_overrides(["method.ridge=1e-2"])).method.ridge == 0.01
+    assert load_config("digits", overrides=parse_overrides(["method.anchor.ridge=1e-2"])).method.anchor.ridge == 0.01
     with pytest.raises(UserError, match="path=value"):
         parse_overrides(["method.ridge"])
 

@@ -461,7 +461,7 @@ def test_a_dotted_setting_is_a_parameter_of_its_own(tiny_classifier: Tiny, digit
         learner.set_params(setting__x=1)
     grid = GridSearchCV(learner, {"settings__method.ridge": [0.1, 0.2]}, cv=2, error_score="raise")
     grid.fit(*some_digits(digit_images, "d0", "d1", most=60))
-    assert grid.best_estimator_.model_.config.method.ridge in (0.1, 0.2)
+    assert grid.best_estimator_.model_.config.method.anchor.ridge in (0.1, 0.2)
 
 
 def test_its_picture_says_what_is_inside(grown: Any, tiny_classifier: Tiny) -> None:
@@ -499,7 +499,7 @@ def test_few_images_are_warned_about(tiny_classifier: Tiny, digit_images: Digits
     "change",
     [
         {"settings": {"method.readout": "nmc"}},
-        {"settings": {"method.preset": "release"}},
+        {"settings": {"method.preset": "plus"}},
         {"width": 64},
         {"backbone": "resnet18"},
     ],
@@ -520,9 +520,8 @@ def test_settings_are_given_once_and_hold_for_updates(tiny_classifier: Tiny, dig
 
 def test_the_anchor_of_a_classifier_is_shrunk_towards_the_identity_unless_asked_otherwise() -> None:
     made = partial(first_config, method="gatf", shape=(1, 8, 8), images=500, device="cpu", seed=0)
-    assert made(overrides={}).method.anchor == "identity"
-    assert made(overrides={"method.anchor": "sylvester"}).method.anchor == "sylvester"
-    assert made(overrides={"method.preset": "release"}).method.anchor == "ridge"
+    assert made(overrides={}).method.anchor.kind == "identity"
+    assert made(overrides={"method.anchor.kind": "sylvester"}).method.anchor.kind == "sylvester"
 
 
 def test_a_preset_holds_for_updates_with_its_epochs() -> None:

@@ -59,7 +59,7 @@ def test_the_same_bits_without_training(network_source: Path, method: str, tiny_
     ("method", "settings"),
     [
         ("adagauss", {"method.readout": "rda", "method.adapter_lr": 0.02}),
-        ("gatf", {"method.readout": "rda", "method.final_refresh": True}),
+        ("gatf", {"method.readout": "rda", "method.anchor.final_refresh": True}),
         ("gatf", {"method.refine": True}),
         ("sdc", {"method.base": "feature", "method.sigma": 0.1}),
     ],
@@ -101,7 +101,11 @@ def test_a_refined_run_lends_its_map_as_it_was_before(killed: bool, tiny_config:
 @pytest.mark.parametrize(
     ("method", "settings", "words"),
     [
-        ("gatf", {"method.aga": False, "method.refine": True}, "method.aga is True there and False here"),
+        (
+            "gatf",
+            {"method.anchor.kind": "none", "method.refine": True},
+            "method.anchor.kind is sylvester there and none here",
+        ),
         ("gatf", {"optimisation.next.lr": 0.002}, "optimisation.next.lr is"),
         ("adagauss", {"method.distill": 0.4}, "method.name is gatf there and adagauss here"),
     ],
@@ -124,7 +128,6 @@ def test_what_differs_later_has_the_first_task_in_common(
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"method.perturb": 0.5}, "method.perturb is 0.0 there and 0.5 here"),
         ({"method.rotation": False}, "method.rotation is True there and False here"),
         ({"optimisation.first.lr": 0.02}, "optimisation.first.lr is"),
         ({"scenario.tasks": 10}, "scenario.tasks is 5 there and 10 here"),

@@ -150,7 +150,7 @@ def settings_page() -> str:
         parts += choices(method.Config)
         if method.defaults:
             parts += ["Its own defaults in other sections:", as_yaml(method.defaults)]
-        for preset, changes in method.Config.presets().items():
+        for preset, changes in method.Config.presets.items():
             parts += [f"What `method.preset={preset}` changes:", as_yaml(changes)]
     parts += ["## Bench recipes", "The keys of a [bench recipe](benches.md):", settings_table(BenchRecipe)]
     parts += ["An entry of `methods` is the name of a method, or a mapping with these keys:", settings_table(Row)]

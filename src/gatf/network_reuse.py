@@ -14,6 +14,7 @@ from torch import Tensor
 from gatf.config import ELSEWHERE, RunConfig, read_recipe, validated
 from gatf.errors import UserError
 from gatf.io.run_folder import RunFolder
+from gatf.methods import is_outside
 from gatf.session import TRAINED, under
 from gatf.settings import flat
 from gatf.training import checkpoint
@@ -95,5 +96,6 @@ def _first_training(config: RunConfig) -> dict[str, Any]:
 
 
 def _settings(config: RunConfig, method: dict[str, Any]) -> dict[str, Any]:
-    found = flat(config.model_dump(mode="json") | {"method": method})
+    own = {"name": config.method.name} if is_outside(config.method.name) else {}  # its code may train otherwise
+    found = flat(config.model_dump(mode="json") | {"method": method | own})
     return {path: value for path, value in found.items() if path not in ELSEWHERE}

@@ -5,13 +5,14 @@
 
 import ast
 import inspect
-import math
 import textwrap
 import types
 from collections.abc import Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
+from enum import Enum
 from itertools import pairwise
-from typing import Annotated, Any, ClassVar, Literal, Self, Union, cast, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, Union, cast, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, ValidationError, model_validator
 from pydantic.fields import FieldInfo
@@ -50,6 +51,20 @@ def flat(values: Mapping[str, Any]) -> dict[str, Any]:
         else:
             leaves[key] = value
     return leaves
+
+
+class Effect(Enum):
+    """When a setting of a method acts; a mark in the field's metadata."""
+
+    READOUT_ONLY = "affects_readout_only"
+    LATER_TASKS_ONLY = "affects_later_tasks_only"
+
+
+T = TypeVar("T")
+AffectsReadoutOnly = Annotated[T, Effect.READOUT_ONLY]
+"""The setting acts after a task's network is trained."""
+AffectsLaterTasksOnly = Annotated[T, Effect.LATER_TASKS_ONLY]
+"""The setting acts in training, but not before the second task."""
 
 
 class Strict(BaseModel):
@@ -219,25 +234,14 @@ class StageConfig(Strict):
     """Momentum of SGD."""
     weight_decay: NotNegative = 5e-4
     """L2 penalty on every trained parameter."""
-    schedule: Literal["steps", "dips", "cosine", "constant"] = "steps"
-    """Learning rate over epochs; `dips` multiplies it by `decay` during the epoch at each milestone only."""
+    schedule: Literal["steps", "cosine", "constant"] = "steps"
+    """Learning rate over epochs."""
     milestones: tuple[Fraction, ...] = (0.3, 0.6, 0.9)
-    """For `steps` and `dips`: fractions of the epochs after which the rate is multiplied by `decay`."""
+    """For `steps`: fractions of the epochs after which the rate is multiplied by `decay`."""
     decay: Positive = 0.1
-    """For `steps` and `dips`: the factor at each milestone."""
-    lookahead: PositiveInt | None = None
-    """Lookahead: after this number of steps, move the weights part of the way back to where they were before them.
-    null: never."""
-    lookahead_rate: Fraction = 0.8
-    """How much of the way that the weights went in these steps Lookahead keeps; 1 keeps all of it."""
+    """For `steps`: the factor at each milestone."""
     clip: Positive | None = 1.0
     """Largest norm of the gradient; null does not clip."""
-    clip_by: Literal["all", "module"] = "all"
-    """What `clip` is the norm of: the gradient of all trained parameters together, or that of each module (backbone,
-    head, every map) by itself, so that a map's large gradient does not hold the backbone back."""
-    average: Fraction = 0.0
-    """Weight averaging: end with the mean of the weights after every step in this last share of the epochs, and with
-    batch-norm statistics measured for them in one more pass over the images. 0: end with the last weights."""
     warmup: Fraction = 0.01
     """Warm-up: the fraction of the epochs, rounded down to whole epochs, in which the backbone does not learn yet."""
     drop_last: bool = True
@@ -247,11 +251,6 @@ class StageConfig(Strict):
     def warmup_epochs(self) -> int:
         """Epochs in which the backbone does not learn yet."""
         return int(self.warmup * self.epochs + 1e-9)
-
-    @property
-    def averaged_from(self) -> int:
-        """The first epoch whose weights are averaged; never one in which the backbone does not learn yet."""
-        return max(self.warmup_epochs, self.epochs - math.ceil(self.average * self.epochs - 1e-9))
 
 
 class OptimisationConfig(Strict):
@@ -269,7 +268,11 @@ class OptimisationConfig(Strict):
 class MethodConfig(Strict):
     """Base of every method's own settings; `name` says which method."""
 
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    """The changes of each preset, shaped like a config: this method's settings under `method`, and settings of other
+    sections, such as `optimisation`. The default preset has the default values and is not listed."""
     name: str
+    """The method: a name of `gatf methods`, or `package.module:Class` for a class of your own."""
 
     @model_validator(mode="before")
     @classmethod
@@ -279,25 +282,14 @@ class MethodConfig(Strict):
             return deep_merge(cls.preset_layer(values["preset"]).get("method", {}), values)
         return values
 
-    afterwards: ClassVar[frozenset[str]] = frozenset()
-    """Settings that act when the network of a task is trained."""
-    later: ClassVar[frozenset[str]] = frozenset()
-    """Settings that act in training, but not before the second task."""
-
     def training(self) -> dict[str, Any]:
-        """What of these settings decides the networks. Methods that agree in it train the same ones, if all other
-        settings of their runs agree too; so it has the name, unless other methods train alike."""
-        return self.model_dump(mode="json", exclude=set(self.afterwards))
+        """The settings that decide the trained networks. Two methods with equal ones train the same networks, if all
+        other settings of their runs agree. The name is included, unless other methods train alike."""
+        return _without(self, Effect.READOUT_ONLY)
 
     def first_training(self) -> dict[str, Any]:
-        """Likewise for the network of the first task alone."""
-        return {name: value for name, value in self.training().items() if name not in self.later}
-
-    @classmethod
-    def presets(cls) -> dict[str, dict[str, Any]]:
-        """What each preset changes, shaped like a config: this method's fields under `method`, and what belongs to them
-        in other sections, such as `optimisation`. The default preset is the defaults, so it is not among them."""
-        return {}
+        """The settings that decide the network of the first task."""
+        return _without(self, Effect.READOUT_ONLY, Effect.LATER_TASKS_ONLY)
 
     @classmethod
     def preset_names(cls) -> tuple[str, ...]:
@@ -307,7 +299,17 @@ class MethodConfig(Strict):
     @classmethod
     def preset_layer(cls, preset: Any) -> dict[str, Any]:
         """What a preset changes; nothing for the default one and for what is no preset."""
-        return cls.presets().get(preset, {}) if isinstance(preset, str) else {}
+        return dict(cls.presets.get(preset, {})) if isinstance(preset, str) else {}
+
+
+def _without(model: BaseModel, *effects: Effect) -> dict[str, Any]:
+    """The settings as JSON values, without those marked with one of the effects, in sections too."""
+    kept, dumped = {}, model.model_dump(mode="json")
+    for name, field in type(model).model_fields.items():
+        if not any(effect in field.metadata for effect in effects):
+            value = getattr(model, name)
+            kept[name] = _without(value, *effects) if isinstance(value, BaseModel) else dumped[name]
+    return kept
 
 
 def explain(error: ValidationError, model: type[BaseModel], method: type[BaseModel] | None = None) -> UserError:
@@ -372,6 +374,12 @@ class _Place:
         for section, field in self.model.model_fields.items():
             if any(name in model.model_fields for model in choices(field).values()):
                 return f"; did you mean '{'.'.join([*self.path[:-1], section, name])}'?"
+        if not get_close_matches(name, self.model.model_fields):
+            for section, field in self.model.model_fields.items():
+                below = field.annotation
+                if isinstance(below, type) and issubclass(below, BaseModel):
+                    for close in get_close_matches(name, below.model_fields, n=1):
+                        return f"; did you mean '{'.'.join([*self.path[:-1], section, close])}'?"
         return near_misses(name, self.model.model_fields)
 
 

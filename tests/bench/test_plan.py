@@ -20,11 +20,13 @@ def test_the_papers_tables() -> None:
     assert len(load_plan("paper-table2").runs) == 12 * 4 * 5
     ablation = load_plan("paper-table3", seeds="0")
     switches = [
-        (run.config.method.top_aware, run.config.method.aga, run.config.method.refine)  # type: ignore[attr-defined]
+        (run.config.method.top_aware, run.config.method.anchor.kind, run.config.method.refine)  # type: ignore[attr-defined]
         for run in ablation.runs
         if run.setting == "cifar100-t10"
     ]
-    assert switches == [(False, False, True), (True, False, True), (True, True, True), (True, True, False)]
+    assert switches == [
+        (False, "none", True), (True, "none", True), (True, "sylvester", True), (True, "sylvester", False),
+    ]  # fmt: skip
     assert ablation.runs[0].name == "cifar100-t10/distillation-MLP-refined-seed0"
 
 
@@ -45,7 +47,7 @@ def test_the_cpu_protocol() -> None:
     assert (config.optimisation.first.epochs, config.optimisation.next.epochs) == (30, 30)
     assert (config.optimisation.first.lr, config.optimisation.next.lr) == (0.1, 0.01)
     assert config.optimisation.next.batch_size == 128
-    assert config.method.refresh == 2  # type: ignore[attr-defined]
+    assert config.method.anchor.refresh == 2  # type: ignore[attr-defined]
 
 
 def test_rows_seeds_and_settings_can_be_chosen(tmp_path: Path) -> None:
@@ -81,7 +83,10 @@ def test_a_row_may_have_seeds_of_its_own(tmp_path: Path) -> None:
         ("recipe: digits\nrecipes: [digits]\nmethods: [gatf]\nseeds: [0]\n", "either recipe"),
         ("recipe: digits\nmethod: [gatf]\nseeds: [0]\n", "did you mean 'methods'"),
         ("recipe: digits\nmethods: [gaft]\nseeds: [0]\n", "did you mean 'gatf'"),
-        ("recipe: digits\nmethods: [{row: a, method: gatf, set: {method.rigde: 1}}]\nseeds: [0]\n", "'ridge'"),
+        (
+            "recipe: digits\nmethods: [{row: a, method: gatf, set: {method.rigde: 1}}]\nseeds: [0]\n",
+            "'method.anchor.ridge'",
+        ),
         ("recipe: digit\nmethods: [gatf]\nseeds: [0]\n", "did you mean 'digits'"),
     ],
 )

@@ -17,7 +17,7 @@ SPACE = ["method.ridge=0.001..1:log", "method.anchor=[sylvester, identity]", "ba
 
 def by_ridge(config: RunConfig, stop: Callable[[], bool]) -> float:
     """Best at 0.1; stands for training."""
-    return 100 - abs(config.method.ridge - 0.1) * 50  # type: ignore[attr-defined]
+    return 100 - abs(config.method.anchor.ridge - 0.1) * 50  # type: ignore[attr-defined]
 
 
 def digits(*space: str, **changes: Any) -> Search:
@@ -52,8 +52,8 @@ def test_ranges_and_lists() -> None:
         ("scenario.tasks=2..5", "another problem"),
         ("seed=0..9", "another problem"),
         ("optimisation.next.lr=0.1..1", "does not depend on optimisation.next.lr: add --learn 2"),
-        ("method.rigde=0.1..1", "unknown setting 'method.rigde'; did you mean 'ridge'"),
-        ("method.anchor=[sylvester, sylvestre]", "setting 'method.anchor'"),
+        ("method.rigde=0.1..1", "unknown setting 'method.rigde'; did you mean 'method.anchor.ridge'"),
+        ("method.anchor=[sylvester, sylvestre]", "setting 'method.anchor.kind'"),
     ],
 )
 def test_what_cannot_be_searched_is_told(text: str, sentence: str) -> None:
@@ -88,7 +88,7 @@ def test_a_trial_is_judged_by_validation_images_of_the_newest_task_alone(
 
 def test_settings_that_are_tried_reach_the_run() -> None:
     config = digits().config({"method.ridge": 0.5, "method.anchor": "identity"})
-    assert (config.method.ridge, config.method.anchor) == (0.5, "identity")  # type: ignore[attr-defined]
+    assert (config.method.anchor.ridge, config.method.anchor.kind) == (0.5, "identity")  # type: ignore[attr-defined]
     assert (config.data.evaluate_on, config.data.val_fraction) == ("validation", 0.2)
 
 
@@ -155,8 +155,8 @@ def test_divergence_counts_as_nothing_learnt_and_settings_are_judged_once(tmp_pa
     judged: list[str] = []
 
     def by_anchor(config: RunConfig, stop: Callable[[], bool]) -> float:
-        judged.append(config.method.anchor)  # type: ignore[attr-defined]
-        if config.method.anchor == "identity":  # type: ignore[attr-defined]
+        judged.append(config.method.anchor.kind)  # type: ignore[attr-defined]
+        if config.method.anchor.kind == "identity":  # type: ignore[attr-defined]
             raise Diverged("left the finite numbers")
         return 50.0
 

@@ -13,7 +13,10 @@ from PIL import Image
 from gatf.config import load_config
 from gatf.errors import UserError
 from gatf.io import container
+from gatf.io.events import Notice
+from gatf.io.run_folder import RunFolder
 from gatf.model import file as model_file
+from gatf.network_reuse import _first_training
 
 ROOT = Path(__file__).parents[2]
 SHORT = ["--epochs", "1", "--device", "cpu", "--no-report", "--quiet", "--set", "scenario.stop_after=2"]
@@ -71,6 +74,39 @@ def test_settings_are_checked_like_those_of_ours(folder: Path) -> None:
         load_config("digits", method="mine:Mine", overrides={"method.strenght": 1})
 
 
+class TestSubclass:
+    """The first thing a researcher tries: a shipped method with two more settings and one more term."""
+
+    @pytest.fixture
+    def mine(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+        text = (Path(__file__).parent / "examples" / "my_gatf.py").read_text(encoding="utf-8")
+        (folder / "my_gatf.py").write_text(text, encoding="utf-8")
+        monkeypatch.delitem(sys.modules, "my_gatf", raising=False)
+        return "my_gatf:MyGATF"
+
+    def test_runs_with_its_own_settings_and_those_of_the_shipped_method(
+        self, call: Any, folder: Path, mine: str
+    ) -> None:
+        own = ["--set", "method.small_residual=3", "--set", "method.report=true", "--set", "method.ridge=0.5"]
+        code, _, error = call("run", "--method", mine, "--out", "run", *own, *SHORT)
+        assert (code, error) == (0, "")
+        saved = yaml.safe_load((folder / "run" / "config.yaml").read_text(encoding="utf-8"))["method"]
+        assert (saved["name"], saved["small_residual"], saved["anchor"]["ridge"]) == (mine, 3.0, 0.5)
+        events = [event for event in RunFolder(folder / "run").read_events() if isinstance(event, Notice)]
+        assert any(event.name == "residual" for event in events)
+
+    def test_a_typo_is_named_with_the_setting_that_was_meant(self, mine: str) -> None:
+        with pytest.raises(UserError, match=r"unknown setting 'method.smal_residual'; did you mean 'small_residual'"):
+            load_config("digits", method=mine, overrides={"method.smal_residual": 1})
+
+    def test_takes_the_presets_but_not_the_networks_of_the_shipped_method(self, mine: str) -> None:
+        """Its code may train otherwise, even in the first task."""
+        config = load_config("digits", method=mine, overrides={"method.preset": "plus"})
+        assert config.method.readout == "rda"  # type: ignore[attr-defined]
+        ours, theirs = (_first_training(load_config("digits", method=name)) for name in ("gatf", mine))
+        assert ours != theirs
+
+
 BROKEN = {
     "typo": "import torhc",
     "half": "from mine import *\nclass Half(Method[MineConfig]):\n    name = 'half'\n    Config = MineConfig",
@@ -95,7 +131,7 @@ BROKEN = {
         ("typo:Mine", "importing 'typo' failed with ModuleNotFoundError: No module named 'torhc'"),
         ("half:Half", "TypeError: method class Half lacks summary, paper, keeps, trains"),
         ("nothing:Bare", "the class leaves out begin_task, end_task, phases, scores"),
-        ("named:Named", "NamedConfig has a name of its own"),
+        ("named:Named", "NamedConfig restricts its field 'name'"),
     ],
 )
 def test_a_mistake_is_one_sentence(

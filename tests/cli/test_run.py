@@ -62,7 +62,7 @@ def test_resume_takes_no_other_settings(call, tmp_path: Path) -> None:
     [
         (["--method", "gaft"], "did you mean 'gatf'"),
         (["--dataset", "digit"], "did you mean 'digits'"),
-        (["--set", "method.rigde=1"], "did you mean 'ridge'"),
+        (["--set", "method.rigde=1"], "did you mean 'method.anchor.ridge'"),
         (["--tasks", "11"], "at most 10 tasks"),
         (["--batch-size", "16"], "anti-collapse"),
         (["--recipe", "nope"], "no recipe"),

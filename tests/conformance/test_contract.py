@@ -165,6 +165,7 @@ S, D, RANDOM = 12, 32, 100
 TRIANGLE_S, TRIANGLE_D = S * (S + 1) // 2, D * (D + 1) // 2
 STATISTICS = {
     "gatf": S + TRIANGLE_S,  # mean and covariance
+    "gatf-release": S + TRIANGLE_S,
     "adagauss": S + TRIANGLE_S,
     "finetune": D + 1,  # a row of the linear head
     "joint": D + 1,

@@ -7,7 +7,6 @@ from torch import Tensor
 
 from gatf.data.augment import (
     STEPS,
-    AugMix,
     AutoAugment,
     ColorJitter,
     Cutout,
@@ -30,7 +29,7 @@ from gatf.errors import UserError
 
 EVERY_STEP = [
     "crop:4", "flip", "pad:2", "resized_crop:24", "jitter:0.247", "jitter:brightness=0.4,contrast=0.4,saturation=0.4",
-    "trivial", "autoaugment", "autoaugment:128", "cutout:16", "window:12", "augmix:5,7",
+    "trivial", "autoaugment", "autoaugment:128", "cutout:16", "window:12",
 ]  # fmt: skip
 
 
@@ -271,7 +270,7 @@ def test_names_become_steps() -> None:
     assert parse_augmentation(["trivial", "autoaugment"]) == (TrivialAugment(bilinear=True, fill=0), AutoAugment())
     assert parse_augmentation(["autoaugment:128", "cutout:16"]) == (AutoAugment(fill=128), Cutout(16))
     assert parse_augmentation(["cutout:8,128"]) == (Cutout(8, fill=128),)
-    assert parse_augmentation(["window:32", "augmix:5,7"]) == (RandomWindow(32), AugMix(severity=5, depth=7))
+    assert parse_augmentation(["window:32"]) == (RandomWindow(32),)
     assert parse_augmentation([]) == ()
 
 
@@ -279,7 +278,7 @@ def test_names_become_steps() -> None:
     ("name", "message"),
     [
         ("crops:4", "unknown augmentation 'crops:4'; did you mean 'crop'"),
-        ("mixup", "unknown augmentation 'mixup'; choose from augmix, autoaugment, crop"),
+        ("mixup", "unknown augmentation 'mixup'; choose from autoaugment, crop"),
         ("crop", "bad augmentation 'crop': the padding is missing; write crop:4."),
         ("crop:four", "the padding must be a number, not 'four'"),
         ("crop:1.5", "the padding must be a whole number, not 1.5"),
@@ -296,8 +295,6 @@ def test_names_become_steps() -> None:
         ("jitter:-1", "brightness must be at least 0, not -1"),
         ("autoaugment:300", "the fill must be between 0 and 255, not 300"),
         ("cutout:16,grey", "the fill must be a number, not 'grey'"),
-        ("augmix:11,7", "the severity must be between 1 and 10, not 11; write augmix:5,7."),
-        ("augmix:5", "the depth is missing"),
     ],
 )
 def test_a_bad_name_is_explained_in_one_sentence(name: str, message: str) -> None:

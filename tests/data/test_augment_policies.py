@@ -5,18 +5,14 @@ import torch
 from scipy.stats import chisquare
 from torch import Tensor
 
-from gatf.data.image_ops import Op, apply_operations, mix
+from gatf.data.image_ops import Op
 from gatf.data.policies import (
-    AUGMIX_OPERATIONS,
     AUTOAUGMENT_CIFAR10,
     SIGNED,
     TRIVIAL_OPERATIONS,
-    AugMix,
     AutoAugment,
     TrivialAugment,
-    augmix_magnitudes,
     autoaugment_magnitudes,
-    draw_augmix,
     draw_autoaugment,
     draw_trivial,
     trivial_magnitudes,
@@ -127,77 +123,9 @@ def test_autoaugment_values_carry_sign_and_unit() -> None:
     assert set(draw.values[draw.operations == Op.POSTERIZE].tolist()) == {5.0}
 
 
-@pytest.mark.parametrize(
-    ("op", "values"),
-    [
-        (Op.POSTERIZE, [4, 4, 3, 3, 2, 2, 1, 1, 0, 0]),
-        (Op.TRANSLATE_X, [0, 8, 16, 24, 33, 41, 49, 58, 66, 74]),  # up to a third of 224, truncated
-        (Op.TRANSLATE_Y, [0, 1, 2, 3, 4, 5, 7, 8, 9, 10]),  # of 32
-        (Op.ROTATE, [0, 10 / 3, 20 / 3, 10, 40 / 3, 50 / 3, 20, 70 / 3, 80 / 3, 30]),
-        (Op.SHEAR_X, [index / 30 for index in range(10)]),
-        (Op.COLOR, [index / 10 for index in range(10)]),
-        (Op.SOLARIZE, [255 * (1 - index / 9) for index in range(10)]),
-        (Op.EQUALIZE, [0] * 10),
-    ],
-)
-def test_augmix_magnitudes(op: Op, values: list[float]) -> None:
-    assert augmix_magnitudes(op, height=32, width=224) == pytest.approx(values)
-
-
-def test_augmix_draws_operations_uniformly_and_magnitudes_below_the_severity() -> None:
-    draw = draw_augmix(2000, 32, 32, generator(), severity=5, depth=7)
-    assert draw.operations.shape == draw.values.shape == (7, 3, 2000)
-    place = torch.full((len(Op),), -1)
-    place[list(AUGMIX_OPERATIONS)] = torch.arange(13)
-    choice = place[draw.operations]
-    assert choice.min() == 0  # nothing outside the 13
-    assert uniform(choice.flatten(), 13) > 1e-3
-    assert uniform((choice[0] * 13 + choice[1]).flatten(), 169) > 1e-3  # steps of a chain are independent
-    assert uniform((choice[:, 0] * 13 + choice[:, 1]).flatten(), 169) > 1e-3  # and so are chains
-    turns = draw.values[draw.operations == Op.ROTATE]
-    steps = (turns * 3 / 10).round().long()
-    assert turns.tolist() == pytest.approx((steps * 10 / 3).tolist(), abs=1e-4)
-    assert uniform(steps.abs()[steps != 0] - 1, 4) > 1e-3  # the first five magnitudes, of which one is zero
-    assert uniform((steps[steps != 0] < 0).long(), 2) > 1e-3
-    assert set(draw.values[draw.operations == Op.POSTERIZE].tolist()) == {4.0, 3.0, 2.0}
-
-
-def test_augmix_weights_are_beta_and_dirichlet() -> None:
-    weights = draw_augmix(30_000, 8, 8, generator(), severity=1, depth=1).weights
-    torch.testing.assert_close(weights.sum(0), torch.ones(30_000))
-    assert uniform((weights[0] * 20).long(), 20) > 1e-3  # Beta(1, 1)
-    shares = weights[1:] / (1 - weights[0])
-    for share in shares:  # Dirichlet(1, 1, 1): each share is Beta(1, 2), whose distribution function is 1 − (1 − x)²
-        assert uniform(((1 - (1 - share) ** 2) * 20).long().clamp(max=19), 20) > 1e-3
-    assert torch.corrcoef(torch.stack([weights[0], shares[0]]))[0, 1].item() == pytest.approx(0, abs=0.03)
-
-
-def test_mixing_by_hand() -> None:
-    versions = torch.tensor([[[[[100]]], [[[255]]]], [[[[200]]], [[[255]]]]], dtype=torch.uint8)  # [2, 2, 1, 1, 1]
-    weights = torch.tensor([[0.25, 0.3], [0.75, 0.7]])
-    assert mix(versions, weights).flatten().tolist() == [175, 255]
-    assert mix(versions, torch.tensor([[0.999, 0.5], [0.001, 0.5]])).flatten().tolist() == [100, 255]  # truncated
-
-
-def test_augmix_is_its_chains_mixed() -> None:
-    """Image by image, chain by chain, in double precision."""
-    images = torch.randint(256, (12, 3, 20, 16), dtype=torch.uint8, generator=generator())
-    result = AugMix(severity=5, depth=7)(images, generator(3))
-    draw = draw_augmix(12, 20, 16, generator(3), severity=5, depth=7)
-    for i, image in enumerate(images):
-        total = draw.weights[0, i].double() * image
-        for chain in range(3):
-            chained = image[None]
-            for step in range(7):
-                one = draw.operations[step, chain, i][None], draw.values[step, chain, i][None]
-                chained = apply_operations(chained, *one, bilinear=True)
-            total += draw.weights[1 + chain, i].double() * chained[0]
-        assert (result[i] - total).abs().max() < 1.01  # truncated to a level
-
-
-@pytest.mark.parametrize("step", [TrivialAugment(), AutoAugment(fill=128), AugMix(5, 7)])
+@pytest.mark.parametrize("step", [TrivialAugment(), AutoAugment(fill=128)])
 @pytest.mark.parametrize("shape", [(1, 3, 32, 32), (7, 1, 8, 8), (5, 3, 33, 17), (64, 3, 64, 64)])
-def test_policies_keep_shape_and_type(step: TrivialAugment | AutoAugment | AugMix, shape: tuple[int, ...]) -> None:
+def test_policies_keep_shape_and_type(step: TrivialAugment | AutoAugment, shape: tuple[int, ...]) -> None:
     images = torch.randint(256, shape, dtype=torch.uint8, generator=generator())
     result = step(images, generator())
     assert result.shape == images.shape

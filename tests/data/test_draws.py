@@ -14,7 +14,6 @@ STEPS = [
     "trivial",
     "autoaugment",
     "cutout:4",
-    "augmix:3,2",
     "window:6",
 ]
 

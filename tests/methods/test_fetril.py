@@ -1,9 +1,8 @@
 """FeTrIL, by the checks of its specification."""
 
-import signal
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import torch
@@ -11,15 +10,11 @@ from torch import Tensor
 
 from gatf.config import RunConfig
 from gatf.errors import UserError
-from gatf.experiment import Experiment, resume, start
+from gatf.experiment import Experiment, start
 from gatf.geometry.linear_models import fit_svm
 from gatf.geometry.readout import nearest_mean_distances
-from gatf.io import container
-from gatf.io.events import Event, Step
-from gatf.methods.fetril import FeTrIL, FeTrILConfig, Imitations, choose_sources, official_stages
+from gatf.methods.fetril import FeTrIL, Imitations, choose_sources
 from gatf.methods.parts.extraction import class_means
-from gatf.training.loop import Interrupted
-from gatf.training.optim import rate_factor
 
 Tiny = Callable[..., RunConfig]
 
@@ -214,82 +209,6 @@ def test_runs_and_learns(tiny_config: Tiny, tmp_path: Path, classifier: str, rot
     settings["optimisation.first.epochs"] = 12
     summary = start(tiny_config("fetril", **settings), tmp_path / "run")
     assert summary.a_last > 50
-
-
-class TestOfficialRecipe:
-    """The authors' two stages of task 0."""
-
-    SMALL: ClassVar[dict[str, Any]] = {
-        "method.recipe": "official", "method.official_epochs": (3, 5), "backbone.name": "resnet18", "backbone.width": 4,
-        "data.augment": ["crop:1", "augmix:5,7"], "scenario.stop_after": 2, "checkpoint_every": None,
-    }  # fmt: skip
-
-    def test_published_stages(self) -> None:
-        first, second = official_stages(FeTrILConfig())
-        assert (first.epochs, first.batch_size, first.lr, first.weight_decay) == (90, 128, 0.1, 1e-4)
-        assert (second.epochs, second.batch_size, second.lr, second.weight_decay) == (290, 64, 0.01, 1e-4)
-        assert (first.lookahead, second.lookahead, second.lookahead_rate) == (None, 5, 0.8)
-        for stage in (first, second):
-            assert (stage.optimiser, stage.momentum, stage.clip, stage.warmup) == ("sgd", 0.9, None, 0.0)
-            assert not stage.drop_last
-
-    def test_learning_rates(self) -> None:
-        first, second = official_stages(FeTrILConfig())
-        rates = [0.1 * rate_factor(first, epoch) for epoch in (0, 29, 30, 59, 60, 89)]
-        assert rates == pytest.approx([0.1, 0.1, 0.01, 0.01, 0.001, 0.001])
-        assert [epoch for epoch in range(290) if rate_factor(second, epoch) < 1] == [80, 120]
-        _, stepped = official_stages(FeTrILConfig(decay="step"))
-        rates = [0.01 * rate_factor(stepped, epoch) for epoch in (79, 80, 119, 120, 289)]
-        assert rates == pytest.approx([0.01, 0.001, 0.001, 0.0001, 0.0001])
-
-    def test_the_last_relu_is_out_in_the_first_stage_alone(self, tiny_config: Tiny, train: Any) -> None:
-        experiment = Experiment(tiny_config("fetril", **self.SMALL))
-        method, task, data = experiment.method, experiment.task_info(0), experiment.task_data(0)
-        assert isinstance(method, FeTrIL)
-        method.begin_task(task)
-        fresh = method.head.weight.detach().clone()
-        images = next(iter(data.batches("test"))).images
-        first, second = method.phases(task)
-        train(experiment, first, data)
-        signed = method.eval().backbone(images)
-        assert (signed < 0).any()
-        assert torch.equal(method.head.weight, fresh)  # the second stage begins with a fresh linear head
-        scale = method.cosine_head.scale.detach().clone()
-        assert scale != 1
-        train(experiment, second, data)
-        assert (method.eval().backbone(images) >= 0).all()
-        assert method.cosine_head.scale == scale
-        assert not torch.equal(method.head.weight, fresh)
-        method.end_task(data)
-        assert not any("head" in name for name in method.state_dict())
-
-    @pytest.mark.parametrize("steps", [4, 10])
-    def test_stopped_in_either_stage_it_resumes_to_the_same_bits(
-        self, tiny_config: Tiny, tmp_path: Path, steps: int
-    ) -> None:
-        """80 images: 3 steps of the first stage, then 10 of the second; Lookahead goes back after 5 and 10 of them."""
-        config = tiny_config("fetril", **self.SMALL)
-        start(config, tmp_path / "whole")
-        taken = []
-
-        def stop_later(event: Event) -> None:
-            taken.extend([event.phase] if isinstance(event, Step) else [])
-            if isinstance(event, Step) and len(taken) == steps:
-                signal.raise_signal(signal.SIGTERM)
-
-        with pytest.raises(Interrupted):
-            start(config, tmp_path / "stopped", (stop_later,))
-        assert taken == (["cosine"] * 3 + ["train"] * 10)[:steps]
-        resume(tmp_path / "stopped")
-        ours, _ = container.read(tmp_path / "stopped" / "model.safetensors")
-        theirs, _ = container.read(tmp_path / "whole" / "model.safetensors")
-        assert ours.keys() == theirs.keys()
-        for name in ours:
-            assert torch.equal(ours[name], theirs[name]), name
-
-    def test_needs_a_resnet(self, tiny_config: Tiny) -> None:
-        with pytest.raises(UserError, match=r"backbone.name=resnet18"):
-            Experiment(tiny_config("fetril", **{"method.recipe": "official"}))
 
 
 def test_small_training_windows_and_test_crops(tiny_config: Tiny) -> None:

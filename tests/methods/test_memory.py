@@ -197,7 +197,7 @@ def test_how_many_points_are_drawn() -> None:
     assert GATFConfig(matched_noise=False).draws(64) == 10_000
     assert GATFConfig(samples=130).draws(64) == 130
     assert GATFConfig(samples=10, matched_noise=False).draws(64) == 10
-    release = load_config("digits", method="gatf", overrides={"method.preset": "release"}).method
+    release = load_config("digits", method="gatf-release").method
     assert release.draws(64) == 10_000  # type: ignore[attr-defined]
     with pytest.raises(UserError, match=r"method\.samples is 127, but .* \(64\): raise it"):
         GATFConfig(samples=127).draws(64)

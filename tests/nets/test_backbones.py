@@ -62,20 +62,6 @@ def test_stems(stem: Any, kernel: int, side: int) -> None:
     assert net.maxpool(net.conv1(torch.zeros(1, 3, 64, 64))).shape == (1, 4, side, side)
 
 
-def test_the_last_relu_can_be_left_out() -> None:
-    net = ResNet18(width=4, bottleneck=None).eval()
-    maps: list[torch.Tensor] = []
-    net.layer4.register_forward_hook(lambda module, inputs, output: maps.append(output))
-    images = torch.randn(5, 3, 32, 32, generator=torch.Generator().manual_seed(0))
-    rectified = net(images)
-    net.rectify_output(False)
-    signed = net(images)
-    assert (signed < 0).any()
-    assert torch.equal(maps[1].relu(), maps[0])
-    net.rectify_output(True)
-    assert torch.equal(net(images), rectified)
-
-
 def test_the_published_names_are_ours() -> None:
     """ImageNet's ResNet-18 has 11 689 512 parameters, 513 000 of them in its classifier."""
     net = ResNet18(stem="7x7", bottleneck=None)

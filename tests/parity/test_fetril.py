@@ -5,14 +5,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from gatf.data.loader import TaskData
-from gatf.methods.fetril import FeTrIL, FeTrILConfig, Imitations, choose_sources, fit_linear, official_stages
+from gatf.methods.fetril import FeTrIL, FeTrILConfig, Imitations, choose_sources, fit_linear
 from gatf.methods.parts.extraction import class_means, extract
 from gatf.settings import OptimisationConfig
-from gatf.training.optim import build_optimiser, set_rates
-from gatf.training.phase import Phase
 
 Recorded = Callable[..., dict[str, Tensor]]
 SIZES = [3, 2, 2]
@@ -135,21 +133,3 @@ def test_logits_of_the_linear_layer(recorded: Recorded, learn: Callable[..., FeT
     images = recorded("fetril", "input/")["test_images"] / 255
     with torch.no_grad():
         close(method.scores(images), expected["fc_scores"], rtol=1e-5, atol=1e-5)
-
-
-def test_second_stage_of_the_first_task(recorded: Recorded) -> None:
-    """Twelve steps of SGD under Lookahead, float64; the rates of all 290 epochs."""
-    given, expected = recorded("fetril", "lookahead/input/"), recorded("fetril", "lookahead/expected/")
-    module = nn.Linear(1, 5, bias=False, dtype=torch.float64)
-    module.weight.data = given["start"][:, None].clone()
-    _, stage = official_stages(FeTrILConfig())
-    optimiser = build_optimiser(Phase("train", {"net": module}, lambda batch: {}, stage))
-    for gradient, after in zip(given["gradients"], expected["path"], strict=True):
-        module.weight.grad = gradient[:, None].clone()
-        optimiser.step()
-        close(module.weight.detach()[:, 0], after, rtol=1e-13, atol=1e-15)
-    rates = []
-    for epoch in range(290):
-        set_rates(optimiser, stage, epoch)
-        rates.append(optimiser.param_groups[0]["lr"])
-    close(torch.tensor(rates, dtype=torch.float64), expected["rates"], rtol=1e-12, atol=0)

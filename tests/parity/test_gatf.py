@@ -1,4 +1,4 @@
-"""GATF as the authors' released code runs it, on little tasks: preset `release` with the settings of three scripts."""
+"""Method `gatf-release` against the authors' released code, on small tasks with the settings of three scripts."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from gatf.data.loader import TaskData
 from gatf.geometry import gaussians
-from gatf.methods.gatf import GATF, GATFConfig
+from gatf.methods.gatf_release import GATFRelease, GATFReleaseConfig
+from gatf.methods.parts.anchor import RunningAnchorConfig
 from gatf.settings import OptimisationConfig, StageConfig
 
 FLOAT64 = {"rtol": 1e-8, "atol": 1e-9}
@@ -32,7 +33,9 @@ RUNS = [("cifar", 1), ("cifar", 2), ("refined", 1), ("cub", 1)]
 class Run:
     """A recorded run again, by this package's code: what it was after each task."""
 
-    def __init__(self, case: dict[str, Tensor], method: GATF, tasks: list[TaskData], train: Callable[..., Any]) -> None:
+    def __init__(
+        self, case: dict[str, Tensor], method: GATFRelease, tasks: list[TaskData], train: Callable[..., Any]
+    ) -> None:
         self.method = method
         self.nets: list[dict[str, Tensor]] = []
         self.maps: list[dict[str, dict[str, Tensor]]] = []
@@ -81,8 +84,10 @@ def runs(recorded: Any, bottleneck_net: Any, toy_tasks: Any, traced_training: An
 
     def run(script: str) -> Run:
         if script not in done:
-            config = GATFConfig(preset="release", ridge=RIDGE, expansion=3, samples=24, **SCRIPTS[script])
-            method = GATF(config, bottleneck_net(recorded("gatf", "input/net/")), optimisation, 0)
+            config = GATFReleaseConfig(
+                anchor=RunningAnchorConfig(ridge=RIDGE), expansion=3, samples=24, **SCRIPTS[script]
+            )
+            method = GATFRelease(config, bottleneck_net(recorded("gatf", "input/net/")), optimisation, 0)
             tasks = toy_tasks(shared["images"], shared["labels"], [2, 2, 2] if script == "cifar" else [2, 2])
             done[script] = Run(recorded("gatf", f"{script}/"), method, tasks, traced_training)
         return done[script]

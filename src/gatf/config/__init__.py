@@ -10,6 +10,7 @@ from typing import Any, Literal
 import yaml
 from pydantic import Field, NonNegativeInt, PositiveInt, SerializeAsAny, ValidationError, field_validator
 
+from gatf.config.legacy import current, current_recipe
 from gatf.devices import Determinism
 from gatf.errors import UserError, near_misses
 from gatf.io.parsing import parse_yaml
@@ -95,9 +96,10 @@ class RunConfig(Strict):
 
 
 def with_overrides(values: dict[str, Any], overrides: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Settings with others laid over them, which are dotted paths."""
+    """A config with overrides, which are dotted paths."""
+    values = current(values)
     for path, value in (overrides or {}).items():
-        values = deep_merge(values, nest(path, value))
+        values = deep_merge(values, current(nest(path, value), method_name(values)))
     return values
 
 
@@ -164,9 +166,10 @@ def load_config(
     beats everything the recipe says of the method in general, while a saved config keeps its own values.
     """
     content = dict(read_recipe(recipe) if isinstance(recipe, str) else recipe or {})
-    per_method = _section(content.pop(PER_METHOD, None), PER_METHOD)
     if isinstance(content.get("method"), str):
         content["method"] = {"name": content["method"]}
+    content = current_recipe(content)
+    per_method = _section(content.pop(PER_METHOD, None), PER_METHOD)
     own = _section(content.get("method"), "method").get("name")
     name = str(method or (overrides or {}).get("method.name") or own or "gatf")
     chosen = method_class(name)
@@ -174,9 +177,9 @@ def load_config(
         content.pop("method")
     entry = dict(_section(per_method.get(name), f"{PER_METHOD}.{name}"))
     of_presets = _known_presets(entry.pop(PRESETS, None) or {}, name, chosen.Config)
-    given = with_overrides({}, overrides)
+    given = with_overrides({"method": {"name": name}}, overrides)
     layers = [content, chosen.defaults] if own != name else [chosen.defaults, content]
-    layers += [entry, {"method": {"name": name}}, given]
+    layers += [entry, given]
     at, preset = _choice(layers, chosen.Config)
     _check_not_mixed(content.get("method") or {}, preset, chosen.Config)
     layers.insert(-1, of_presets.get(str(preset)) or {})
@@ -226,6 +229,8 @@ def _check_not_mixed(written: Mapping[str, Any], preset: Any, settings: type[Met
 
 
 def validated(values: Mapping[str, Any]) -> RunConfig:
+    """A whole config, checked; one of an earlier version is read with its old names."""
+    values = current(values)
     name = method_name(values)
     known = method_class(name) if name is not None and (name in METHODS or is_outside(name)) else None
     try:

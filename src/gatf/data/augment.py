@@ -18,7 +18,7 @@ from torch import Tensor
 
 from gatf.data import draws
 from gatf.data.image_ops import Op, apply_operations, cut_windows, resize_windows
-from gatf.data.policies import AugMix, AutoAugment, TrivialAugment
+from gatf.data.policies import AutoAugment, TrivialAugment
 from gatf.devices import upload
 from gatf.errors import UserError, near_misses
 
@@ -315,10 +315,6 @@ STEPS: dict[str, _Entry] = {
     "trivial": _Entry("trivial", lambda given: TrivialAugment()),
     "autoaugment": _Entry(
         "autoaugment or autoaugment:128", lambda given: AutoAugment(given.integer("the fill", 0, 255, default=0))
-    ),
-    "augmix": _Entry(
-        "augmix:5,7",
-        lambda given: AugMix(given.integer("the severity", 1, 10), given.integer("the depth", 1)),
     ),
     "cutout": _Entry(
         "cutout:16 or cutout:16,128",

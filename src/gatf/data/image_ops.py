@@ -288,14 +288,6 @@ def cut_windows(images: Tensor, top: Tensor, left: Tensor, *, size: int) -> Tens
     return images[numbers, :, rows, columns].permute(0, 3, 1, 2)  # [B, size, size, C] → [B, C, size, size]
 
 
-def mix(versions: Tensor, weights: Tensor) -> Tensor:
-    """Weighted means of several versions of every image, truncated to levels: `[V, B, C, H, W]` and `[V, B]`."""
-    total = torch.zeros(versions.shape[1:], device=versions.device)
-    for version, weight in zip(versions, upload(weights, versions.device), strict=True):
-        total += weight[:, None, None, None] * version
-    return total.add_(TRUNCATION_SLACK).clamp_(max=255).to(torch.uint8)
-
-
 # --- resizing ---------------------------------------------------------------------------------------------------------
 
 

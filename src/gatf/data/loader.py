@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gatf import distributed
-from gatf.data.augment import Augmentation, Pipeline, ResizedCrop
+from gatf.data.augment import Pipeline, ResizedCrop
 from gatf.data.base import ImageSet
 from gatf.data.decode import SMALL, RandomWindows
 from gatf.data.draws import BatchGenerator
@@ -125,13 +125,13 @@ class TaskData:
     def batches(
         self, view: Literal["train", "test"], *, batch_size: int = EVALUATION_BATCH, purpose: str = "", epoch: int = 0,
         start: int = 0, order: Order | None = None, drop_last: bool = False,
-        part: Callable[[int], slice] = everything, also: tuple[Augmentation, ...] = (),
+        part: Callable[[int], slice] = everything,
     ) -> Iterator[Batch]:  # fmt: skip
         """Batches of the task, as stored or in a random `order`. `train` augments, `test` only normalises. Order and
         augmentation depend on nothing but (seed, purpose, task, epoch, step), so `start` can enter an epoch anywhere.
 
         Processes of a run may divide each batch between them: `part` says which of so many images are this one's
-        (`distributed.part`, `distributed.part_of_step`). Steps in `also` follow the augmentation of the data.
+        (`distributed.part`, `distributed.part_of_step`).
         """
         visited = torch.arange(len(self))
         if order is not None:
@@ -148,14 +148,13 @@ class TaskData:
         if view == "train" and self._window is not None:
             windows = RandomWindows(self._window.scale, (self._seed, "decode", purpose, self.info.index, epoch))
         pixels = self._open().stream(own, windows)
-        pipeline = replace(self._pipeline, steps=self._pipeline.steps + also) if also else self._pipeline
         for step, numbers, rows, loaded in zip(steps, chosen, parts, pixels, strict=True):
             labels = self._open().labels[numbers[rows]]  # closing ends iterators that are under way, too
             seed = key(self._seed, "batch", purpose, self.info.index, epoch, step)
             draws = BatchGenerator()
             draws.manual_seed(seed)
             draws.first, draws.whole = rows.start, len(numbers)
-            images = pipeline(upload(loaded, self._device), draws if view == "train" else None)
+            images = self._pipeline(upload(loaded, self._device), draws if view == "train" else None)
             draws.whole = None
             shared = len(labels) < len(numbers)
             for_loss = generator(seed, "rank", distributed.rank()) if shared else draws

@@ -1,6 +1,6 @@
 """Augmentation policies: which operation, how strong, for every image of a batch.
 
-TrivialAugment (Müller and Hutter, ICCV 2021) with its wide ranges and AugMix (Hendrycks et al., ICLR 2020) are
+TrivialAugment (Müller and Hutter, ICCV 2021) with its wide ranges is
 torchvision's. The CIFAR-10 policy of AutoAugment (Cubuk et al., CVPR 2019, appendix) is that of PyCIL and the releases
 built on it, among them ADC, LDC, FeCAM and DPCR.
 """
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from gatf.data import draws
-from gatf.data.image_ops import Op, apply_operations, mix
+from gatf.data.image_ops import Op, apply_operations
 
 SIGNED = {  # the sign of these magnitudes is a coin toss
     Op.SHEAR_X, Op.SHEAR_Y, Op.TRANSLATE_X, Op.TRANSLATE_Y, Op.ROTATE,
@@ -28,11 +28,6 @@ TRIVIAL_OPERATIONS = (
 )  # fmt: skip
 TRIVIAL_BINS = 31
 AUTOAUGMENT_BINS = 10
-AUGMIX_OPERATIONS = (
-    Op.SHEAR_X, Op.SHEAR_Y, Op.TRANSLATE_X, Op.TRANSLATE_Y, Op.ROTATE, Op.POSTERIZE, Op.SOLARIZE, Op.AUTOCONTRAST,
-    Op.EQUALIZE, Op.BRIGHTNESS, Op.COLOR, Op.CONTRAST, Op.SHARPNESS,
-)  # fmt: skip
-AUGMIX_BINS = 10
 
 # (operation, probability, magnitude bin) twice; the bin of an operation without magnitude is 0
 AUTOAUGMENT_CIFAR10 = (
@@ -204,76 +199,3 @@ class AutoAugment:
         for operations, values in zip(draw.operations.unbind(1), draw.values.unbind(1), strict=True):
             images = apply_operations(images, operations, values, bicubic_shear=True, fill=self.fill)
         return images
-
-
-# --- AugMix -----------------------------------------------------------------------------------------------------------
-
-
-class AugMixDraw(NamedTuple):
-    """What AugMix does to each image: the operations of its chains, and what their results weigh."""
-
-    operations: Tensor  # [depth, chains, n] Op
-    values: Tensor  # [depth, chains, n] in the operation's unit, signed
-    weights: Tensor  # [1 + chains, n]: of the image itself, then of each chain's result; they sum to one
-
-
-def augmix_magnitudes(op: Op, *, height: int, width: int) -> list[float]:
-    """torchvision's usual ones, translations by up to a third of the image, posterising to 4 … 0 bits."""
-    fractions = [index / (AUGMIX_BINS - 1) for index in range(AUGMIX_BINS)]
-    if op in (Op.TRANSLATE_X, Op.TRANSLATE_Y):
-        side = width if op is Op.TRANSLATE_X else height
-        return [float(int(side / 3 * fraction)) for fraction in fractions]
-    if op is Op.POSTERIZE:
-        return [4.0 - round(4 * fraction) for fraction in fractions]
-    return _magnitudes(op, AUGMIX_BINS, wide=False)
-
-
-@lru_cache(maxsize=32)
-def _augmix_tables(height: int, width: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """The operations `[13]` and their magnitudes `[13, 10]`."""
-    sizes = [augmix_magnitudes(op, height=height, width=width) for op in AUGMIX_OPERATIONS]
-    return torch.tensor(AUGMIX_OPERATIONS, device=device), torch.tensor(sizes, device=device)
-
-
-def draw_augmix(
-    count: int, height: int, width: int, generator: torch.Generator, *, severity: int, depth: int, chains: int = 3
-) -> AugMixDraw:
-    """Draw operations uniformly, magnitudes among the first `severity` of ten, and the weights: Beta(1, 1) between the
-    image and its chains, Dirichlet(1, …, 1) between the chains (AugMix with α = 1)."""
-    device, shape = generator.device, (depth, chains, count)
-    operations, sizes = _augmix_tables(height, width, device)
-    choice = draws.randint(len(AUGMIX_OPERATIONS), shape, generator, dim=2)
-    bins = draws.randint(severity, shape, generator, dim=2)
-    negative = draws.randint(2, shape, generator, dim=2) == 1
-    uniform = draws.rand((1 + chains, count), generator, dim=1)
-    kept, shares = uniform[:1], -torch.log1p(-uniform[1:])  # exponentials over their sum are Dirichlet
-    weights = torch.cat([kept, (1 - kept) * shares / shares.sum(0).clamp_min(1e-12)])
-    chosen = operations[choice]
-    return AugMixDraw(chosen, _signed_values(chosen, sizes[choice, bins], negative), weights)
-
-
-@dataclass(frozen=True)
-class AugMix:
-    """Mix each image with three copies of it, each put through a chain of random operations.
-
-    As torchvision's with a fixed depth. Its operations on tensors differ from Pillow's, which are used here, by a grey
-    level or so.
-    """
-
-    severity: int = 3
-    depth: int = 3
-    chains: int = 3
-    bilinear: bool = True
-    fill: int = 0
-
-    def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
-        count, _, height, width = images.shape
-        draw = draw_augmix(
-            count, height, width, generator, severity=self.severity, depth=self.depth, chains=self.chains
-        )
-        chained = images.repeat(self.chains, 1, 1, 1)  # all chains at once
-        for operations, values in zip(draw.operations, draw.values, strict=True):
-            chained = apply_operations(
-                chained, operations.flatten(), values.flatten(), bilinear=self.bilinear, fill=self.fill
-            )
-        return mix(torch.cat([images, chained]).unflatten(0, (1 + self.chains, count)), draw.weights)

@@ -65,7 +65,9 @@ def first_config(
     }
     if method == "gatf":
         # an update may have few images: shrunk towards the identity, the anchor leaves alone what they do not tell
-        sections["method"] = {"name": "gatf", "refresh": refresh(images), "anchor": "identity"}
+        sections["method"] = {"name": "gatf", "anchor": {"refresh": refresh(images), "kind": "identity"}}
+    elif method == "gatf-release":
+        sections["method"] = {"name": "gatf-release", "anchor": {"refresh": refresh(images)}}
     return load_config(sections, method=method, overrides=dict(overrides))
 
 
@@ -108,8 +110,8 @@ def next_config(config: RunConfig, *, images: int, overrides: Mapping[str, Any])
     pretrained = config.backbone.pretrained is not None
     chosen = stage(images, config.backbone.bottleneck or 0, first=False, pretrained=pretrained) | of_preset
     kept |= {name: chosen[name] for name in ("epochs", "batch_size")}
-    if config.method.name == "gatf":
-        base["method"]["refresh"] = refresh(images)
+    if config.method.name in ("gatf", "gatf-release"):
+        base["method"]["anchor"]["refresh"] = refresh(images)
     # the preset is the model's own, whose values may have been changed since: naming it again does not bring them back
     changes = {path: value for path, value in overrides.items() if path != "method.preset"}
     return load_config(base, method=config.method.name, overrides=changes)

@@ -11,6 +11,7 @@ from gatf.methods.fecam import FeCAM
 from gatf.methods.fetril import FeTrIL
 from gatf.methods.finetune import Finetune
 from gatf.methods.gatf import GATF
+from gatf.methods.gatf_release import GATFRelease
 from gatf.methods.joint import Joint
 from gatf.methods.klda import KLDA
 from gatf.methods.ldc import LDC
@@ -26,6 +27,7 @@ __all__ = ["METHODS", "Method", "is_outside", "method_class"]
 
 METHODS: dict[str, type[Method]] = {
     "gatf": GATF,
+    "gatf-release": GATFRelease,
     "adagauss": AdaGauss,
     "finetune": Finetune,
     "joint": Joint,

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 from pydantic import PositiveInt
@@ -17,25 +17,19 @@ from gatf.methods.parts.losses import anti_collapse, check_batches, has_covarian
 from gatf.methods.parts.memory import CovarianceConfig, GaussianMemory, Rule
 from gatf.nets.heads import Heads
 from gatf.nets.mlp import feature_mlp
-from gatf.settings import NotNegative, Positive
+from gatf.settings import AffectsLaterTasksOnly, AffectsReadoutOnly, NotNegative, Positive
 
 
 class AdaGaussConfig(CovarianceConfig):
-    name: Literal["adagauss"] = "adagauss"
-    afterwards: ClassVar[frozenset[str]] = CovarianceConfig.afterwards | {
-        "adapter", "adapter_lr", "adapter_milestones", "transport", "shrink", "readout", "readout_shrink",
-    }  # fmt: skip
-    later: ClassVar[frozenset[str]] = frozenset({
-        "distillation", "distill", "temperature", "reduction", "projector", "expansion",
-    })  # fmt: skip
-    distillation: Literal["projected", "feature", "logit", "none"] = "projected"
+    name: str = "adagauss"
+    distillation: AffectsLaterTasksOnly[Literal["projected", "feature", "logit", "none"]] = "projected"
     """Distil through a learned projector new → old, on the features themselves, on the logits of the heads of all past
     tasks, which then are kept and trained further (LwF), or not at all."""
-    distill: NotNegative = 10.0
+    distill: AffectsLaterTasksOnly[NotNegative] = 10.0
     """Weight λ of the distillation."""
-    temperature: Positive = 2.0
+    temperature: AffectsLaterTasksOnly[Positive] = 2.0
     """τ of the logit distillation."""
-    reduction: Literal["mean", "sum"] = "mean"
+    reduction: AffectsLaterTasksOnly[Literal["mean", "sum"]] = "mean"
     """Squared distances of distillation and adapter as means over batch and coordinates (the release, to which λ
     belongs), or as sums (the paper's equations)."""
     anti_collapse: NotNegative = 1.0
@@ -44,27 +38,27 @@ class AdaGaussConfig(CovarianceConfig):
     """β: diagonal entries of the Cholesky factor above it are not pushed further."""
     rotation: bool = True
     """Learn four rotations of every class at task 0."""
-    projector: Literal["mlp", "affine"] = "mlp"
+    projector: AffectsLaterTasksOnly[Literal["mlp", "affine"]] = "mlp"
     """Shape of the projector."""
-    adapter: Literal["mlp", "affine"] = "mlp"
+    adapter: AffectsReadoutOnly[Literal["mlp", "affine"]] = "mlp"
     """Shape of the adapter old → new."""
-    expansion: PositiveInt = 32
+    expansion: AffectsLaterTasksOnly[PositiveInt] = 32
     """Hidden units of the MLPs, as a multiple of S."""
-    adapter_lr: Positive = 0.01
+    adapter_lr: AffectsReadoutOnly[Positive] = 0.01
     """Learning rate of the adapter stage."""
-    adapter_milestones: tuple[PositiveInt, ...] = (30, 60, 90)
+    adapter_milestones: AffectsReadoutOnly[tuple[PositiveInt, ...]] = (30, 60, 90)
     """Epochs of the adapter, of which it has half as many as the task, at which its rate is divided by ten; those past
     its end have no effect. The paper's text has 45 and 90."""
-    transport: Literal["full", "diag", "mean", "none"] = "full"
+    transport: AffectsReadoutOnly[Literal["full", "diag", "mean", "none"]] = "full"
     """What the adapter moves: mean and covariance, mean and variances, the mean alone, or nothing. With `diag` also new
     classes keep variances alone, as with `covariance: diag`, which takes less memory."""
-    shrink: NotNegative = 0.0
+    shrink: AffectsReadoutOnly[NotNegative] = 0.0
     """Shrinkage of stored covariances (0.5 in the ablation without anti-collapse)."""
-    readout: Rule = "bayes"
+    readout: AffectsReadoutOnly[Rule] = "bayes"
     """How classes are told apart: by distances as released (bayes), by Mahalanobis distances, by the nearest mean
     (nmc), by a classifier trained on draws from the Gaussians (linear), or by regularised discriminant analysis
     (rda)."""
-    readout_shrink: NotNegative | None = None
+    readout_shrink: AffectsReadoutOnly[NotNegative | None] = None
     """Shrinkage of the covariances in the distances of bayes and mahalanobis. Default: 3 as released, or 0.001; the
     paper, which speaks against shrinking, is readout mahalanobis with 0."""
 
@@ -99,9 +93,9 @@ class AdaGauss(GaussianMethod[AdaGaussConfig]):
         if self.config.anti_collapse:
             check_batches(self.optimisation, self.feature_dim)
         self.samples = self.config.draws(self.feature_dim)
-        self.memory = GaussianMemory(
-            self.feature_dim, rule=self.config.readout, seed=self.seed, readout_shrink=self.config.readout_shrink,
-            storage=self.config.storage, rda=(self.config.rda_mixture, self.config.rda_shrinkage),
+        self.memory = GaussianMemory.of(
+            self.config, self.feature_dim, rule=self.config.readout, seed=self.seed,
+            readout_shrink=self.config.readout_shrink,
         )  # fmt: skip
         self.heads = Heads(self.feature_dim) if self.config.distillation == "logit" else None
         """Of the past tasks, where logits are distilled."""

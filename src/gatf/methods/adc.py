@@ -21,7 +21,7 @@ NETWORK_BATCH = 128
 
 
 class ADCConfig(DriftConfig):
-    name: Literal["adc"] = "adc"
+    name: str = "adc"
     candidates: PositiveInt = 100
     """m: images nearest to an old prototype that are perturbed towards it."""
     steps: NonNegativeInt = 3

@@ -23,7 +23,7 @@ CHUNK_ELEMENTS = 8 * 2**20
 
 
 class DPCRConfig(MethodConfig):
-    name: Literal["dpcr"] = "dpcr"
+    name: str = "dpcr"
     ridge: Positive = 200.0
     """γ of the ridge regression that rebuilds the classifier (2000 on Tiny-ImageNet and ImageNet)."""
     shift_ridge: NotNegative = 1e-9

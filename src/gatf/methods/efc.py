@@ -22,7 +22,7 @@ ADAM = {"optimiser": "adam", "weight_decay": 2e-4, "clip": None, "drop_last": Fa
 
 
 class EFCConfig(MethodConfig):
-    name: Literal["efc"] = "efc"
+    name: str = "efc"
     efm: NotNegative = 10.0
     """Weight λ of drift along the directions that change the old classifier's output."""
     damping: NotNegative = 0.1

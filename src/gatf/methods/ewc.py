@@ -3,6 +3,7 @@ class-incremental form of FACIL and PyCIL."""
 
 import math
 from collections import OrderedDict
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -28,7 +29,7 @@ Alpha = Fraction | Literal["class_share", "sum"]
 
 
 class EWCConfig(MethodConfig):
-    name: Literal["ewc"] = "ewc"
+    name: str = "ewc"
     preset: Literal["conservative", "facil", "pycil"] = "conservative"
     """Batch-norm at rest and a tenth of the rate after task 0; or as FACIL (lr 0.1 in every task) or PyCIL has it, the
     latter with its optimiser, schedule and epochs."""
@@ -62,17 +63,18 @@ class EWCConfig(MethodConfig):
     multi_softmax: bool = False
     """Compare log-probabilities within each task's head rather than raw logits (an option of FACIL's)."""
 
-    @classmethod
-    def presets(cls) -> dict[str, dict[str, Any]]:
-        pycil = {
-            "penalty": 1000.0, "alpha": "class_share", "label_mode": "ground_truth", "fisher_cap": 1e-4,
-            "fisher_drop_last": False, "head_init": "kaiming", "penalise_heads": True, "fix_bn": False,
-        }  # fmt: skip
-        stages = {"first": pycil_stage(200, [60, 120, 170], 5e-4), "next": pycil_stage(180, [70, 120, 150], 2e-4)}
-        return {
-            "facil": {"method": {"fix_bn": False}, "optimisation": {"next": {"lr": 0.1}}},
-            "pycil": {"method": pycil, "optimisation": stages},
-        }
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "facil": {"method": {"fix_bn": False}, "optimisation": {"next": {"lr": 0.1}}},
+        "pycil": {
+            "method": {
+                "penalty": 1000.0, "alpha": "class_share", "label_mode": "ground_truth", "fisher_cap": 1e-4,
+                "fisher_drop_last": False, "head_init": "kaiming", "penalise_heads": True, "fix_bn": False,
+            },
+            "optimisation": {
+                "first": pycil_stage(200, [60, 120, 170], 5e-4), "next": pycil_stage(180, [70, 120, 150], 2e-4),
+            },
+        },
+    }  # fmt: skip
 
 
 def merge_importance(old: Tensor, new: Tensor, alpha: float | str, *, seen_before: int, seen: int) -> Tensor:

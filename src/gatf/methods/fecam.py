@@ -1,6 +1,7 @@
 """FeCAM (Goswami, Liu, Twardowski, van de Weijer: "Exploiting the Heterogeneity of Class Distributions in Exemplar-Free
 Continual Learning", NeurIPS 2023)."""
 
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, Self
 
 import torch
@@ -23,7 +24,7 @@ Covariance = Literal["per_class", "common", "diag", "identity"]
 
 
 class FeCAMConfig(MethodConfig):
-    name: Literal["fecam"] = "fecam"
+    name: str = "fecam"
     preset: Literal["resnet", "vit"] = "resnet"
     """Non-negative features with power transform, or the release's settings for a pretrained ViT."""
     tukey: NotNegative | None = 0.5
@@ -51,10 +52,14 @@ class FeCAMConfig(MethodConfig):
     train_network: bool = True
     """Train the network at task 0; off: take a pretrained one as it is (ViT), with first_task_rule maha."""
 
-    @classmethod
-    def presets(cls) -> dict[str, dict[str, Any]]:
-        vit = {"tukey": None, "shrink_off_diagonal": 0.0, "shrink_passes": 1, "unit_features": True}
-        return {"vit": {"method": {**vit, "train_network": False, "first_task_rule": "maha"}}}
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "vit": {
+            "method": {
+                "tukey": None, "shrink_off_diagonal": 0.0, "shrink_passes": 1, "unit_features": True,
+                "train_network": False, "first_task_rule": "maha",
+            }
+        }
+    }  # fmt: skip
 
     @model_validator(mode="after")
     def _a_head_is_trained(self) -> Self:

@@ -1,8 +1,8 @@
 """FeTrIL (Petit, Popescu, Schindler, Picard, Delezoide: "Feature Translation for Exemplar-Free Class-Incremental
-Learning", WACV 2023). By default task 0 is trained as PyCIL does; `recipe` has the authors' way."""
+Learning", WACV 2023). Task 0 is trained as PyCIL does."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -10,25 +10,21 @@ from pydantic import PositiveInt
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, linear, normalize
 
-from gatf.data.augment import RandomFlip
-from gatf.data.policies import AugMix
-from gatf.errors import UserError
 from gatf.geometry.linear_models import fit_svm
 from gatf.methods.base import Batch, ForTask, Phase, TaskData, TaskInfo
 from gatf.methods.parts.extraction import Growing, class_means, extract
 from gatf.methods.parts.features import FeatureMethod
 from gatf.methods.parts.losses import task_batch
 from gatf.methods.parts.stages import FIRST_TASK_OPTIMISATION
-from gatf.nets.heads import CosineHeads, wide_linear
-from gatf.nets.resnet import ResNet18
+from gatf.nets.heads import wide_linear
 from gatf.seeding import generator
-from gatf.settings import MethodConfig, NotNegative, Positive, StageConfig
+from gatf.settings import MethodConfig, NotNegative, Positive
 
 NORM_GUARD = 1e-12
 
 
 class FeTrILConfig(MethodConfig):
-    name: Literal["fetril"] = "fetril"
+    name: str = "fetril"
     classifier: Literal["svc", "fc"] = "svc"
     """A linear SVM on unit features, refitted at every task, or a linear layer trained on raw features."""
     similarity: Literal["cosine", "euclidean"] = "cosine"
@@ -52,28 +48,6 @@ class FeTrILConfig(MethodConfig):
     """Learn four rotations of every class at task 0 (the protocol of EFC and AdaGauss)."""
     train_network: bool = True
     """Train the network at task 0; off: take a pretrained one as it is."""
-    recipe: Literal["pycil", "official"] = "pycil"
-    """Task 0 as `optimisation.first` says, or in the authors' two stages with their own optimisers: a cosine head on
-    features without the last ReLU on mirrored images, then a linear head with it under Lookahead and AugMix. The
-    authors also enlarge all images to 224 pixels: see the recipe cifar100-t10."""
-    official_epochs: tuple[PositiveInt, PositiveInt] = (90, 290)
-    """Epochs of the two stages of recipe official."""
-    decay: Literal["release", "step"] = "release"
-    """Second stage of recipe official: a tenth of the rate in epochs 80 and 120 alone (the release) or from them on."""
-
-
-def official_stages(config: FeTrILConfig) -> tuple[StageConfig, StageConfig]:
-    """How the authors' release trains task 0: 90 epochs with ×0.1 at 30 and 60, then 290 with Lookahead(5, 0.8)."""
-    epochs, more_epochs = config.official_epochs
-    first = StageConfig(
-        epochs=epochs, batch_size=128, lr=0.1, weight_decay=1e-4, milestones=(1 / 3, 2 / 3), clip=None, warmup=0.0,
-        drop_last=False,
-    )  # fmt: skip
-    second = {
-        "epochs": more_epochs, "batch_size": 64, "lr": 0.01, "milestones": (80 / 290, 120 / 290),
-        "schedule": "dips" if config.decay == "release" else "steps", "lookahead": 5, "lookahead_rate": 0.8,
-    }  # fmt: skip
-    return first, first.model_copy(update=second)
 
 
 @dataclass(frozen=True)
@@ -163,15 +137,10 @@ class FeTrIL(FeatureMethod[FeTrILConfig]):
     keeps = "the mean of each class"
     trains = "backbone at task 0; later only a linear classifier"
     head = ForTask[nn.Linear]()
-    cosine_head = ForTask[CosineHeads]()
     defaults: ClassVar[dict[str, Any]] = {"backbone": {"bottleneck": None}, "optimisation": FIRST_TASK_OPTIMISATION}
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        if self.config.recipe == "official" and not isinstance(self.backbone, ResNet18):
-            raise UserError(
-                "method.recipe=official leaves out ResNet-18's last ReLU at first: set backbone.name=resnet18"
-            )
         self.memory = LinearMemory(self.feature_dim)
 
     @property
@@ -181,40 +150,21 @@ class FeTrIL(FeatureMethod[FeTrILConfig]):
     def begin_task(self, task: TaskInfo) -> None:
         if task.index == 0 and self.config.train_network:
             outputs = 4 * task.new if self.config.task0_rotation else task.new
-            official = self.config.recipe == "official"
-            self.head = self.make(
-                lambda: (nn.Linear if official else wide_linear)(self.feature_dim, outputs), "head", 0
-            )
-            if official:
-                self.cosine_head = self.make(lambda: CosineHeads(self.feature_dim).grow(outputs), "cosine head", 0)
+            self.head = self.make(lambda: wide_linear(self.feature_dim, outputs), "head", 0)
 
     def phases(self, task: TaskInfo) -> list[Phase]:
         """Task 0 only. What is fitted later never touches the network and is done in `end_task`."""
         if task.index > 0 or not self.config.train_network:
             return []
-        if self.config.recipe == "official":
-            first, second = official_stages(self.config)
-            without_relu = self._phase("cosine", self.cosine_head, first, task, rectified=False)
-            training = self._phase("train", self.head, second, task)
-            return [replace(without_relu, augment=(RandomFlip(),)), replace(training, augment=(AugMix(5, 7),))]
-        return [self._phase("train", self.head, self.optimisation.first, task)]
-
-    def _phase(self, name: str, head: nn.Module, stage: StageConfig, task: TaskInfo, rectified: bool = True) -> Phase:
-        rotates = self.config.task0_rotation
+        stage, rotates = self.optimisation.first, self.config.task0_rotation
 
         def loss(batch: Batch) -> dict[str, Tensor]:
             images, labels = task_batch(batch, task, rotates)
-            return {"ce": cross_entropy(head(self.features(batch, images)), labels)}
+            return {"ce": cross_entropy(self.head(self.features(batch, images)), labels)}
 
-        def set_mode() -> None:
-            self.backbone.train()
-            head.train()
-            if isinstance(self.backbone, ResNet18):
-                self.backbone.rectify_output(rectified)
-
-        modules = {"backbone": self.backbone, "head": head}
-        groups, loaded = self.train_groups(stage, head), stage.batch_size // 4 if rotates else None
-        return Phase(name, modules, loss, stage, groups, loaded, set_mode=set_mode)
+        modules = {"backbone": self.backbone, "head": self.head}
+        loaded = stage.batch_size // 4 if rotates else None
+        return [Phase("train", modules, loss, stage, self.train_groups(stage, self.head), loaded)]
 
     @torch.no_grad()
     def end_task(self, data: TaskData) -> None:
@@ -231,7 +181,7 @@ class FeTrIL(FeatureMethod[FeTrILConfig]):
             memory.weight, memory.bias = self.head.weight[: task.new].clone(), self.head.bias[: task.new].clone()
         else:
             self._train_fc(pseudo, task)
-        self.head = self.cosine_head = None
+        self.head = None
 
     def _fit_svc(self, pseudo: Imitations, classes: int) -> None:
         """Features are translated first, then normalised: the other way round the means would not match."""

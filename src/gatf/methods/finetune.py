@@ -1,6 +1,6 @@
 """Fine-tuning: the floor. Each task trains the backbone and its own head with cross-entropy and nothing else."""
 
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
@@ -10,7 +10,7 @@ from gatf.settings import MethodConfig
 
 
 class FinetuneConfig(MethodConfig):
-    name: Literal["finetune"] = "finetune"
+    name: str = "finetune"
 
 
 class Finetune(Method[FinetuneConfig]):

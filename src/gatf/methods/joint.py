@@ -1,7 +1,7 @@
 """Joint training: the ceiling. At every task a fresh network learns all classes so far, old images included."""
 
 from copy import deepcopy
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
@@ -11,7 +11,7 @@ from gatf.settings import MethodConfig
 
 
 class JointConfig(MethodConfig):
-    name: Literal["joint"] = "joint"
+    name: str = "joint"
 
 
 class Joint(Method[JointConfig]):

@@ -1,7 +1,7 @@
 """KLDA (Momeni, Mazumder, Liu: "Continual Learning Using a Kernel-Based Method Over Foundation Models", AAAI 2025)."""
 
 import math
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from pydantic import PositiveInt
@@ -17,7 +17,7 @@ NORM_GUARD = 1e-12
 
 
 class KLDAConfig(ClosedFormConfig):
-    name: Literal["klda"] = "klda"
+    name: str = "klda"
     projections: PositiveInt = 2000
     """D: random Fourier features that stand for the kernel (the paper: 5 000)."""
     gamma: Positive = 0.5

@@ -25,7 +25,7 @@ Shape = Literal["linear", "affine", "linear_relu", "mlp"]
 
 
 class LDCConfig(DriftConfig):
-    name: Literal["ldc"] = "ldc"
+    name: str = "ldc"
     projector: Shape = "linear"
     """Map old → new features: a matrix, with bias, followed by ReLU, or two layers."""
     solver: Literal["adam", "ridge"] = "adam"

@@ -1,6 +1,6 @@
 """LwF (Li & Hoiem, "Learning without Forgetting", ECCV 2016), in the class-incremental form of FACIL and PyCIL."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -17,7 +17,7 @@ from gatf.settings import MethodConfig, NotNegative, Positive
 
 
 class LwFConfig(MethodConfig):
-    name: Literal["lwf"] = "lwf"
+    name: str = "lwf"
     preset: Literal["facil", "pycil", "paper", "ncm"] = "facil"
     """FACIL's (old heads frozen), PyCIL's with its optimiser, schedule and epochs, the paper's (a softmax per task,
     head warm-up), or the nearest-mean variant on which ADC, LDC and DPCR build."""
@@ -41,18 +41,17 @@ class LwFConfig(MethodConfig):
     readout: Literal["logits", "ncm"] = "logits"
     """Largest logit, or largest cosine to class means that never move."""
 
-    @classmethod
-    def presets(cls) -> dict[str, dict[str, Any]]:
-        paper = {"distill": 1.0, "train_old_heads": True, "kd_groups": "per_task", "warmup_epochs": 20}
-        pycil = {"first": pycil_stage(200, [60, 120, 160], 5e-4), "next": pycil_stage(250, [60, 120, 180, 220], 2e-4)}
-        return {
-            "pycil": {
-                "method": {"distill": 3.0, "train_old_heads": True, "head_init": "kaiming"},
-                "optimisation": pycil,
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "pycil": {
+            "method": {"distill": 3.0, "train_old_heads": True, "head_init": "kaiming"},
+            "optimisation": {
+                "first": pycil_stage(200, [60, 120, 160], 5e-4),
+                "next": pycil_stage(250, [60, 120, 180, 220], 2e-4),
             },
-            "paper": {"method": paper},
-            "ncm": {"method": {"head": "cosine", "train_old_heads": True, "readout": "ncm"}},
-        }
+        },
+        "paper": {"method": {"distill": 1.0, "train_old_heads": True, "kd_groups": "per_task", "warmup_epochs": 20}},
+        "ncm": {"method": {"head": "cosine", "train_old_heads": True, "readout": "ncm"}},
+    }
 
     @model_validator(mode="after")
     def _cosine_head_is_one(self) -> "LwFConfig":

@@ -1,7 +1,7 @@
 """Nearest class mean on a frozen network (Mensink, Verbeek, Perronnin, Csurka: "Distance-Based Image Classification:
 Generalizing to New Classes at Near-Zero Cost", PAMI 2013)."""
 
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from gatf.methods.parts.prototypes import Metric
 
 
 class NCMConfig(ClosedFormConfig):
-    name: Literal["ncm"] = "ncm"
+    name: str = "ncm"
     metric: Metric = "cosine"
     """Distance between unit vectors (cosine), or between the vectors themselves (euclidean)."""
 

@@ -47,8 +47,5 @@ def _checked(found: object, name: str) -> type[Method]:
     if found.__abstractmethods__:
         raise UserError(f"method '{name}': the class leaves out {', '.join(sorted(found.__abstractmethods__))}")
     if found.Config.model_fields["name"].annotation is not str:
-        raise UserError(
-            f"method '{name}': {found.Config.__name__} has a name of its own, as methods of the package do: leave the "
-            "field out"
-        )
+        raise UserError(f"method '{name}': {found.Config.__name__} restricts its field 'name'; leave the field out")
     return found

@@ -18,7 +18,7 @@ REFERENCE_BATCH = 64
 
 
 class PASSConfig(MethodConfig):
-    name: Literal["pass"] = "pass"
+    name: str = "pass"
     prototype: NotNegative = 10.0
     """Weight α of the cross-entropy on noisy prototypes of old classes."""
     distill: NotNegative = 10.0

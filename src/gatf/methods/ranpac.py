@@ -1,7 +1,8 @@
 """RanPAC (McDonnell, Gong, Parvaneh, Abbasnejad, van den Hengel: "RanPAC: Random Projections and Pre-trained Models for
 Continual Learning", NeurIPS 2023)."""
 
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import PositiveInt
@@ -22,7 +23,7 @@ FEWEST_TO_SPLIT = 5
 
 
 class RanPACConfig(ClosedFormConfig):
-    name: Literal["ranpac"] = "ranpac"
+    name: str = "ranpac"
     preset: Literal["light", "paper"] = "light"
     """A projection that is quickly solved on a CPU, or the paper's, whose sums take 400 MB."""
     projections: PositiveInt = 2000
@@ -31,9 +32,7 @@ class RanPACConfig(ClosedFormConfig):
     """λ of the regression. Default: of 10⁻⁸, 10⁻⁷, … 10⁸ the one with the least squared error on a fifth of each task's
     images, held out from the rest of it, summed over the tasks so far (the paper takes the current task's alone)."""
 
-    @classmethod
-    def presets(cls) -> dict[str, dict[str, Any]]:
-        return {"paper": {"method": {"projections": 10_000}}}
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": {"method": {"projections": 10_000}}}
 
 
 class RandomReLU(nn.Module):

@@ -4,8 +4,9 @@ On the LwF-trained backbone of later comparisons (ADC, LDC and DPCR papers), on 
 embedding networks.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -21,8 +22,17 @@ FLOOR = 1e-5
 """ε of the kernel on features that are no embeddings."""
 
 
+def _adam(lr: float) -> dict[str, Any]:
+    """The paper's optimiser for every task."""
+    stage = {
+        "optimiser": "adam", "lr": lr, "weight_decay": 2e-4, "schedule": "constant", "epochs": 51,
+        "batch_size": 32, "clip": None, "warmup": 0.0, "drop_last": True,
+    }  # fmt: skip
+    return {"first": stage, "next": stage}
+
+
 class SDCConfig(DriftConfig):
-    name: Literal["sdc"] = "sdc"
+    name: str = "sdc"
     preset: Literal["comparison", "paper", "paper_pretrained"] = "comparison"
     """As in later comparisons, on LwF; or as in the paper, on a triplet loss: for networks trained from nothing
     (CIFAR-100, ImageNet-Subset), or from ImageNet's weights (CUB; Flowers and Cars differ in rate and epochs)."""
@@ -32,21 +42,15 @@ class SDCConfig(DriftConfig):
     """ε, added to every kernel weight: far from all samples a prototype follows their mean drift (0: the nearest's).
     Default: 1e-5, and 0 on base triplet, as in the paper."""
 
-    @classmethod
-    def presets(cls) -> dict[str, dict[str, Any]]:
-        def trained(lr: float) -> dict[str, Any]:
-            stage = {
-                "optimiser": "adam", "lr": lr, "weight_decay": 2e-4, "schedule": "constant", "epochs": 51,
-                "batch_size": 32, "clip": None, "warmup": 0.0, "drop_last": True,
-            }  # fmt: skip
-            return {"optimisation": {"first": stage, "next": stage}}
-
-        scratch = {"name": "triplet", "softmax_epochs": 200}
-        pretrained = {"name": "triplet", "embedding_init": "fan_out", "triplets": "hard", "fix_bn": False}
-        return {
-            "paper": {"method": {"base": scratch}, **trained(1e-6)},
-            "paper_pretrained": {"method": {"base": pretrained}, **trained(1e-5)},
-        }
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "paper": {"method": {"base": {"name": "triplet", "softmax_epochs": 200}}, "optimisation": _adam(1e-6)},
+        "paper_pretrained": {
+            "method": {
+                "base": {"name": "triplet", "embedding_init": "fan_out", "triplets": "hard", "fix_bn": False},
+            },
+            "optimisation": _adam(1e-5),
+        },
+    }
 
 
 def sdc_shift(old: Tensor, new: Tensor, prototypes: Tensor, *, sigma: float, floor: float) -> tuple[Tensor, Tensor]:

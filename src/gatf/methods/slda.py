@@ -2,7 +2,7 @@
 Discriminant Analysis", CVPR Workshops 2020). The release adds the identity with a weight of 1e-4; here shrinkage is
 relative to the mean variance, so that it means the same whatever the scale of the features."""
 
-from typing import Any, Literal
+from typing import Any
 
 from torch import Tensor
 
@@ -14,7 +14,7 @@ from gatf.settings import Fraction
 
 
 class SLDAConfig(ClosedFormConfig):
-    name: Literal["slda"] = "slda"
+    name: str = "slda"
     shrinkage: Fraction | None = None
     """How far the covariance is pulled towards the identity times its mean variance, 0 to 1 (1: nearest mean). Default:
     √S/(√S + √n), for S dimensions and n images less one of each class."""

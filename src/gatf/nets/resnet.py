@@ -34,7 +34,7 @@ def convolved(layer: nn.Conv2d, x: Tensor) -> Tensor:
 
 
 class BasicBlock(nn.Module):
-    """Two 3×3 convolutions and a shortcut, with ReLU after the sum unless `rectified` is switched off."""
+    """Two 3×3 convolutions and a shortcut, with ReLU after the sum."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
@@ -42,7 +42,6 @@ class BasicBlock(nn.Module):
         self.bn1 = nn.BatchNorm2d(outputs)
         self.conv2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
         self.bn2 = nn.BatchNorm2d(outputs)
-        self.rectified = True
         self.every = stride if inputs < NARROW else 1
         self.downsample = _shortcut(inputs, outputs, stride, stride // self.every)
 
@@ -50,7 +49,7 @@ class BasicBlock(nn.Module):
         out = torch.relu_(self.bn1(convolved(self.conv1, x)))  # in place: nobody else needs what batch-norm gave
         out = self.bn2(convolved(self.conv2, out))
         out += self.downsample(self.sampled(x))
-        return torch.relu_(out) if self.rectified else out
+        return torch.relu_(out)
 
     def sampled(self, x: Tensor) -> Tensor:
         """The pixels that the shortcut sees, where its convolution does not choose them itself."""
@@ -70,7 +69,6 @@ class NarrowBlock(nn.Module):
         self.bn2 = nn.BatchNorm2d(inside)
         self.conv3 = nn.Conv2d(inside, outputs, 1, bias=False)
         self.bn3 = nn.BatchNorm2d(outputs)
-        self.rectified = True
         self.downsample = _shortcut(inputs, outputs, stride, stride)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -78,7 +76,7 @@ class NarrowBlock(nn.Module):
         out = torch.relu_(self.bn2(convolved(self.conv2, out)))
         out = self.bn3(self.conv3(out))
         out += self.downsample(x)
-        return torch.relu_(out) if self.rectified else out
+        return torch.relu_(out)
 
 
 def _shortcut(inputs: int, outputs: int, stride: int, own_stride: int) -> nn.Module:
@@ -124,13 +122,6 @@ class ResNet(Backbone):
         x = self.maxpool(torch.relu_(self.bn1(self.conv1(x))))
         x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
         return self.bottleneck(x.mean(dim=(2, 3)))
-
-    def rectify_output(self, on: bool) -> None:
-        """Keep or leave out the ReLU after the last residual sum. LUCIR, whose cosine head wants features with a sign,
-        trains without it (Hou et al., CVPR 2019)."""
-        last = self.layer4[-1]
-        assert isinstance(last, BasicBlock | NarrowBlock)
-        last.rectified = on
 
 
 class ResNet18(ResNet):

@@ -14,7 +14,7 @@ from gatf.data.loader import Batch, TaskData, shuffled
 from gatf.errors import NotFinite
 from gatf.io.events import Epoch, Listener, Step
 from gatf.training.divergence import all_finite
-from gatf.training.optim import add_to_average, all_parameters, build_optimiser, clip_gradients, set_rates, take_average
+from gatf.training.optim import all_parameters, build_optimiser, clip_gradients, set_rates
 from gatf.training.phase import Phase
 
 if TYPE_CHECKING:
@@ -80,11 +80,10 @@ def train_phase(
                 terms = {name: batch.weight * term for name, term in terms.items()}
             fabric.backward(sum(terms.values()))
             if stage.clip is not None:
-                _clip(phase, stage.clip, fabric, optimiser)
+                fabric.strategy.precision.unscale_gradients(optimiser.optimizer)
+                clip_gradients(all_parameters(optimiser), stage.clip)
             optimiser.step()
             optimiser.zero_grad(set_to_none=True)
-            if position.epoch >= stage.averaged_from:
-                add_to_average(optimiser)
             for name, term in terms.items():
                 position.sums[name] = position.sums.get(name, 0.0) + term.detach()
             position.step = batch.step + 1
@@ -98,44 +97,13 @@ def train_phase(
         _finish_epoch(data.info.index, position, steps, phase, optimiser, listener, started)
         if save_every is not None and position.epoch % save_every == 0 and position.epoch < stage.epochs:
             save(position, optimiser)
-    if stage.averaged_from < stage.epochs:
-        take_average(optimiser)
-        _measure_batch_norm(phase, data)
-
-
-def _clip(phase: Phase, limit: float, fabric: "Fabric", optimiser: Any) -> None:
-    fabric.strategy.precision.unscale_gradients(optimiser.optimizer)
-    if phase.stage.clip_by == "all":
-        clip_gradients(all_parameters(optimiser), limit)
-        return
-    for part in phase.modules.values():
-        clip_gradients(part.parameters(), limit)
-
-
-def _measure_batch_norm(phase: Phase, data: TaskData) -> None:
-    """Replace batch-norm statistics by their mean over an epoch of the phase's own batches, whose losses nobody learns
-    from; layers that the phase leaves in eval mode keep theirs."""
-    _enter_training(phase)
-    found = {id(layer): layer for module in phase.modules.values() for layer in module.modules()}
-    layers = [layer for layer in found.values() if isinstance(layer, nn.modules.batchnorm._BatchNorm)]
-    layers = [layer for layer in layers if layer.training and layer.track_running_stats]
-    if not layers:
-        return
-    momenta = [layer.momentum for layer in layers]
-    for layer in layers:
-        layer.reset_running_stats()
-        layer.momentum = None  # a plain mean over batches
-    for batch in _batches(phase, data, purpose=f"{phase.name} statistics"):
-        phase.loss(batch)
-    for layer, momentum in zip(layers, momenta, strict=True):
-        layer.momentum = momentum
 
 
 def _batches(phase: Phase, data: TaskData, *, purpose: str, epoch: int = 0, start: int = 0) -> Iterator[Batch]:
     """The batches of an epoch of the phase, from a step on."""
     return data.batches(
         "train", batch_size=phase.loaded, purpose=purpose, epoch=epoch, start=start, order=phase.order or shuffled,
-        drop_last=phase.stage.drop_last, part=distributed.part_of_step, also=phase.augment,
+        drop_last=phase.stage.drop_last, part=distributed.part_of_step,
     )  # fmt: skip
 
 

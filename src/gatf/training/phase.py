@@ -6,7 +6,6 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from gatf.data.augment import Augmentation
 from gatf.data.loader import Batch, Order, TaskData
 from gatf.settings import StageConfig
 
@@ -28,8 +27,6 @@ class Phase:
     """Images loaded a step, where it differs from what the network sees (rotations)."""
     order: Order | None = None
     """Which images an epoch visits and in which order (class-balanced batches); default: all, shuffled."""
-    augment: tuple[Augmentation, ...] = ()
-    """Augmentation after the data's own, in this phase alone."""
     on_epoch_start: Callable[[int, TaskData], None] | None = None
     on_resume: Callable[[Batch], None] | None = None
     """Given the batch before the one that training goes on with, when a run goes on within the phase: a method that

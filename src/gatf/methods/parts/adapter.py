@@ -1,7 +1,8 @@
 """AdaGauss's adapter stage: a map from old to new features, fitted while both networks are frozen."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -36,6 +37,13 @@ def adapter_phase(
         "adapter", {"adapter": adapter}, loss, stage, on_epoch_start=on_epoch_start, rate="method.adapter_lr",
         set_mode=set_mode,
     )  # fmt: skip
+
+
+def map_group(modules: Iterable[nn.Module], lr: float | None, weight_decay: float | None) -> dict[str, Any]:
+    """A parameter group of the maps between feature spaces; None: the stage's rate or decay."""
+    group: dict[str, Any] = {"params": [p for module in modules for p in module.parameters()]}
+    own = {"lr": lr, "weight_decay": weight_decay}
+    return group | {name: value for name, value in own.items() if value is not None}
 
 
 def adapter_stage(stage: StageConfig, lr: float, milestones: tuple[int, ...] = (30, 60, 90)) -> StageConfig:

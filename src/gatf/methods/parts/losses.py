@@ -3,7 +3,7 @@
 from functools import lru_cache
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from gatf import distributed
 from gatf.data.augment import four_rotations, rotation_labels
@@ -70,25 +70,3 @@ def task_batch(batch: Batch, task: TaskInfo, rotate: bool) -> tuple[Tensor, Tens
     if not rotate:
         return batch.images, labels
     return four_rotations(batch.images), rotation_labels(labels, task.new)
-
-
-def cosines(features: Tensor, rows: int = 128) -> Tensor:
-    """Cosine Gram matrix of the first rows of a batch (GATF's release)."""
-    unit = nn.functional.normalize(features[:rows], dim=1)
-    return unit @ unit.T
-
-
-def perturbation_terms(
-    head: nn.Module, features: Tensor, labels: Tensor, *, step: float, rows: int
-) -> dict[str, Tensor]:
-    """Task-0 feature perturbation of GATF's released CUB script: the cross-entropy of features moved by `step` along
-    its normalised gradient, and the mean norm of the gradient there, which is that of the mean over all `rows`.
-
-    The moved features are constants, so that only the head learns from either.
-    """
-    start = features.detach().requires_grad_()
-    (uphill,) = torch.autograd.grad(nn.functional.cross_entropy(head(start), labels, reduction="sum"), start)
-    moved = (start + step * nn.functional.normalize(uphill, dim=1)).detach().requires_grad_()
-    loss = nn.functional.cross_entropy(head(moved), labels, reduction="sum")
-    (gradient,) = torch.autograd.grad(loss, moved, create_graph=True)
-    return {"adversarial": loss / len(labels), "gradient_norm": gradient.norm(dim=1).mean() / rows}

@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Callable, Iterator
 from copy import deepcopy
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import torch
 from pydantic import Field, PositiveInt
@@ -25,7 +25,7 @@ from gatf.methods.base import TaskData
 from gatf.methods.parts.extraction import Growing, of_all_processes, own_features
 from gatf.methods.parts.storage import DiagonalStorage, FullStorage, Kept, LowRankStorage, SharedStorage, Storage
 from gatf.seeding import generator, key
-from gatf.settings import Fraction, MethodConfig, Positive
+from gatf.settings import AffectsReadoutOnly, Fraction, MethodConfig, Positive
 
 Rule = Literal["bayes", "mahalanobis", "nmc", "linear", "rda"]
 RDA_CHOICES = tuple(
@@ -51,35 +51,31 @@ CHUNK_ELEMENTS = 2**21
 class CovarianceConfig(MethodConfig):
     """Settings of a method that keeps one Gaussian per class."""
 
-    afterwards: ClassVar[frozenset[str]] = frozenset({
-        "covariance", "covariance_rank", "samples", "matched_noise", "rda_mixture", "rda_shrinkage", "noise_epsilon",
-        "noise_delta", "noise_clip",
-    })  # fmt: skip
-    covariance: Literal["full", "lowrank", "diag", "shared"] = "full"
+    covariance: AffectsReadoutOnly[Literal["full", "lowrank", "diag", "shared"]] = "full"
     """What is kept of each covariance: all of it, a few directions and the variances (lowrank), the variances (diag),
     or one mean of all classes' covariances (shared). At S = 64: 8 576, 2 560, 512 and 256 bytes per class with the
     mean."""
-    covariance_rank: PositiveInt = 8
+    covariance_rank: AffectsReadoutOnly[PositiveInt] = 8
     """Directions that lowrank keeps of each class."""
-    samples: PositiveInt | None = None
+    samples: AffectsReadoutOnly[PositiveInt | None] = None
     """Points drawn from each Gaussian to carry it through the map. Default: the papers' 10 000, or with `matched_noise`
     16 for each dimension of the features, whose error is smaller; with more than 256 classes 4 or 8, if that changes
     the covariances of eight of them by less than 2 %."""
-    matched_noise: bool = True
+    matched_noise: AffectsReadoutOnly[bool] = True
     """Draw points in mirrored pairs whose sample mean and covariance are exact, so that an affine map adds no sampling
     error."""
 
-    rda_mixture: Fraction | None = None
+    rda_mixture: AffectsReadoutOnly[Fraction | None] = None
     """Of readout rda: share of the mean covariance of all classes in each class's. Default: chosen, see there."""
-    rda_shrinkage: Fraction | None = None
+    rda_shrinkage: AffectsReadoutOnly[Fraction | None] = None
     """Of readout rda: share of a multiple of the identity in what results. Default: chosen."""
 
-    noise_epsilon: Annotated[float, Field(gt=0.0, le=100.0)] | None = None
+    noise_epsilon: AffectsReadoutOnly[Annotated[float, Field(gt=0.0, le=100.0)] | None] = None
     """ε of the Gaussian noise on what is stored of each class, see docs/privacy.md; null: no noise. It hides single
     images in the stored moments, not in the network."""
-    noise_delta: Annotated[float, Field(gt=0.0, lt=1.0)] = 1e-5
+    noise_delta: AffectsReadoutOnly[Annotated[float, Field(gt=0.0, lt=1.0)]] = 1e-5
     """δ of that noise."""
-    noise_clip: Positive = 1.0
+    noise_clip: AffectsReadoutOnly[Positive] = 1.0
     """Clipping norm of that noise: features longer than this are scaled to it before their moments are taken."""
 
     def noise(self) -> tuple[float, float, float] | None:
@@ -125,6 +121,16 @@ class GaussianMemory(Growing):
         for name, shape in self.shapes(0).items():
             self.register_buffer(name, torch.zeros(shape))
         self._readout: Readout | None = None
+
+    @classmethod
+    def of(
+        cls, config: CovarianceConfig, dim: int, *, rule: Rule, seed: int, readout_shrink: float | None = None
+    ) -> Self:
+        """An empty memory with the storage and the discriminant analysis of a config."""
+        return cls(
+            dim, rule=rule, seed=seed, readout_shrink=readout_shrink, storage=config.storage,
+            rda=(config.rda_mixture, config.rda_shrinkage),
+        )  # fmt: skip
 
     def __len__(self) -> int:
         return len(self.means)
