@@ -68,7 +68,7 @@ def method_table() -> str:
     lines = ["| method | paper | trains | keeps for each class | bytes per class |", "|---|---|---|---|---:|"]
     for name, method in METHODS.items():
         kept = memory(name)
-        lines.append(f"| `{name}` | {method.paper} | {method.trains} | {method.keeps} | {kept} |")
+        lines.append(f"| `{name}` | {method.card.citation()} | {method.card.trains} | {method.card.keeps} | {kept} |")
     return "\n".join(lines) + "\n"
 
 
@@ -83,7 +83,6 @@ def memory(name: str) -> str:
 
 def which_table() -> str:
     """A row for every method: when to choose it, and what it reached and took in the tables of this repository."""
-    from gatf.cli.catalogue import WHEN
     from gatf.methods import METHODS
 
     stored = [{row["row"]: row for row in pages.read(pages.RESULTS / bench, "table")} for bench in ("digits", "glyphs")]
@@ -95,7 +94,7 @@ def which_table() -> str:
         accuracies = [pages.fixed(bench.get(name, {}).get("a_last")) for bench in benches]
         seconds = stored[1].get(name, {}).get("total_seconds")
         minutes = pages.fixed(None if seconds is None else seconds / 60)
-        rows.append([f"`{name}`", WHEN[name], *accuracies, minutes, memory(name)])
+        rows.append([f"`{name}`", METHODS[name].card.when, *accuracies, minutes, memory(name)])
     head = ["method", "choose it", "digits", "characters", "CIFAR-100", "birds", "minutes", "bytes per class"]
     return table(head, rows, left=2)
 
@@ -145,7 +144,7 @@ def settings_page() -> str:
         described.setdefault(model, path)
     parts += ["## `method`", "`method.name` chooses the method, and the method the other settings of the section."]
     for name, method in METHODS.items():
-        parts += [f"### `{name}`", f"{method.summary[0].upper()}{method.summary[1:]}."]
+        parts += [f"### `{name}`", f"{method.card.summary[0].upper()}{method.card.summary[1:]}."]
         parts.append(settings_table(method.Config, "method.") or "It has no settings of its own.")
         parts += choices(method.Config)
         if method.defaults:

@@ -13,8 +13,6 @@ from PIL import Image
 from gatf.config import load_config
 from gatf.errors import UserError
 from gatf.io import container
-from gatf.io.events import Notice
-from gatf.io.run_folder import RunFolder
 from gatf.model import file as model_file
 from gatf.network_reuse import _first_training
 
@@ -79,25 +77,26 @@ class TestSubclass:
 
     @pytest.fixture
     def mine(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-        text = (Path(__file__).parent / "examples" / "my_gatf.py").read_text(encoding="utf-8")
-        (folder / "my_gatf.py").write_text(text, encoding="utf-8")
+        """The second example of docs/add-a-method.md, in a module of its own."""
+        page = (ROOT / "docs" / "add-a-method.md").read_text(encoding="utf-8")
+        (example,) = re.findall(r"<!-- example: subclass -->\n```python[^\n]*\n(.*?)```", page, flags=re.DOTALL)
+        (folder / "my_gatf.py").write_text(example, encoding="utf-8")
         monkeypatch.delitem(sys.modules, "my_gatf", raising=False)
         return "my_gatf:MyGATF"
 
     def test_runs_with_its_own_settings_and_those_of_the_shipped_method(
         self, call: Any, folder: Path, mine: str
     ) -> None:
-        own = ["--set", "method.small_residual=3", "--set", "method.report=true", "--set", "method.ridge=0.5"]
+        own = ["--set", "method.residual_share=0.8", "--set", "method.residual_limit=2", "--set", "method.ridge=0.5"]
         code, _, error = call("run", "--method", mine, "--out", "run", *own, *SHORT)
         assert (code, error) == (0, "")
         saved = yaml.safe_load((folder / "run" / "config.yaml").read_text(encoding="utf-8"))["method"]
-        assert (saved["name"], saved["small_residual"], saved["anchor"]["ridge"]) == (mine, 3.0, 0.5)
-        events = [event for event in RunFolder(folder / "run").read_events() if isinstance(event, Notice)]
-        assert any(event.name == "residual" for event in events)
+        assert (saved["name"], saved["anchor"]["ridge"]) == (mine, 0.5)
+        assert (saved["residual_share"], saved["residual_limit"]) == (0.8, 2.0)
 
     def test_a_typo_is_named_with_the_setting_that_was_meant(self, mine: str) -> None:
-        with pytest.raises(UserError, match=r"unknown setting 'method.smal_residual'; did you mean 'small_residual'"):
-            load_config("digits", method=mine, overrides={"method.smal_residual": 1})
+        with pytest.raises(UserError, match=r"unknown setting 'method.residual_shar'; did you mean 'residual_share'"):
+            load_config("digits", method=mine, overrides={"method.residual_shar": 1})
 
     def test_takes_the_presets_but_not_the_networks_of_the_shipped_method(self, mine: str) -> None:
         """Its code may train otherwise, even in the first task."""
@@ -111,7 +110,7 @@ BROKEN = {
     "typo": "import torhc",
     "half": "from mine import *\nclass Half(Method[MineConfig]):\n    name = 'half'\n    Config = MineConfig",
     "nothing": "from mine import *\nclass Bare(Method[MineConfig]):\n"
-    "    name, Config, summary, paper, keeps, trains = 'bare', MineConfig, '', '', '', ''",
+    "    name, Config, card = 'bare', MineConfig, Mine.card",
     "named": "from mine import *\nfrom typing import Literal\nclass NamedConfig(MineConfig):\n"
     "    name: Literal['named'] = 'named'\nclass Named(Mine):\n    Config = NamedConfig",
 }
@@ -129,7 +128,7 @@ BROKEN = {
         ("mine:Method", "the class leaves out begin_task, end_task, phases, scores"),
         ("mine.Mine", "a class of your own is written package.module:Class"),
         ("typo:Mine", "importing 'typo' failed with ModuleNotFoundError: No module named 'torhc'"),
-        ("half:Half", "TypeError: method class Half lacks summary, paper, keeps, trains"),
+        ("half:Half", "TypeError: method class Half lacks card"),
         ("nothing:Bare", "the class leaves out begin_task, end_task, phases, scores"),
         ("named:Named", "NamedConfig restricts its field 'name'"),
     ],

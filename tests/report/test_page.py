@@ -303,8 +303,28 @@ def test_the_publications_of_a_table(fake_run: FakeRun, tmp_path: Path) -> None:
         (tmp_path / method / "summary.json").write_text(json.dumps(told), encoding="utf-8")
     text = bibtex(load_runs([tmp_path]))
     assert text.count("@") == 3  # finetune has no paper
-    assert "@article{ewc2017,\n  author = {Kirkpatrick and others}," in text
-    assert "  journal = {PNAS},\n  year = {2017}" in text
+    assert "@article{ewc2017,\n  author = {James Kirkpatrick and Razvan Pascanu and " in text
+    assert "  journal = {PNAS},\n  year = {2017},\n  url = {https://arxiv.org/abs/1612.00796}\n}" in text
     assert "@inproceedings{gatf2026,\n  author = {Xu and Krawczyk},\n  title = {{Geometry-Anchored" in text
     assert "booktitle = {ECCV},\n  year = {2026}" in text
     assert text.endswith("@misc{gatf-cil,\n  title = {gatf-cil},\n  note = {Version 0.1.0}\n}")
+
+
+@pytest.mark.parametrize(
+    ("method", "author", "title"),
+    [
+        ("adc", "Joost van de Weijer", "Resurrecting Old Classes with New Data for Exemplar-Free Continual Learning"),
+        ("fecam", "Yuyang Liu", "FeCAM: Exploiting the Heterogeneity of Class Distributions in Exemplar-Free"),
+        ("dpcr", "Run He and Di Fang and", "Classifier Reconstruction for Exemplar-Free Class-Incremental Learning}}"),
+        ("ncm", "Florent Perronnin", "Generalizing to New Classes at Near-Zero Cost}}"),
+        ("gatf", "Xu and Krawczyk", "Transport Framework for Exemplar-Free Class-Incremental Learning}}"),
+    ],
+)
+def test_publications_have_whole_titles_and_all_authors(
+    fake_run: FakeRun, tmp_path: Path, method: str, author: str, title: str
+) -> None:
+    told = fake_run(tmp_path / "run", "gatf") | {"method": method}
+    (tmp_path / "run" / "summary.json").write_text(json.dumps(told), encoding="utf-8")
+    entry, _ = bibtex(load_runs([tmp_path])).split("\n\n")
+    assert author in entry
+    assert title in entry

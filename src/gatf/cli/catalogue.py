@@ -10,28 +10,6 @@ from gatf.config import PER_METHOD, read_recipe, recipe_names
 from gatf.methods import method_class
 from gatf.settings import OptimisationConfig, StageConfig, choices, deep_merge, descriptions, flat
 
-WHEN = {
-    "gatf": "when the network must go on learning, and answers are to be certified or refused",
-    "adagauss": "when the network must go on learning, and there is time to train its adapter",
-    "finetune": "as the floor of a comparison",
-    "joint": "when all images may be kept: it is the ceiling",
-    "ewc": "as a classic in a comparison",
-    "lwf": "as a classic in a comparison",
-    "sdc": "as a classic in a comparison, and when there is room for no more than a mean of each class",
-    "adc": "when the network must go on learning, with room for no more than a mean of each class",
-    "ldc": "when the network must go on learning, with room for no more than a mean of each class",
-    "pass": "when the network must go on learning, and there is time for four views of every image",
-    "fetril": "when the first task looks like later ones, with room for no more than a mean of each class",
-    "fecam": "as a comparison: a network that rests, and a covariance of each class",
-    "efc": "when the network must go on learning, with room for a covariance of each class",
-    "dpcr": "when tasks have ten or so new classes, with room for a Gram matrix of each",
-    "ncm": "when there are fewer than three images of each class",
-    "slda": "first, when the network is pretrained",
-    "ranpac": "when the network rests, features are few and images many",
-    "klda": "when the network rests, features are few and images many",
-}
-"""In a few words when to choose a method; docs/methods.md has the numbers behind it."""
-
 
 class _Features(nn.Module):
     """Stands for a backbone of a given feature dimension."""
@@ -57,19 +35,16 @@ def recipes_of(name: str) -> list[str]:
     return [recipe for recipe in recipe_names() if name in (read_recipe(recipe).get(PER_METHOD) or {})]
 
 
-def choice(name: str) -> str:
-    """A few words on when to choose a method."""
-    return f"choose it {WHEN[name]}"
-
-
 def describe(name: str, *, pooled: int, bottleneck: int, classes: int) -> Iterator[str]:
     """Lines for `gatf methods --verbose`."""
     method = method_class(name)
     kept = bytes_kept(name, pooled=pooled, bottleneck=bottleneck)
     images = "" if method.exemplar_free else ", beside the images"
-    yield f"paper    {method.paper}"
-    yield f"keeps    {method.keeps}: {kept:,} bytes per class, {kept * classes:,} for {classes} classes{images}"
-    yield f"trains   {method.trains}"
+    yield f"paper    {method.card.citation()}"
+    yield f"keeps    {method.card.keeps}: {kept:,} bytes per class, {kept * classes:,} for {classes} classes{images}"
+    yield f"trains   {method.card.trains}"
+    if method.card.url:
+        yield f"url      {method.card.url}"
     yield f"recipes  {', '.join(recipes_of(name)) or 'none of its own: every recipe runs it with its defaults'}"
     if method.defaults:
         yield "defaults in other sections"
@@ -89,6 +64,10 @@ def _settings(model: type[BaseModel], prefix: str = "  ") -> Iterator[str]:
         if field == "name":
             continue
         value, sections = info.get_default(call_default_factory=True), choices(info)
+        if isinstance(value, BaseModel) and not sections:
+            yield f"{prefix}{field}: {' '.join(told.get(field, '').split())}"
+            yield from _settings(type(value), f"{prefix}  {field}.")
+            continue
         shown = value.name if sections else repr(value)
         yield f"{prefix}{field} = {shown}: {' '.join(told.get(field, '').split())}"
         for name, section in sections.items():

@@ -14,13 +14,13 @@ def methods(
     classes: Annotated[int, typer.Option(help="Number of classes, for the memory.")] = 100,
 ) -> None:
     """List the methods, and when to choose each."""
-    from gatf.cli.catalogue import choice, describe
+    from gatf.cli.catalogue import describe
     from gatf.methods import METHODS
 
     width = max(map(len, METHODS))
     for name, method in METHODS.items():
-        typer.echo(f"{name:<{width}}  {method.summary}")
-        typer.echo(f"{'':<{width}}  {choice(name)}")
+        typer.echo(f"{name:<{width}}  {method.card.summary}")
+        typer.echo(f"{'':<{width}}  Use it {method.card.when}.")
         if verbose:
             for line in describe(name, pooled=pooled, bottleneck=bottleneck, classes=classes):
                 typer.echo(f"    {line}")

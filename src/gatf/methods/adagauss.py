@@ -9,6 +9,7 @@ from pydantic import PositiveInt
 from torch import Tensor, nn
 
 from gatf.methods.base import Batch, ForTask, Phase, TaskData, TaskInfo
+from gatf.methods.card import MethodCard
 from gatf.methods.lwf import softened_cross_entropy
 from gatf.methods.parts.adapter import adapter_phase, adapter_stage
 from gatf.methods.parts.extraction import frozen_features
@@ -78,10 +79,17 @@ class AdaGauss(GaussianMethod[AdaGaussConfig]):
 
     name = "adagauss"
     Config = AdaGaussConfig
-    summary = "class Gaussians carried by an adapter fitted after each task (NeurIPS 2024)"
-    paper = "Rypeść et al., Task-recency bias strikes back, NeurIPS 2024"
-    keeps = "mean and covariance of each class in the bottleneck space"
-    trains = "backbone and projector, then an adapter old → new"
+    card = MethodCard(
+        summary="class Gaussians transported by an adapter fitted after each task (NeurIPS 2024)",
+        when="when the network must keep learning and there is time to train an adapter",
+        keeps="mean and covariance of each class in the bottleneck space",
+        trains="backbone and projector, then an adapter old → new",
+        authors=("Grzegorz Rypeść", "Sebastian Cygert", "Tomasz Trzciński", "Bartłomiej Twardowski"),
+        title="Task-recency bias strikes back: Adapting covariances in Exemplar-Free Class Incremental Learning",
+        venue="NeurIPS",
+        year=2024,
+        url="https://arxiv.org/abs/2409.18265",
+    )  # fmt: skip
     head = ForTask[nn.Linear]()
     teacher = ForTask[nn.Module]()
     teacher_heads = ForTask[nn.Module]()

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from gatf.geometry.readout import nearest_mean_distances
 from gatf.methods.base import Batch, TaskData
+from gatf.methods.card import MethodCard
 from gatf.methods.parts.compensation import Compensator, DriftCompensated, DriftConfig, Report
 from gatf.methods.parts.prototypes import finite
 from gatf.settings import NotNegative
@@ -195,9 +196,20 @@ class ADC(DriftCompensated[ADCConfig]):
 
     name = "adc"
     Config = ADCConfig
-    summary = "prototypes moved by the drift of adversarially resurrected classes (CVPR 2024)"
-    paper = "Goswami et al., Resurrecting Old Classes with New Data, CVPR 2024"
-    trains = "backbone and cosine head (LwF)"
+    card = MethodCard(
+        summary="prototypes moved by the drift of adversarially resurrected classes (CVPR 2024)",
+        when="when the network must keep learning and only a mean per class can be stored",
+        keeps="a prototype of each class",
+        trains="backbone and cosine head (LwF)",
+        authors=(
+            "Dipam Goswami", "Albin Soutif-Cormerais", "Yuyang Liu", "Sandesh Kamath", "Bartłomiej Twardowski",
+            "Joost van de Weijer",
+        ),
+        title="Resurrecting Old Classes with New Data for Exemplar-Free Continual Learning",
+        venue="CVPR",
+        year=2024,
+        url="https://arxiv.org/abs/2405.19074",
+    )  # fmt: skip
 
     def build_compensator(self, dim: int) -> Compensator:
         config = self.config

@@ -12,12 +12,13 @@ from torch import Tensor, nn
 
 from gatf.data.loader import Batch, TaskData, TaskInfo, shuffled
 from gatf.geometry.gaussians import Gaussians
+from gatf.methods.card import MethodCard
 from gatf.nets.folding import folded
 from gatf.seeding import keyed_init
 from gatf.settings import MethodConfig, OptimisationConfig, StageConfig
 from gatf.training.phase import Phase
 
-__all__ = ["Batch", "ForTask", "Method", "Notice", "Phase", "TaskData", "TaskInfo", "shuffled"]
+__all__ = ["Batch", "ForTask", "Method", "MethodCard", "Notice", "Phase", "TaskData", "TaskInfo", "shuffled"]
 
 FINE_TUNING = 0.01
 """Learning rate of a pretrained backbone, as a share of the stage's."""
@@ -65,14 +66,8 @@ class Method(nn.Module, ABC, Generic[ConfigT]):
 
     name: ClassVar[str]
     Config: ClassVar[type[MethodConfig]]
-    summary: ClassVar[str]
-    """One line for `gatf methods`."""
-    paper: ClassVar[str]
-    """Who proposed it, in which paper."""
-    keeps: ClassVar[str]
-    """What it keeps for each class."""
-    trains: ClassVar[str]
-    """What it trains in a task."""
+    card: ClassVar[MethodCard]
+    """Publication and properties."""
     exemplar_free: ClassVar[bool] = True
     """Only `joint` says False, and is then handed the data of all tasks so far."""
     mirrored: ClassVar[bool] = False
@@ -88,7 +83,7 @@ class Method(nn.Module, ABC, Generic[ConfigT]):
         super().__init_subclass__()
         if ABC in cls.__bases__:
             return
-        missing = [name for name in ("name", "Config", "summary", "paper", "keeps", "trains") if not hasattr(cls, name)]
+        missing = [name for name in ("name", "Config", "card") if not hasattr(cls, name)]
         if missing:
             raise TypeError(
                 f"method class {cls.__name__} lacks {', '.join(missing)}: docs/add-a-method.md has an example"

@@ -12,6 +12,7 @@ from torch.nn.functional import normalize, one_hot
 from gatf.geometry import gaussians, spd
 from gatf.geometry.moments import class_moments
 from gatf.methods.base import Method, Phase, TaskData, TaskInfo, shuffled
+from gatf.methods.card import MethodCard
 from gatf.methods.parts.distillation import LwfBase, LwfBaseConfig
 from gatf.methods.parts.extraction import Growing
 from gatf.methods.parts.stages import LWF_OPTIMISATION
@@ -193,10 +194,22 @@ class DPCR(Method[DPCRConfig]):
 
     name = "dpcr"
     Config = DPCRConfig
-    summary = "Gram matrices follow the drift by two projections; ridge regression classifies (ICML 2025)"
-    paper = "He et al., Semantic Shift Estimation via Dual-Projection and Classifier Reconstruction, ICML 2025"
-    keeps = "mean, Gram matrix and count of each class"
-    trains = "backbone and cosine head (LwF); the classifier is solved in closed form"
+    card = MethodCard(
+        summary="Gram matrices follow the drift by two projections; ridge regression classifies (ICML 2025)",
+        when="when tasks have about ten new classes and a Gram matrix per class can be stored",
+        keeps="mean, Gram matrix and count of each class",
+        trains="backbone and cosine head (LwF); the classifier is solved in closed form",
+        authors=(
+            "Run He", "Di Fang", "Yicheng Xu", "Yawen Cui", "Ming Li", "Cen Chen", "Ziqian Zeng", "Huiping Zhuang",
+        ),
+        title=(
+            "Semantic Shift Estimation via Dual-Projection and Classifier Reconstruction for Exemplar-Free "
+            "Class-Incremental Learning"
+        ),
+        venue="ICML",
+        year=2025,
+        url="https://arxiv.org/abs/2503.05423",
+    )  # fmt: skip
     defaults: ClassVar[dict[str, Any]] = {"backbone": {"bottleneck": None}, "optimisation": LWF_OPTIMISATION}
 
     def __init__(self, *args: Any) -> None:

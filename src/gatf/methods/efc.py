@@ -12,6 +12,7 @@ from gatf.data.augment import four_rotations
 from gatf.devices import upload
 from gatf.geometry import gaussians, moments, spd
 from gatf.methods.base import Batch, ForTask, Method, Phase, TaskData, TaskInfo, shuffled
+from gatf.methods.card import MethodCard
 from gatf.methods.parts.extraction import frozen_features
 from gatf.methods.parts.memory import GaussianMemory
 from gatf.nets.heads import Heads
@@ -100,12 +101,19 @@ class EFC(Method[EFCConfig]):
 
     name = "efc"
     Config = EFCConfig
-    summary = "feature drift penalised where it matters, Gaussian prototypes rehearsed and moved (ICLR 2024)"
-    paper = (
-        "Magistri et al., Elastic Feature Consolidation for Cold Start Exemplar-Free Incremental Learning, ICLR 2024"
-    )
-    keeps = "mean and covariance of each class"
-    trains = "backbone and all heads"
+    card = MethodCard(
+        summary="feature drift penalised by its effect on the classifier, Gaussian prototypes rehearsed (ICLR 2024)",
+        when="when the network must keep learning and a covariance per class can be stored",
+        keeps="mean and covariance of each class",
+        trains="backbone and all heads",
+        authors=(
+            "Simone Magistri", "Tomaso Trinci", "Albin Soutif-Cormerais", "Joost van de Weijer", "Andrew D. Bagdanov",
+        ),
+        title="Elastic Feature Consolidation for Cold Start Exemplar-Free Incremental Learning",
+        venue="ICLR",
+        year=2024,
+        url="https://arxiv.org/abs/2402.03917",
+    )  # fmt: skip
     teacher = ForTask[nn.Module]()
     defaults: ClassVar[dict[str, Any]] = {
         "backbone": {"bottleneck": None},

@@ -15,6 +15,7 @@ from torch.nn.functional import cross_entropy
 from gatf.devices import upload
 from gatf.errors import NotFinite
 from gatf.methods.base import Batch, Method, Phase, TaskData, TaskInfo, shuffled
+from gatf.methods.card import MethodCard
 from gatf.methods.parts.extraction import training_mode
 from gatf.methods.parts.springs import Springs, kept_buffers
 from gatf.methods.parts.stages import facil_stage, pycil_stage
@@ -130,10 +131,22 @@ class EWC(Method[EWCConfig]):
 
     name = "ewc"
     Config = EWCConfig
-    summary = "ties each weight to its last value by its Fisher information (PNAS 2017)"
-    paper = "Kirkpatrick et al., Overcoming catastrophic forgetting in neural networks, PNAS 2017"
-    keeps = "a row of the linear head; a Fisher value and an anchor for each weight"
-    trains = "backbone and the task's head"
+    card = MethodCard(
+        summary="a quadratic penalty ties each weight to its last value by its Fisher information (PNAS 2017)",
+        when="as a classic baseline",
+        keeps="a row of the linear head; a Fisher value and an anchor for each weight",
+        trains="backbone and the task's head",
+        authors=(
+            "James Kirkpatrick", "Razvan Pascanu", "Neil Rabinowitz", "Joel Veness", "Guillaume Desjardins",
+            "Andrei A. Rusu", "Kieran Milan", "John Quan", "Tiago Ramalho", "Agnieszka Grabska-Barwinska",
+            "Demis Hassabis", "Claudia Clopath", "Dharshan Kumaran", "Raia Hadsell",
+        ),
+        title="Overcoming catastrophic forgetting in neural networks",
+        venue="PNAS",
+        journal=True,
+        year=2017,
+        url="https://arxiv.org/abs/1612.00796",
+    )  # fmt: skip
     defaults: ClassVar[dict[str, Any]] = {
         "backbone": {"bottleneck": None},
         "optimisation": {"first": facil_stage(0.1), "next": facil_stage(0.01)},

@@ -12,6 +12,7 @@ from torch.nn.functional import cross_entropy, normalize
 from gatf.errors import UserError
 from gatf.geometry import gaussians, moments, readout, spd
 from gatf.methods.base import Batch, Phase, TaskData, TaskInfo
+from gatf.methods.card import MethodCard
 from gatf.methods.parts.extraction import Growing, class_means, extract
 from gatf.methods.parts.features import FeatureMethod
 from gatf.methods.parts.losses import task_batch
@@ -174,10 +175,17 @@ class FeCAM(FeatureMethod[FeCAMConfig]):
 
     name = "fecam"
     Config = FeCAMConfig
-    summary = "frozen backbone; Mahalanobis distance with each class's own covariance (NeurIPS 2023)"
-    paper = "Goswami et al., FeCAM: Exploiting the Heterogeneity of Class Distributions, NeurIPS 2023"
-    keeps = "mean and covariance of each class"
-    trains = "backbone at task 0; later nothing"
+    card = MethodCard(
+        summary="frozen backbone; Mahalanobis distance with each class's own covariance (NeurIPS 2023)",
+        when="as a baseline with a frozen backbone and a covariance per class",
+        keeps="mean and covariance of each class",
+        trains="backbone at task 0; later nothing",
+        authors=("Dipam Goswami", "Yuyang Liu", "Bartłomiej Twardowski", "Joost van de Weijer"),
+        title="FeCAM: Exploiting the Heterogeneity of Class Distributions in Exemplar-Free Continual Learning",
+        venue="NeurIPS",
+        year=2023,
+        url="https://arxiv.org/abs/2309.14062",
+    )  # fmt: skip
     defaults: ClassVar[dict[str, Any]] = {"backbone": {"bottleneck": None}, "optimisation": FIRST_TASK_OPTIMISATION}
 
     def __init__(self, *args: Any) -> None:

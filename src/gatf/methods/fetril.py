@@ -12,6 +12,7 @@ from torch.nn.functional import cross_entropy, linear, normalize
 
 from gatf.geometry.linear_models import fit_svm
 from gatf.methods.base import Batch, ForTask, Phase, TaskData, TaskInfo
+from gatf.methods.card import MethodCard
 from gatf.methods.parts.extraction import Growing, class_means, extract
 from gatf.methods.parts.features import FeatureMethod
 from gatf.methods.parts.losses import task_batch
@@ -132,10 +133,17 @@ class FeTrIL(FeatureMethod[FeTrILConfig]):
 
     name = "fetril"
     Config = FeTrILConfig
-    summary = "frozen backbone; new features, translated to old class means, train a linear classifier (WACV 2023)"
-    paper = "Petit et al., FeTrIL: Feature Translation for Exemplar-Free Class-Incremental Learning, WACV 2023"
-    keeps = "the mean of each class"
-    trains = "backbone at task 0; later only a linear classifier"
+    card = MethodCard(
+        summary="frozen backbone; new features, translated to old class means, train a linear classifier (WACV 2023)",
+        when="when the first task resembles later ones and only a mean per class can be stored",
+        keeps="the mean of each class",
+        trains="backbone at task 0; later only a linear classifier",
+        authors=("Grégoire Petit", "Adrian Popescu", "Hugo Schindler", "David Picard", "Bertrand Delezoide"),
+        title="FeTrIL: Feature Translation for Exemplar-Free Class-Incremental Learning",
+        venue="WACV",
+        year=2023,
+        url="https://arxiv.org/abs/2211.13131",
+    )  # fmt: skip
     head = ForTask[nn.Linear]()
     defaults: ClassVar[dict[str, Any]] = {"backbone": {"bottleneck": None}, "optimisation": FIRST_TASK_OPTIMISATION}
 

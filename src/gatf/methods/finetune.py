@@ -5,6 +5,7 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from gatf.methods.base import Batch, Method, Phase, TaskData, TaskInfo
+from gatf.methods.card import MethodCard
 from gatf.nets.heads import Heads
 from gatf.settings import MethodConfig
 
@@ -18,10 +19,12 @@ class Finetune(Method[FinetuneConfig]):
 
     name = "finetune"
     Config = FinetuneConfig
-    summary = "cross-entropy on the new classes only: the floor"
-    paper = "no paper: the floor"
-    keeps = "a row of the linear head"
-    trains = "backbone and the task's head"
+    card = MethodCard(
+        summary="cross-entropy on the new classes only: the lower bound",
+        when="as the lower bound of a comparison",
+        keeps="a row of the linear head",
+        trains="backbone and the task's head",
+    )  # fmt: skip
     defaults: ClassVar[dict[str, Any]] = {"backbone": {"bottleneck": None}}
 
     def __init__(self, *args: Any) -> None:

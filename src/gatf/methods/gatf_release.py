@@ -17,6 +17,7 @@ from torch.nn.functional import cross_entropy, mse_loss
 from gatf.geometry import spd
 from gatf.geometry.anchor import Affine, fit_anchor
 from gatf.methods.base import Batch, ForTask, Phase, TaskData, TaskInfo
+from gatf.methods.card import MethodCard
 from gatf.methods.parts.adapter import adapter_phase, adapter_stage, map_group
 from gatf.methods.parts.anchor import RunningAnchor, RunningAnchorConfig, drift_moments
 from gatf.methods.parts.extraction import frozen_features
@@ -102,10 +103,17 @@ class GATFRelease(GaussianMethod[GATFReleaseConfig]):
     Config = GATFReleaseConfig
     gaussians_only = True
     defaults: ClassVar[dict[str, Any]] = {"data": {"val_fraction": 0.1}}
-    summary = "GATF as its released code runs it, which differs from the paper (ECCV 2026)"
-    paper = "Xu & Krawczyk, Geometry-Anchored Transport Framework for EFCIL, ECCV 2026"
-    keeps = "mean and covariance of each class in the bottleneck space"
-    trains = "backbone, the map old → new (residual on an analytic anchor) and its inverse, all at once"
+    card = MethodCard(
+        summary="GATF as the authors' released code runs it, which differs from the paper (ECCV 2026)",
+        when="to compare with numbers of the authors' code",
+        keeps="mean and covariance of each class in the bottleneck space",
+        trains="backbone, the map old → new (a constant on a ridge anchor) and its inverse, together",
+        authors=("Xu", "Krawczyk"),
+        title="Geometry-Anchored Transport Framework for Exemplar-Free Class-Incremental Learning",
+        venue="ECCV",
+        year=2026,
+        url="https://github.com/HXuSz11/GATF_ECCV2026",
+    )  # fmt: skip
     head = ForTask[nn.Linear]()
     teacher = ForTask[nn.Module]()
     residual = ForTask[nn.Module]()

@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from gatf.methods.base import Batch, Method, Phase, TaskData, TaskInfo
+from gatf.methods.card import MethodCard
 from gatf.nets.heads import Heads
 from gatf.settings import MethodConfig
 
@@ -19,10 +20,12 @@ class Joint(Method[JointConfig]):
 
     name = "joint"
     Config = JointConfig
-    summary = "all images of all tasks so far, from scratch each time: the ceiling (not exemplar-free)"
-    paper = "no paper: the ceiling"
-    keeps = "a row of the linear head, and all images"
-    trains = "a fresh backbone and head on all classes so far"
+    card = MethodCard(
+        summary="all images of all seen classes, from scratch in each task: the upper bound (not exemplar-free)",
+        when="when all images may be stored: the upper bound of a comparison",
+        keeps="a row of the linear head, and all images",
+        trains="a new backbone and head on all seen classes",
+    )  # fmt: skip
     exemplar_free = False
     defaults: ClassVar[dict[str, Any]] = {"backbone": {"bottleneck": None}}
 

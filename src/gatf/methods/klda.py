@@ -10,6 +10,7 @@ from torch.nn.functional import normalize
 
 from gatf.geometry.readout import linear_discriminant
 from gatf.methods.base import TaskInfo
+from gatf.methods.card import MethodCard
 from gatf.methods.parts.closed_form import ClosedForm, ClosedFormConfig, LinearRule, MomentMemory
 from gatf.settings import Fraction, Positive
 
@@ -56,9 +57,17 @@ class KLDA(ClosedForm[KLDAConfig]):
 
     name = "klda"
     Config = KLDAConfig
-    summary = "frozen backbone; linear discriminant on random Fourier features (AAAI 2025)"
-    paper = "Momeni et al., Continual Learning Using a Kernel-Based Method Over Foundation Models, AAAI 2025"
-    keeps = "mean and count of each class among the random features; one covariance for all"
+    card = MethodCard(
+        summary="frozen backbone; linear discriminant on random Fourier features (AAAI 2025)",
+        when="when the backbone is frozen, features have few dimensions and there are many images",
+        keeps="mean and count of each class in the random features; one covariance for all",
+        trains="backbone at task 0, unless its weights are pretrained; later nothing",
+        authors=("Saleh Momeni", "Sahisnu Mazumder", "Bing Liu"),
+        title="Continual Learning Using a Kernel-Based Method Over Foundation Models",
+        venue="AAAI",
+        year=2025,
+        url="https://arxiv.org/abs/2412.15571",
+    )  # fmt: skip
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)

@@ -13,6 +13,7 @@ from torch.nn.functional import mse_loss
 from gatf.geometry.anchor import Affine, solve_ridge
 from gatf.geometry.moments import PairedMoments
 from gatf.methods.base import Batch, Method, Phase, TaskData, TaskInfo
+from gatf.methods.card import MethodCard
 from gatf.methods.parts.compensation import Compensator, DriftCompensated, DriftConfig, Report
 from gatf.methods.parts.extraction import feature_pairs
 from gatf.methods.parts.prototypes import finite
@@ -150,12 +151,20 @@ class LDC(DriftCompensated[LDCConfig]):
 
     name = "ldc"
     Config = LDCConfig
-    summary = "prototypes carried by a linear map fitted on current images (ECCV 2024)"
-    paper = (
-        "Gomez-Villa et al., Exemplar-free Continual Representation Learning via "
-        "Learnable Drift Compensation, ECCV 2024"
-    )
-    trains = "backbone and cosine head (LwF), then a linear projector old → new"
+    card = MethodCard(
+        summary="prototypes transported by a linear map fitted on current images (ECCV 2024)",
+        when="when the network must keep learning and only a mean per class can be stored",
+        keeps="a prototype of each class",
+        trains="backbone and cosine head (LwF), then a linear projector old → new",
+        authors=(
+            "Alex Gomez-Villa", "Dipam Goswami", "Kai Wang", "Andrew D. Bagdanov", "Bartłomiej Twardowski",
+            "Joost van de Weijer",
+        ),
+        title="Exemplar-free Continual Representation Learning via Learnable Drift Compensation",
+        venue="ECCV",
+        year=2024,
+        url="https://arxiv.org/abs/2407.08536",
+    )  # fmt: skip
 
     def build_compensator(self, dim: int) -> Compensator:
         return LearnedDrift(self.config, dim)

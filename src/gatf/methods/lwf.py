@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, log_softmax, softmax
 
 from gatf.methods.base import Batch, ForTask, Method, Phase, TaskData, TaskInfo
+from gatf.methods.card import MethodCard
 from gatf.methods.parts.extraction import frozen_features, training_mode
 from gatf.methods.parts.prototypes import Prototypes
 from gatf.methods.parts.stages import facil_stage, pycil_stage
@@ -119,10 +120,17 @@ class LwF(Method[LwFConfig]):
 
     name = "lwf"
     Config = LwFConfig
-    summary = "distils the old classes' logits from the last network (ECCV 2016)"
-    paper = "Li & Hoiem, Learning without Forgetting, ECCV 2016"
-    keeps = "a row of the linear head"
-    trains = "backbone and the task's head"
+    card = MethodCard(
+        summary="distils the logits of old classes from the last network (ECCV 2016)",
+        when="as a classic baseline",
+        keeps="a row of the linear head",
+        trains="backbone and the task's head",
+        authors=("Zhizhong Li", "Derek Hoiem"),
+        title="Learning without Forgetting",
+        venue="ECCV",
+        year=2016,
+        url="https://arxiv.org/abs/1606.09282",
+    )  # fmt: skip
     defaults: ClassVar[dict[str, Any]] = {
         "backbone": {"bottleneck": None},
         "optimisation": {"first": facil_stage(0.1), "next": facil_stage(0.1)},

@@ -9,6 +9,7 @@ from torch.nn.functional import one_hot, pad
 
 from gatf.geometry.readout import nearest_mean_distances
 from gatf.methods.base import TaskInfo
+from gatf.methods.card import MethodCard
 from gatf.methods.parts.closed_form import ClosedForm, ClosedFormConfig
 from gatf.methods.parts.extraction import Growing
 from gatf.methods.parts.prototypes import Metric
@@ -46,9 +47,18 @@ class NCM(ClosedForm[NCMConfig]):
 
     name = "ncm"
     Config = NCMConfig
-    summary = "frozen backbone; nearest class mean, whatever the order of classes (PAMI 2013)"
-    paper = "Mensink et al., Distance-Based Image Classification: Generalizing to New Classes, PAMI 2013"
-    keeps = "mean and count of each class"
+    card = MethodCard(
+        summary="frozen backbone; nearest class mean, for any order of classes (TPAMI 2013)",
+        when="when there are fewer than three images per class",
+        keeps="mean and count of each class",
+        trains="backbone at task 0, unless its weights are pretrained; later nothing",
+        authors=("Thomas Mensink", "Jakob Verbeek", "Florent Perronnin", "Gabriela Csurka"),
+        title="Distance-Based Image Classification: Generalizing to New Classes at Near-Zero Cost",
+        venue="IEEE TPAMI",
+        journal=True,
+        year=2013,
+        url="https://doi.org/10.1109/TPAMI.2013.83",
+    )  # fmt: skip
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)

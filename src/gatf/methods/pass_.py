@@ -9,6 +9,7 @@ from gatf.data.augment import four_rotations, prototype_noise, rotation_labels_c
 from gatf.devices import upload
 from gatf.errors import UserError
 from gatf.methods.base import Batch, ForTask, Method, Phase, TaskData, TaskInfo, shuffled
+from gatf.methods.card import MethodCard
 from gatf.methods.parts.extraction import Growing, class_means, extract, frozen_features
 from gatf.nets.heads import Heads
 from gatf.settings import MethodConfig, NotNegative, Positive
@@ -94,10 +95,20 @@ class PASS(Method[PASSConfig]):
 
     name = "pass"
     Config = PASSConfig
-    summary = "noisy prototypes, rotations as classes, feature distillation (CVPR 2021)"
-    paper = "Zhu et al., Prototype Augmentation and Self-Supervision for Incremental Learning, CVPR 2021"
-    keeps = "a prototype of each class and four rows of the head"
-    trains = "backbone and the whole head"
+    card = MethodCard(
+        summary="noisy prototypes, rotations as classes, feature distillation (CVPR 2021)",
+        when="when the network must keep learning and there is time for four views of every image",
+        keeps="a prototype of each class and four rows of the head",
+        trains="backbone and the whole head",
+        authors=("Fei Zhu", "Xu-Yao Zhang", "Chuang Wang", "Fei Yin", "Cheng-Lin Liu"),
+        title="Prototype Augmentation and Self-Supervision for Incremental Learning",
+        venue="CVPR",
+        year=2021,
+        url=(
+            "https://openaccess.thecvf.com/content/CVPR2021/html/Zhu_Prototype_Augmentation_and_Self-Su"
+            "pervision_for_Incremental_Learning_CVPR_2021_paper.html"
+        ),
+    )  # fmt: skip
     teacher = ForTask[nn.Module]()
     # ×0.1 after 45 and 90 of 101 epochs; the release steps at the start of an epoch, one earlier: [0.4357, 0.8812]
     defaults: ClassVar[dict[str, Any]] = {

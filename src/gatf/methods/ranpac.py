@@ -12,6 +12,7 @@ from torch.nn.functional import one_hot
 from gatf.geometry.moments import PooledMoments
 from gatf.geometry.readout import ridge_readout
 from gatf.methods.base import TaskInfo
+from gatf.methods.card import MethodCard
 from gatf.methods.parts.closed_form import ClosedForm, ClosedFormConfig, LinearRule, MomentMemory
 from gatf.seeding import generator
 from gatf.settings import Positive
@@ -73,9 +74,17 @@ class RanPAC(ClosedForm[RanPACConfig]):
 
     name = "ranpac"
     Config = RanPACConfig
-    summary = "frozen backbone; ridge regression on a random projection, solved from sums (NeurIPS 2023)"
-    paper = "McDonnell et al., RanPAC: Random Projections and Pre-trained Models for Continual Learning, NeurIPS 2023"
-    keeps = "mean and count of each class in the projection; one Gram matrix for all"
+    card = MethodCard(
+        summary="frozen backbone; ridge regression on a random projection, solved from sums (NeurIPS 2023)",
+        when="when the backbone is frozen, features have few dimensions and there are many images",
+        keeps="mean and count of each class in the projection; one Gram matrix for all",
+        trains="backbone at task 0, unless its weights are pretrained; later nothing",
+        authors=("Mark D. McDonnell", "Dong Gong", "Amin Parvaneh", "Ehsan Abbasnejad", "Anton van den Hengel"),
+        title="RanPAC: Random Projections and Pre-trained Models for Continual Learning",
+        venue="NeurIPS",
+        year=2023,
+        url="https://arxiv.org/abs/2307.02251",
+    )  # fmt: skip
     errors: Tensor
 
     def __init__(self, *args: Any) -> None:

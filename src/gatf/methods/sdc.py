@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from gatf.geometry.readout import nearest_mean_distances
 from gatf.methods.base import TaskData
+from gatf.methods.card import MethodCard
 from gatf.methods.parts.compensation import Compensator, DriftCompensated, DriftConfig, Report
 from gatf.settings import NotNegative, Positive
 
@@ -104,9 +105,20 @@ class SDC(DriftCompensated[SDCConfig]):
 
     name = "sdc"
     Config = SDCConfig
-    summary = "prototypes moved by the drift of nearby current images (CVPR 2020)"
-    paper = "Yu et al., Semantic Drift Compensation for Class-Incremental Learning, CVPR 2020"
-    trains = "backbone and cosine head (LwF)"
+    card = MethodCard(
+        summary="prototypes moved by the drift of nearby current images (CVPR 2020)",
+        when="as a classic baseline that stores only a mean per class",
+        keeps="a prototype of each class",
+        trains="backbone and cosine head (LwF)",
+        authors=(
+            "Lu Yu", "Bartłomiej Twardowski", "Xialei Liu", "Luis Herranz", "Kai Wang", "Yongmei Cheng",
+            "Shangling Jui", "Joost van de Weijer",
+        ),
+        title="Semantic Drift Compensation for Class-Incremental Learning",
+        venue="CVPR",
+        year=2020,
+        url="https://arxiv.org/abs/2004.00440",
+    )  # fmt: skip
 
     def build_compensator(self, dim: int) -> Compensator:
         config = self.config

@@ -9,6 +9,7 @@ from torch import Tensor
 from gatf.geometry.gaussians import Gaussians
 from gatf.geometry.readout import linear_discriminant
 from gatf.methods.base import TaskInfo
+from gatf.methods.card import MethodCard
 from gatf.methods.parts.closed_form import ClosedForm, ClosedFormConfig, LinearRule, MomentMemory
 from gatf.settings import Fraction
 
@@ -29,9 +30,17 @@ class SLDA(ClosedForm[SLDAConfig]):
     name = "slda"
     Config = SLDAConfig
     gaussians_only = True
-    summary = "frozen backbone; linear discriminant from running means and one covariance (CVPR-W 2020)"
-    paper = "Hayes & Kanan, Lifelong Machine Learning with Deep Streaming Linear Discriminant Analysis, CVPR-W 2020"
-    keeps = "mean and count of each class; one covariance for all"
+    card = MethodCard(
+        summary="frozen backbone; linear discriminant from running means and one covariance (CVPR-W 2020)",
+        when="first, when the network is pretrained",
+        keeps="mean and count of each class; one covariance for all",
+        trains="backbone at task 0, unless its weights are pretrained; later nothing",
+        authors=("Tyler L. Hayes", "Christopher Kanan"),
+        title="Lifelong Machine Learning with Deep Streaming Linear Discriminant Analysis",
+        venue="CVPR Workshops",
+        year=2020,
+        url="https://arxiv.org/abs/1909.01520",
+    )  # fmt: skip
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)

@@ -36,8 +36,6 @@ EXPLAINED = {
 }
 
 
-JOURNALS = ("PAMI", "PNAS")
-"""Venues that are journals."""
 MOST_COMMANDS = 3
 """Commands shown at the top of the page."""
 CERTIFIED = ("certified %", "whitened %", "by range %", "by range, shrunk %")
@@ -308,21 +306,11 @@ def made_by(runs: Sequence[Run]) -> list[str]:
 
 def bibtex(runs: Sequence[Run]) -> str:
     """BibTeX entries of the methods in the report and of this software."""
-    entries = []
-    for name in dict.fromkeys(run.summary.method for run in runs):
-        paper = METHODS[name].paper if name in METHODS else ""
-        authors, _, rest = paper.partition(", ")
-        title, _, venue = rest.rpartition(", ")
-        where, _, year = venue.rpartition(" ")
-        if title and year.isdigit():
-            people = authors.replace(" & ", " and ").replace(" et al.", " and others")
-            kind, place = ("article", "journal") if where in JOURNALS else ("inproceedings", "booktitle")
-            entries.append(
-                f"@{kind}{{{name}{year},\n  author = {{{people}}},\n  title = {{{{{title}}}}},\n"
-                f"  {place} = {{{where}}},\n  year = {{{year}}}\n}}"
-            )
+    names = [name for name in dict.fromkeys(run.summary.method for run in runs) if name in METHODS]
+    entries = {METHODS[name].card.title: METHODS[name].card.bibtex(name) for name in names}  # one entry per paper
     versions = ", ".join(sorted({run.summary.versions.get("gatf", "") for run in runs}))
-    return "\n\n".join([*entries, f"@misc{{gatf-cil,\n  title = {{gatf-cil}},\n  note = {{Version {versions}}}\n}}"])
+    software = f"@misc{{gatf-cil,\n  title = {{gatf-cil}},\n  note = {{Version {versions}}}\n}}"
+    return "\n\n".join([*filter(None, entries.values()), software])
 
 
 def machines(runs: Sequence[Run]) -> list[str]:

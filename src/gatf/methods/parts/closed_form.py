@@ -40,7 +40,6 @@ class ClosedForm(FeatureMethod[ClosedFormConfigT], ABC):
     """A method whose classifier is solved from sums over the features of all images so far."""
 
     revisits = True
-    trains = "backbone at task 0, unless its weights are pretrained; later nothing"
     defaults: ClassVar[dict[str, Any]] = {"backbone": {"bottleneck": None}, "optimisation": FIRST_TASK_OPTIMISATION}
     head = ForTask[nn.Linear]()
 

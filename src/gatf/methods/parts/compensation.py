@@ -91,7 +91,6 @@ class Compensator(ABC):
 class DriftCompensated(Method[DriftConfigT], ABC):
     """Nearest class mean on the features of a base learner; a compensator moves old prototypes into the new space."""
 
-    keeps = "a prototype of each class"
     defaults: ClassVar[dict[str, Any]] = {"backbone": {"bottleneck": None}, "optimisation": LWF_OPTIMISATION}
 
     def __init__(self, *args: Any) -> None:
