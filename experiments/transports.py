@@ -261,7 +261,7 @@ def main(folder: Path) -> None:
     networks = Networks(folder)
     config, rows = networks.experiment.config, study(networks)
     record = {
-        "run": folder.name, "seed": config.seed, "ridge": config.method.ridge, "views": VIEWS, "passes": PASSES,
+        "run": folder.name, "seed": config.seed, "ridge": config.method.anchor.ridge, "views": VIEWS, "passes": PASSES,
         "test_images": len(networks.experiment.scenario.source.test), "rows": rounded(rows),
     }  # fmt: skip
     save(beside_bench(folder, "transports"), record)

@@ -88,7 +88,7 @@ MUTANTS = [
     Mutant("training/divergence.py", "isfinite()", "isnan().logical_not()", "tests/test_divergence.py -k infinite"),
     Mutant("training/optim.py", "momentum=stage.momentum", "momentum=0.0", "tests/training/test_optim.py"),
     Mutant("training/checkpoint.py", "if value.ndim and value.shape != parameter.shape:", "if False:", "tests/training/test_checkpoint.py"),
-    Mutant("methods/parts/components.py", "/ (count - 1)", "/ count", "tests/methods/test_adagauss.py tests/parity/test_adagauss.py"),
+    Mutant("methods/parts/losses.py", "/ (count - 1)", "/ count", "tests/methods/test_adagauss.py tests/parity/test_adagauss.py"),
     Mutant("methods/sdc.py", "(2 * sigma**2)", "sigma**2", "tests/methods/test_sdc.py"),
     Mutant("incremental/store.py", "self.versions()[: -keep or None]", "self.versions()[: -keep]", "tests/test_artifact_store.py"),
     Mutant("incremental/store.py", "begun.get(name) == plan[name] for name in same", "True for name in same", "tests/test_artifact_store.py -k only_the_update"),

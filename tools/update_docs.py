@@ -90,7 +90,7 @@ def which_table() -> str:
              if row["setting"] == pages.PHOTOS}  # fmt: skip
     benches = [*stored, pages.aggregated(pages.MAIN), birds]
     rows = []
-    for name in METHODS:
+    for name in (name for name in METHODS if name in stored[0]):  # gatf-release has no results
         accuracies = [pages.fixed(bench.get(name, {}).get("a_last")) for bench in benches]
         seconds = stored[1].get(name, {}).get("total_seconds")
         minutes = pages.fixed(None if seconds is None else seconds / 60)

@@ -7,16 +7,13 @@ import torch
 from torch import nn
 
 from gatf.methods import METHODS, Method
-from gatf.methods.base import ForTask
+from gatf.methods.base import ForTask, MethodCard
 from gatf.settings import MethodConfig
 
 WORDS: dict[str, Any] = {
     "name": "mine",
     "Config": MethodConfig,
-    "summary": "a line",
-    "paper": "a paper",
-    "keeps": "nothing",
-    "trains": "nothing",
+    "card": MethodCard(summary="a line", when="never", keeps="nothing", trains="nothing"),
 }
 
 
@@ -33,7 +30,7 @@ class TestDeclarations:
             type("Mine", (Method,), words)
 
     def test_all_that_is_missing_is_named_at_once(self) -> None:
-        with pytest.raises(TypeError, match="lacks name, Config, summary, paper, keeps, trains:"):
+        with pytest.raises(TypeError, match="lacks name, Config, card:"):
             type("Mine", (Method,), {})
 
     @pytest.mark.parametrize("method", METHODS)

@@ -1,4 +1,4 @@
-"""Every method, by name; and a class of anyone's, by where it lies."""
+"""All methods by name, and classes outside the package by their import path."""
 
 from gatf.errors import UserError, near_misses
 from gatf.methods.adagauss import AdaGauss
@@ -49,7 +49,7 @@ METHODS: dict[str, type[Method]] = {
 
 
 def method_class(name: str) -> type[Method]:
-    """One of ours, or the class at `package.module:Class`, which is imported."""
+    """A shipped method by name, or the class at `package.module:Class`, which is imported."""
     if is_outside(name):
         return imported(name)
     if name not in METHODS:

@@ -56,9 +56,8 @@ class AdaGaussConfig(CovarianceConfig):
     shrink: AffectsReadoutOnly[NotNegative] = 0.0
     """Shrinkage of stored covariances (0.5 in the ablation without anti-collapse)."""
     readout: AffectsReadoutOnly[Rule] = "bayes"
-    """How classes are told apart: by distances as released (bayes), by Mahalanobis distances, by the nearest mean
-    (nmc), by a classifier trained on draws from the Gaussians (linear), or by regularised discriminant analysis
-    (rda)."""
+    """Classifier on the Gaussians: the papers' distance (bayes), Mahalanobis distance, nearest mean (nmc), a linear
+    classifier trained on samples (linear), or regularised discriminant analysis (rda)."""
     readout_shrink: AffectsReadoutOnly[NotNegative | None] = None
     """Shrinkage of the covariances in the distances of bayes and mahalanobis. Default: 3 as released, or 0.001; the
     paper, which speaks against shrinking, is readout mahalanobis with 0."""

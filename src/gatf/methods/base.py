@@ -1,5 +1,5 @@
-"""The contract every method keeps. The loop runs phases and nothing else; a method never opens a data set, never logs,
-never knows where it runs."""
+"""The contract of a method. The loop runs its phases; a method never opens a data set, never logs and never knows
+where it runs."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
@@ -26,7 +26,7 @@ FINE_TUNING = 0.01
 
 @dataclass(frozen=True)
 class Notice:
-    """Something a method wants known (a condition number, a repaired matrix); the experiment writes it down."""
+    """A measurement that a method reports, such as a condition number; the experiment records it."""
 
     name: str
     values: dict[str, float]
@@ -54,7 +54,7 @@ class ForTask(Generic[ModuleT]):
             return self
         module = owner._modules.get(self._name)  # where torch has put it, so that it is trained, moved and saved
         if module is None:
-            raise RuntimeError(f"{kind.__name__} has no '{self._name}' now: it is made for a task and gone after it")
+            raise RuntimeError(f"{kind.__name__} has no '{self._name}' now: it exists only within a task")
         return cast(ModuleT, module)
 
     def __set__(self, owner: nn.Module, value: ModuleT | None) -> None:
@@ -62,7 +62,8 @@ class ForTask(Generic[ModuleT]):
 
 
 class Method(nn.Module, ABC, Generic[ConfigT]):
-    """A class-incremental learner. Subclasses are final: what two methods share is a function or a component."""
+    """A class-incremental learner. Inside the package, methods share functions and components and do not inherit from
+    each other; users may derive from a shipped method."""
 
     name: ClassVar[str]
     Config: ClassVar[type[MethodConfig]]
@@ -79,7 +80,7 @@ class Method(nn.Module, ABC, Generic[ConfigT]):
     """Settings of other sections that belong to the method (its optimiser, no bottleneck), shaped like a config."""
 
     def __init_subclass__(cls) -> None:
-        """A method says who and what it is, or there is no such class; what several share names ABC as a base."""
+        """Check that a method has a name, a config and a card; abstract bases name ABC as a base."""
         super().__init_subclass__()
         if ABC in cls.__bases__:
             return

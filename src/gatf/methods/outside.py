@@ -1,4 +1,4 @@
-"""Methods from outside the package, named by where they lie: `package.module:Class`."""
+"""Methods outside the package, named by their import path: `package.module:Class`."""
 
 import sys
 from importlib import import_module
@@ -9,15 +9,15 @@ from gatf.methods.base import Method
 
 
 def is_outside(name: str) -> bool:
-    """Whether a name says where a class lies rather than which of ours it is."""
+    """Whether a name is an import path rather than the name of a shipped method."""
     return ":" in name
 
 
 def imported(name: str) -> type[Method]:
-    """The class at `package.module:Class`, looked for in the current directory first, as `python -m` does.
+    """Import the class at `package.module:Class`, searching the current directory first, as `python -m` does.
 
-    Importing runs the module, so such a name comes from a person, a recipe or a run's own config, never from a model
-    file.
+    Importing runs the module. The name must therefore come from the user, a recipe or a run's own config, never from a
+    model file.
     """
     path, _, wanted = name.partition(":")
     here = str(Path.cwd())

@@ -1,1 +1,1 @@
-"""What several methods are made of."""
+"""Components that several methods share."""

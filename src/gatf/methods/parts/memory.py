@@ -52,31 +52,31 @@ class CovarianceConfig(MethodConfig):
     """Settings of a method that keeps one Gaussian per class."""
 
     covariance: AffectsReadoutOnly[Literal["full", "lowrank", "diag", "shared"]] = "full"
-    """What is kept of each covariance: all of it, a few directions and the variances (lowrank), the variances (diag),
-    or one mean of all classes' covariances (shared). At S = 64: 8 576, 2 560, 512 and 256 bytes per class with the
-    mean."""
+    """Storage of class covariances: the whole matrix (full), a few directions and the variances (lowrank), the
+    variances (diag), or one mean over all classes (shared). With the mean and S = 64 they take 8 576, 2 560, 512 and
+    256 bytes per class."""
     covariance_rank: AffectsReadoutOnly[PositiveInt] = 8
-    """Directions that lowrank keeps of each class."""
+    """Directions per class that `covariance=lowrank` stores."""
     samples: AffectsReadoutOnly[PositiveInt | None] = None
-    """Points drawn from each Gaussian to carry it through the map. Default: the papers' 10 000, or with `matched_noise`
-    16 for each dimension of the features, whose error is smaller; with more than 256 classes 4 or 8, if that changes
-    the covariances of eight of them by less than 2 %."""
+    """Samples per Gaussian that transport it. Default: 10 000 as in the papers; with `matched_noise` 16 per
+    feature dimension, which has a smaller error. With more than 256 classes the default is 4 or 8 per dimension, if
+    that changes the covariances of eight classes by less than 2 %."""
     matched_noise: AffectsReadoutOnly[bool] = True
-    """Draw points in mirrored pairs whose sample mean and covariance are exact, so that an affine map adds no sampling
-    error."""
+    """Draw samples in mirrored pairs with exact mean and covariance, so that an affine map adds no sampling error."""
 
     rda_mixture: AffectsReadoutOnly[Fraction | None] = None
-    """Of readout rda: share of the mean covariance of all classes in each class's. Default: chosen, see there."""
+    """For `readout=rda`: weight of the mean covariance in each class covariance. Default: chosen on held-out images of
+    each task."""
     rda_shrinkage: AffectsReadoutOnly[Fraction | None] = None
-    """Of readout rda: share of a multiple of the identity in what results. Default: chosen."""
+    """For `readout=rda`: weight of a multiple of the identity in the mixed covariance. Default: chosen as above."""
 
     noise_epsilon: AffectsReadoutOnly[Annotated[float, Field(gt=0.0, le=100.0)] | None] = None
-    """ε of the Gaussian noise on what is stored of each class, see docs/privacy.md; null: no noise. It hides single
-    images in the stored moments, not in the network."""
+    """ε of the Gaussian noise on the stored moments of each class (docs/privacy.md); null: no noise. The noise hides
+    single images in the stored moments, not in the network."""
     noise_delta: AffectsReadoutOnly[Annotated[float, Field(gt=0.0, lt=1.0)]] = 1e-5
-    """δ of that noise."""
+    """δ of the noise."""
     noise_clip: AffectsReadoutOnly[Positive] = 1.0
-    """Clipping norm of that noise: features longer than this are scaled to it before their moments are taken."""
+    """Clipping norm of the noise: longer features are scaled to this norm before their moments are computed."""
 
     def noise(self) -> tuple[float, float, float] | None:
         """ε, δ and clipping norm of the noise on stored moments, if there is any."""
