@@ -53,3 +53,15 @@ def test_clipping_is_torchs_to_the_bit(scale: float) -> None:
         if ours.grad is not None:
             torch.testing.assert_close(ours.grad, theirs.grad, rtol=0, atol=0, equal_nan=True)
     clip_gradients([nn.Parameter(torch.zeros(1))], 1.0)  # without gradients there is nothing to do
+
+
+def test_momentum_by_hand() -> None:
+    """Constant gradient 1, rate 0.1, momentum 0.9: steps of 0.1, 0.19 and 0.271."""
+    layer = nn.Linear(1, 1, bias=False)
+    nn.init.ones_(layer.weight)
+    stage = StageConfig(lr=0.1, momentum=0.9, weight_decay=0.0)
+    optimiser = build_optimiser(Phase("x", {"layer": layer}, lambda batch: {}, stage))
+    for _ in range(3):
+        layer.weight.grad = torch.ones(1, 1)
+        optimiser.step()
+    assert layer.weight.item() == pytest.approx(1 - 0.1 - 0.19 - 0.271, abs=1e-6)
