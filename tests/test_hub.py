@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 
 from gatf import IncrementalClassifier
 from gatf.errors import UserError
+from gatf.model import file as model_file
 from gatf.model import hub
 from gatf.model.card import OWN, card
 from gatf.model.file import load
@@ -202,3 +204,10 @@ def test_the_hub_s_own_library_has_what_is_used() -> None:
     for function, names in called.items():
         assert names <= set(inspect.signature(function).parameters), function
     assert issubclass(real.errors.HfHubHTTPError, Exception)
+
+
+def test_the_card_counts_all_updates_and_not_the_records_kept(grown: Any, tmp_path: Path) -> None:
+    model = grown.model_
+    last = model.history[-1].model_copy(update={"number": 149})
+    model_file.save(replace(model, history=(*model.history[:-1], last)), tmp_path / "old.gatf")
+    assert "taught in 150 updates" in card(tmp_path / "old.gatf", "./old")

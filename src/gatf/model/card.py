@@ -50,8 +50,8 @@ def card(path: Path, address: str) -> str:
             "",
             f"# {_text(name)}",
             "",
-            f"A classifier of images that knows {_number(len(told.labels), 'class', 'classes')}, taught in "
-            f"{_number(told.updates, 'update')}. It can be taught more without the images it has learnt from.",
+            f"An image classifier that knows {_number(len(told.labels), 'class', 'classes')}, taught in "
+            f"{_number(told.updates, 'update')}. It can learn more classes without its old training images.",
             "",
             "## Use",
             "",
