@@ -34,7 +34,6 @@ from gatf.settings import PYTHON
 from gatf.training import checkpoint
 from gatf.training.divergence import check_finite, diverged, noticing
 from gatf.training.loop import Position
-from gatf.training.memory import keep_freed_memory
 from gatf.training.phase import Phase
 from gatf.training.precision import chosen
 from gatf.training.processes import open_alone, open_fabric
@@ -153,8 +152,6 @@ class Session:
 
         `end` takes the place of the method's `end_task`, which it must call.
         """
-        if self.device.type == "cpu":
-            keep_freed_memory()
         task = data.info.index
         data.extracted = lambda images, of: run.listener(FeaturesExtracted(task=task, images=images, of=of))
         with self.threads():

@@ -86,6 +86,9 @@ def main(job: Path) -> int:
     files = tuple(str(folder / f"{number:06d}") for number in range(len(spec["labels"])))
     from gatf.incremental.learn import Outcome, learn_given
     from gatf.training.loop import Interrupted
+    from gatf.training.memory import keep_freed_memory
+
+    keep_freed_memory()
 
     def learn() -> Outcome:
         return learn_given(
