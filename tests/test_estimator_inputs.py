@@ -11,7 +11,7 @@ from PIL import Image
 
 from gatf.data.inputs import read_class_folders, read_images, read_labelled
 from gatf.errors import UserError
-from gatf.incremental.learn import learn_folder
+from gatf.incremental.update_file import update_model_file
 
 Digits = tuple[np.ndarray, np.ndarray]
 Tiny = Callable[..., Any]
@@ -180,5 +180,5 @@ def test_small_files_are_decoded_once(photos: Path, monkeypatch: pytest.MonkeyPa
         return plain(data, name, *args)
 
     monkeypatch.setattr(encoded, "decode", counted)
-    learn_folder(photos.parent / "once.gatf", photos, parameters={"epochs": 1, "device": "cpu"}, skip_bad=True)
+    update_model_file(photos.parent / "once.gatf", photos, parameters={"epochs": 1, "device": "cpu"}, skip_bad=True)
     assert len(decoded) == len(set(decoded)) > 0

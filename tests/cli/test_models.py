@@ -18,8 +18,8 @@ import torch
 from PIL import Image
 
 from gatf.cli.models import FEW
-from gatf.incremental.learn import learn_folder
 from gatf.incremental.store import Store
+from gatf.incremental.update_file import update_model_file
 from gatf.io import container
 from gatf.model import file as model_file
 from gatf.nets.folding import folded
@@ -46,7 +46,8 @@ def base(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model that learnt january."""
     path = tmp_path_factory.mktemp("base") / "shop.gatf"
     settings = {"method.samples": 100, "backbone.bottleneck": 8}
-    learn_folder(path, photos / "january", parameters={"epochs": 8, "width": 8, "device": "cpu", "settings": settings})
+    parameters = {"epochs": 8, "width": 8, "device": "cpu", "settings": settings}
+    update_model_file(path, photos / "january", parameters=parameters)
     return path
 
 
@@ -139,7 +140,7 @@ def test_mistakes_are_one_sentence_and_lose_nothing(call: Any, shop: Path, photo
         (["learn", shop, tmp_path / "nowhere"], "there is no folder"),
         (["learn", shop, tmp_path / "bad"], "broken.png cannot be decoded"),
         (["learn", shop, tmp_path / "bad", "--skip-bad"], "no image that can be decoded"),
-        (["learn", shop, month, "--method", "ewc"], "was fixed when it was made"),
+        (["learn", shop, month, "--method", "ewc"], "was fixed when it was created"),
         (["learn", shop, month, "--set", "method.rige=1"], "did you mean 'ridge'"),
         (["learn", tmp_path / "not.gatf", month], "zip archive"),
         (["learn", tmp_path / "new.gatf", tmp_path / "one"], "at least two classes"),
@@ -180,7 +181,7 @@ def undisturbed(base: Path, photos: Path, tmp_path_factory: pytest.TempPathFacto
     """What a learn gives that nobody stops."""
     path = tmp_path_factory.mktemp("undisturbed") / "shop.gatf"
     path.write_bytes(base.read_bytes())
-    learn_folder(path, photos / "february", parameters=LONG)
+    update_model_file(path, photos / "february", parameters=LONG)
     return container.read(path)[0]
 
 
@@ -208,7 +209,7 @@ def test_a_killed_learn_leaves_the_model_and_goes_on(
     code, _, error = call("learn", shop, photos / "january")
     assert code == 2
     assert "was interrupted" in error
-    assert learn_folder(shop, photos / "february", parameters=LONG).resumed
+    assert update_model_file(shop, photos / "february", parameters=LONG).resumed
     assert not state.parent.exists()
     found = container.read(shop)[0]
     assert found.keys() == undisturbed.keys()

@@ -12,7 +12,7 @@ from gatf.errors import ExitCode, UserError
 from gatf.io.text import csv_cell, harmless
 
 if TYPE_CHECKING:
-    from gatf.model.said import Answers
+    from gatf.model.predictions import Predictions
 
 ModelFile = Annotated[Path, typer.Argument(help="Model file, e.g. shop.gatf, or the folder of a run.")]
 AT_ONCE = 512
@@ -51,7 +51,7 @@ def learn(
     from rich.console import Console
 
     from gatf.config import parse_overrides
-    from gatf.incremental.learn import learn_folder
+    from gatf.incremental.update_file import update_model_file
     from gatf.training.display import LiveDisplay
     from gatf.training.loop import Interrupted
 
@@ -65,7 +65,7 @@ def learn(
     parameters |= {"device": device, "held_out": held_out, "settings": parse_overrides(settings or []) or None}
     display = LiveDisplay(console, lines=False)
     try:
-        outcome = learn_folder(
+        outcome = update_model_file(
             model, images, parameters=parameters, keep=keep, restart=restart, skip_bad=skip_bad,
             announce=lambda text: tell(console, text), listener=display,
         )  # fmt: skip
@@ -79,9 +79,9 @@ def learn(
         console.print("(went on with the update that was interrupted)")
     for name in outcome.left_out:
         tell(console, f"left out: {harmless(name)} cannot be decoded")
-    tell(console, str(outcome.classifier.report_))
+    tell(console, str(outcome.model.history[-1]))
     quick = "" if outcome.export is None else f"; {outcome.export} answers without PyTorch, {_size(outcome.export)}"
-    tell(console, f"{model}: {len(outcome.classifier.classes_)} classes, {_size(model)}{quick}")
+    tell(console, f"{model}: {len(outcome.model.labels)} classes, {_size(model)}{quick}")
 
 
 def predict(
@@ -109,8 +109,8 @@ def predict(
             return
     from gatf.data.inputs import decodable
     from gatf.devices import available_device
-    from gatf.model.answers import answer, forward
     from gatf.model.file import load
+    from gatf.model.predict import forward, predictions_from
 
     known = load(model, device=available_device(device), answering=True)
     paths = named_images(images)
@@ -122,7 +122,8 @@ def predict(
         paths = tuple(name for name, fine in zip(paths, good, strict=True) if fine)
     for start in range(0, len(paths), AT_ONCE):
         some = list(paths[start : start + AT_ONCE])
-        answers = answer(known, forward(known, some, once=len(paths) <= FEW), certificate=certificate, unknown=unknown)
+        outputs = forward(known, some, once=len(paths) <= FEW)
+        answers = predictions_from(known, outputs, certificate=certificate, unknown=unknown)
         if answers.warning is not None and start == 0:
             say(f"note: {answers.warning}", err=True)
         for row in _rows(known.labels, some, answers, top, certificate):
@@ -143,14 +144,14 @@ def _predict_from_export(model: Path, paths: Sequence[str], *, top: int, skip_ba
     for name in bad:
         say(f"left out: {harmless(name)} cannot be decoded", err=True)
     if good:
-        for row in _rows(exported.labels, good, exported.answer(pixels), top, certificate=False):
+        for row in _rows(exported.labels, good, exported.predict(pixels), top, certificate=False):
             printer(row)
     printer.end()
     return True
 
 
 def _rows(
-    names: Sequence[Any], paths: list[str], answers: "Answers", top: int, certificate: bool
+    names: Sequence[Any], paths: list[str], answers: "Predictions", top: int, certificate: bool
 ) -> list[dict[str, Any]]:
     """For each image: file, label, probability, the next likely classes, and whether the answer is certified."""
     labels = answers.labels.tolist()

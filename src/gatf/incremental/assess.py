@@ -10,7 +10,7 @@ import torch
 from gatf.data.inputs import read_class_folders
 from gatf.errors import UserError, near_misses
 from gatf.evaluation.calibration import ReliabilityBin, confusion, expected_calibration_error, reliability
-from gatf.model.answers import answer, forward
+from gatf.model.predict import forward, predictions_from
 from gatf.model.state import Model
 
 
@@ -66,7 +66,7 @@ def assess_folder(model: Model, folder: Path, *, skip_bad: bool = False) -> Asse
         raise UserError(
             f"the model knows no class of {folder} ({', '.join(unknown[:3])}){near_misses(unknown[0], names)}"
         )
-    found = answer(model, forward(model, given)).probabilities
+    found = predictions_from(model, forward(model, given)).probabilities
     number = {name: place for place, name in enumerate(names)}
     labels = torch.tensor([number[name] for name in answers[known]])
     probabilities = torch.from_numpy(found[known])

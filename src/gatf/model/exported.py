@@ -11,7 +11,7 @@ import numpy as np
 
 from gatf.data.decode import CENTRAL_SHARE, BadImage, careful_pillow, decode, plain_view
 from gatf.io.files import is_special
-from gatf.model.said import Answers
+from gatf.model.predictions import Predictions
 
 CLASSES, MODEL, SHARE = "gatf.classes", "gatf.model", "gatf.central_share"
 """Entries of the ONNX file's metadata: class names as JSON, the digest of the model it was written from, and the share
@@ -50,11 +50,11 @@ class Exported:
         stacked = np.stack(pixels).transpose(0, 3, 1, 2) if pixels else np.empty((0, 3, side, side), np.uint8)
         return np.ascontiguousarray(stacked if channels == 3 else _grey(stacked)), good, bad
 
-    def answer(self, pixels: np.ndarray) -> Answers:
+    def predict(self, pixels: np.ndarray) -> Predictions:
         some = [pixels[start : start + AT_ONCE] for start in range(0, len(pixels), AT_ONCE)]
         found = [self.session.run(["probabilities", "class_index"], {"images": each}) for each in some]
         probabilities, numbers = (np.concatenate(each) for each in zip(*found, strict=True))
-        return Answers(np.array(self.labels)[numbers], probabilities, np.zeros(len(numbers), dtype=bool))
+        return Predictions(np.array(self.labels)[numbers], probabilities, np.zeros(len(numbers), dtype=bool))
 
 
 def own_export(model: Path) -> Path | None:

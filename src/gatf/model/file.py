@@ -20,17 +20,19 @@ from gatf.config import RunConfig, method_name, validated
 from gatf.data.decode import CENTRAL_SHARE
 from gatf.data.inputs import SMALLEST_SIDE
 from gatf.data.pixels import CHANNELS
+from gatf.data.preprocessing import Preprocessing
 from gatf.errors import CannotWrite, UserError
 from gatf.io import container
 from gatf.io.container import Damaged
 from gatf.io.run_folder import RunFolder
 from gatf.methods import METHODS, Method, is_outside
 from gatf.methods.parts.gaussian import carries_gaussians
-from gatf.model.judge import NO_CALIBRATION, NO_NOVELTY
+from gatf.model.calibration import NO_CALIBRATION
+from gatf.model.novelty import NO_NOVELTY
 from gatf.model.record import UpdateRecord, remembered
 from gatf.model.state import FROZEN_METHOD, Label, Model
 from gatf.model.upgrade import upgraded_config, upgraded_state
-from gatf.session import Preprocessing, build_method
+from gatf.session import build_method
 from gatf.settings import INSIDE, PYTHON, Strict
 
 METHOD, FROZEN = "method.", "frozen."

@@ -22,7 +22,7 @@ from gatf.errors import UserError
 from gatf.io.files import write_bytes
 from gatf.methods.parts.gaussian import carries_gaussians
 from gatf.model import exported
-from gatf.model.judge import softmax_with_temperature
+from gatf.model.calibration import softmax_with_temperature
 from gatf.model.state import Model
 
 TOLERANCE, RELATIVE_TOLERANCE = 1e-3, 1e-5
