@@ -100,7 +100,7 @@ def test_a_method_with_heads_refuses_known_classes(
     settings = {f"method.{name}": value for name, value in choice.items() if name != "method"}
     learner = tiny_classifier(method=choice["method"], epochs=1, settings=settings)
     learner.fit(*some_digits(digit_images, "d0", "d1", most=60))
-    with pytest.raises(UserError, match="cannot go on with classes it knows"):
+    with pytest.raises(UserError, match="cannot learn more images of known classes"):
         learner.partial_fit(*some_digits(digit_images, "d1", "d2", most=60))
 
 
@@ -492,7 +492,7 @@ def test_the_report_is_true_and_plain(grown: Any, digit_images: Digits) -> None:
 
 def test_few_images_are_warned_about(tiny_classifier: Tiny, digit_images: Digits) -> None:
     learner = tiny_classifier(epochs=1).fit(*some_digits(digit_images, "d0", "d1", most=20))
-    assert any("fewer than 20 images" in warning for warning in learner.report_.warnings)
+    assert any("fewer than 20 training images" in warning for warning in learner.report_.warnings)
     assert "Warning: " in str(learner.report_)
 
 

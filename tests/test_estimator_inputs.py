@@ -155,7 +155,7 @@ def test_new_images_must_fit_the_model(grown: Any) -> None:
             grown.predict(images)
         with pytest.raises(UserError, match=words):
             grown.partial_fit(images, ["d7"] * 4)
-    with pytest.raises(UserError, match="labels known so far are text"):
+    with pytest.raises(UserError, match="labels of the model are text"):
         grown.partial_fit(np.zeros((4, 8, 8), np.uint8), [7] * 4)
     assert len(grown.classes_) == 7
 

@@ -4,7 +4,9 @@ Arrays are taken as they are and must have the model's size; files and PIL image
 square and resized. Nothing is written to gatf's cache: images that may not be kept must not lie there.
 """
 
-from collections.abc import Sequence
+import hashlib
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ import torch
 from torch import Tensor
 
 from gatf.data.base import ImageSet, LazyImages
-from gatf.data.decode import CENTRAL_SHARE, SMALL, plain_view
+from gatf.data.decode import CENTRAL_SHARE, SMALL, BadImage, plain_view
 from gatf.data.encoded import Encoded, Files, Pictures, decode_all, natural_side, photo_side, readable
 from gatf.data.files import existing, image_files
 from gatf.data.layouts.folder import class_folders
@@ -90,6 +92,21 @@ class ImageInput:
             self._decoded = shape, central_share, pixels if channels == 3 else grey(pixels)
         return self._decoded[2]
 
+    def first_copies(self, shape: Shape, central_share: float = CENTRAL_SHARE) -> Tensor:
+        """For each image the number of the first image with the same content, int64 [N]; its own if there is none.
+
+        Images in memory are compared by their pixels, files that are decoded later by their bytes.
+        """
+        images = self.images(shape, central_share)
+        if isinstance(images, Tensor):
+            contents = (_digest(image.numpy().tobytes()) for image in images)
+            return _first_places(contents)
+        assert isinstance(self.source, Files)
+        sizes = [Path(path).stat().st_size if Path(path).is_file() else -1 for path in self.source.paths]
+        shared = {size for size, count in Counter(sizes).items() if count > 1}
+        read = (_digest(_bytes_of(self.source, n)) if size in shared else n for n, size in enumerate(sizes))
+        return _first_places(read)
+
     def without_bad(self, shape: Shape) -> tuple["ImageInput", np.ndarray]:
         """Those that can be decoded, and which they are, bool [N]. What this decodes in the shape is kept."""
         if isinstance(self.source, Tensor):
@@ -102,6 +119,24 @@ class ImageInput:
         good = ImageInput(self.source.take(kept.tolist()))
         good._decoded = decoded
         return good, np.isin(np.arange(len(self)), kept.numpy())
+
+
+def _digest(content: bytes) -> bytes:
+    return hashlib.blake2b(content, digest_size=16).digest()
+
+
+def _bytes_of(files: Files, number: int) -> bytes:
+    """The content of a file; of one that cannot be read, its name: decoding will report it."""
+    try:
+        return files.read(number)
+    except BadImage:
+        return files.name(number).encode()
+
+
+def _first_places(contents: Iterable[object]) -> Tensor:
+    """For each item the place of the first equal one, int64 [N]."""
+    first: dict[object, int] = {}
+    return torch.tensor([first.setdefault(content, place) for place, content in enumerate(contents)])
 
 
 def grey(pixels: Tensor) -> Tensor:

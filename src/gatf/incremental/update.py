@@ -22,7 +22,17 @@ from gatf.errors import UserError
 from gatf.geometry.gaussians import Gaussians
 from gatf.geometry.moments import class_moments
 from gatf.incremental.split import Split, split_update
-from gatf.incremental.statistics import SPREADS, Draws, Seen, accuracy_by_class, forecast_old, merge, normalisation
+from gatf.incremental.statistics import (
+    SPREADS,
+    Draws,
+    Seen,
+    accuracy_by_class,
+    fitted_spreads,
+    forecast_old,
+    lost_classes,
+    merge,
+    normalisation,
+)
 from gatf.io.events import Event, RunStart, TaskEvent, TaskStart
 from gatf.methods.parts.components import extract
 from gatf.methods.parts.gaussian import GaussianMethod, carries_gaussians, keeps_gaussians_only
@@ -66,9 +76,11 @@ def update_model(
     started = time.monotonic()
     if not model.labels and len(np.unique(labels)) < 2:
         raise UserError("a first fit needs images of at least two classes, but there is only one class in y")
-    split = split_update(model, labels, held_out, config.seed)
+    preprocessing = model.preprocessing
+    copies = given.first_copies(preprocessing.shape, preprocessing.central_share)
+    split = split_update(model, labels, held_out, config.seed, copies)
     numbers = split.final_numbers if model.method.revisits else split.numbers + len(model.labels)
-    images = model.preprocessing.images(given, numbers)
+    images = preprocessing.images(given, numbers)
     update = _Update(model, config, split, images, context)
     update.train()
     measured = update.measure()
@@ -111,6 +123,10 @@ class _Update:
         of these classes had been transported."""
         self.predicted: Tensor | None = None
         """Predicted classes of the held-out images."""
+        self.transported: Gaussians | None = None
+        """The old classes in the new feature space, before they are merged with new images."""
+        self.lost: list[tuple[int, float, float, int]] = []
+        """`lost_classes` of this update."""
         self.moved: Gaussians | None = None
         """The task's classes in the old feature space, transported into the new one."""
 
@@ -156,6 +172,7 @@ class _Update:
         transported, self.moved, new = after[:old], after[old : old + classes], after[old + classes :]
         spread = before.covs.diagonal(dim1=-2, dim2=-1).sum(-1).sqrt().clamp_min(1e-12)  # [old]
         self.drift = float(((transported.means - before.means).norm(dim=1) / spread).mean())
+        self.transported = transported
         method.keep(self._merged(transported, new))
         self.errors[:old] = transport_error(self.moved, new, Metric.of(method.stored()))
         if not self.split.revisited:  # a Gaussian merged with new images is not the transported one
@@ -308,6 +325,7 @@ class _Update:
                 seen.append((evenly or 0.0, by_class, foretold))
                 if forecast := forecast_old(drawn(range(self.old)).accuracy, seen, self.kept_by_transport):
                     expected, low, high = forecast
+                    self.lost = self._lost_classes(seen)
         self._warn(accuracy, expected, taken)
         record = UpdateRecord(
             number=self.model.updates,
@@ -316,6 +334,7 @@ class _Update:
             revisited=tuple(self.model.labels[number] for number in split.revisited),
             images=len(split.trained),
             held_out=len(split.held_out),
+            duplicates=split.duplicates,
             epochs=self.config.optimisation.stage(self.data.info.index).epochs,
             seconds=round(seconds, 2),
             accuracy_new=accuracy,
@@ -337,17 +356,51 @@ class _Update:
         )
         return replace(updated, history=remembered((*self.model.history, record)))
 
+    def _lost_classes(self, seen: list[Seen]) -> list[tuple[int, float, float, int]]:
+        """Old classes whose accuracy this update lowers, by points drawn from their Gaussians before and after it."""
+        method, spreads = self.model.method, fitted_spreads(seen)
+        if spreads is None or not keeps_gaussians_only(method) or not keeps_gaussians_only(self.method):
+            return []
+        before = method.stored()
+        after = before if self.transported is None else self.transported
+        old, seed = range(self.old), self.config.seed
+        return lost_classes(
+            Draws(before, method.feature_scores, old, seed=seed),
+            Draws(after, self.method.feature_scores, old, seed=seed),
+            spreads[0],
+        )
+
     def _warn(self, accuracy: float | None, expected: float | None, taken: float | None) -> None:
-        names = [*(self.model.labels[number] for number in self.split.revisited), *self.split.added]
+        split, warn = self.split, self.warnings.append
+        labels = (*self.model.labels, *split.added)
+        if split.duplicates:
+            copies = f"{split.duplicates} of {len(split.numbers)} images are exact copies of others"
+            warn(f"{copies}; no copy of a held-out image is trained on")
+        if split.contradictions:
+            warn(
+                f"{split.contradictions} images have more than one label ({some(split.mislabelled)}): check the labels"
+            )
+        names = [*(self.model.labels[number] for number in split.revisited), *split.added]
         few = [name for name, count in zip(names, self.counts.tolist(), strict=True) if count < 20]
         if few:
-            self.warnings.append(f"fewer than 20 images to learn from for {some(few)}: add more")
-        if expected is not None and expected < 60:
-            self.warnings.append("older classes suffered in this update; consider rolling it back")
+            warn(f"fewer than 20 training images for {some(few)}: add more")
+        if self.lost:
+            lost = [
+                f"{labels[old]} from {before:.0f} to {after:.0f} %, often predicted as {labels[other]}"
+                for old, before, after, other in self.lost
+            ]
+            advice = "check the new images, or undo this update with gatf rollback"
+            warn(f"older classes lost accuracy by forecast ({some(lost)}): {advice}")
+        elif expected is not None and expected < 60:
+            warn("the forecast for older classes is below 60 %: consider undoing this update with gatf rollback")
         if taken is not None and taken > 20:
-            self.warnings.append(f"{taken:.0f} % of the new images are taken for an older class: check the labels")
+            warn(
+                f"{taken:.0f} % of the held-out images of new classes are predicted as an older class: check the labels"
+            )
         if accuracy is not None and accuracy < 50:
             advice = (
                 "train for more epochs" if self.trains else "add images, or choose a method that trains the network"
             )
-            self.warnings.append(f"fewer than half of the images kept back are answered rightly; {advice}")
+            if self.lost or split.revisited:
+                advice = "check the labels, or undo this update with gatf rollback"
+            warn(f"fewer than half of the held-out images are classified correctly: {advice}")

@@ -31,6 +31,8 @@ class UpdateRecord(Strict):
     """Images learnt from."""
     held_out: NonNegativeInt
     """Images kept back to measure with."""
+    duplicates: NonNegativeInt = 0
+    """Images that are exact copies of another image of the update; no copy of a held-out image is trained on."""
     epochs: NonNegativeInt
     seconds: NonNegativeFloat
     accuracy_new: float | None
