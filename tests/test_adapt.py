@@ -76,7 +76,9 @@ class TestTheChoice:
         assert chosen.report_.chosen == "frozen"
         assert chosen.report_.other_accuracy_new is not None, "the network was adapted and compared"
         assert chosen.report_.other_seconds is not None
-        assert f"adapted, which took {chosen.report_.other_seconds:.0f} s, it answers" in str(chosen.report_)
+        assert f"adapted (in {chosen.report_.other_seconds:.0f} s), its accuracy on held-out images is" in str(
+            chosen.report_
+        )
         images, _ = photos(0, 1, 2, 3, 4, count=5)
         assert (chosen.decision_function(images) == alone.decision_function(images)).all()
 
@@ -90,7 +92,7 @@ class TestTheChoice:
         assert classifier.report_.chosen == "adapted"
         assert classifier.model_.config.method.name == "gatf"
         assert any((network(classifier)[name] != value).any() for name, value in before.items())
-        assert "The network was adapted: as it was, it answers" in str(classifier.report_)
+        assert "The backbone was adapted; frozen, its accuracy on held-out images is" in str(classifier.report_)
         classifier.save(tmp_path / "model.gatf")
         again = IncrementalClassifier.load(tmp_path / "model.gatf", device="cpu").set_params(
             **{name: getattr(classifier, name) for name in ("epochs", "held_out")}
@@ -176,7 +178,7 @@ class TestTheChoice:
         classifier = make().fit(*photos(0, 1))
         assert trained == ["slda"]
         gain = f"no gain over {classifier.report_.accuracy_new:.0f} % would be significant"
-        assert f"not adapted: with 10 held-out images, {gain}." in str(classifier.report_)
+        assert f"stays frozen: with 10 held-out images, {gain}." in str(classifier.report_)
 
 
 def record(new: int, accuracy: float, expected: float | None, held_out: int = 100) -> UpdateRecord:

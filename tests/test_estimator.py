@@ -467,9 +467,9 @@ def test_a_dotted_setting_is_a_parameter_of_its_own(tiny_classifier: Tiny, digit
 
 def test_its_picture_says_what_is_inside(grown: Any, tiny_classifier: Tiny) -> None:
     page = grown._repr_mimebundle_()["text/html"]
-    for words in ("7 classes, 2 updates", "8×8 grey", "d0, d1, d2", "Older classes: about"):
+    for words in ("7 classes, 2 updates", "8×8 grey", "d0, d1, d2", "Older classes: expected accuracy about"):
         assert words in page
-    assert "bytes kept" not in tiny_classifier()._repr_mimebundle_()["text/html"]
+    assert "bytes per class" not in tiny_classifier()._repr_mimebundle_()["text/html"]
 
 
 # --- what it says of itself -------------------------------------------------------------------------------------------
@@ -479,9 +479,9 @@ def test_the_report_is_true_and_plain(grown: Any, digit_images: Digits) -> None:
     text = str(grown.report_)
     for words in (
         "Update 1: added 3 classes (d4, d5, d6)",
-        "images kept back",
+        "held-out images",
         "moved the older classes by",
-        "Older classes: about",
+        "Older classes: expected accuracy about",
     ):
         assert words in text
     accuracy = 100 * grown.score(*some_digits(digit_images, "d0", "d1", "d2", "d3", test=True))

@@ -121,7 +121,7 @@ def test_the_hub_gets_the_model_and_its_card(model: Path, library: Hub, tmp_path
     assert (kept / "README.md").read_text(encoding="utf-8") == "edited"
     hub.pull("owner/digits", tmp_path / "again.gatf")
     assert (tmp_path / "again.gatf").read_bytes() == model.read_bytes()
-    with pytest.raises(UserError, match=r"again\.gatf is there already; choose another --out"):
+    with pytest.raises(UserError, match=r"again\.gatf exists already; choose another --out"):
         hub.pull("owner/digits", tmp_path / "again.gatf")
     with pytest.raises(UserError, match=r"'owner/digits' could not be fetched .* \(404 Client Error: not found\)"):
         hub.find("owner/digits", revision="v2")

@@ -210,7 +210,7 @@ def test_a_model_whose_classes_are_taught_again_and_again_can_always_be_written(
     newest, old = loaded.history[-1], loaded.history[5]
     assert newest.revisited == again
     assert (old.revisited, old.classes_revisited, old.classes_added) == ((), 200, 0)
-    assert "went on with 200 classes, from" in str(old)
+    assert "added images of 200 classes, from" in str(old)
     assert loaded.history[0].classes_added == len(grown.history_[0].added)
 
 

@@ -387,7 +387,7 @@ class Mobile(MobileNet):
 def test_mobile_networks_as_onnx(tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime", reason="the extra 'onnx' is not installed")
     model = tiny(backbone=Mobile(bottleneck=6)).fit(*photos(40, 36)).model_
-    assert export_onnx(model, tmp_path / "mobile.onnx") == "onnxruntime gives the same answers"
+    assert export_onnx(model, tmp_path / "mobile.onnx") == "onnxruntime gives the same predictions"
 
 
 def test_a_file_that_brings_its_network_takes_no_other(grown: Any, tmp_path: Path) -> None:

@@ -408,4 +408,4 @@ def test_onnx_gives_the_same_answers(name: str, digit_images: Digits, tmp_path: 
     from gatf.model.onnx import export_onnx
 
     learner = classifier(name).fit(*some(digit_images, "d0", "d1", "d2"))
-    assert export_onnx(learner.model_, tmp_path / "model.onnx") == "onnxruntime gives the same answers"
+    assert export_onnx(learner.model_, tmp_path / "model.onnx") == "onnxruntime gives the same predictions"

@@ -46,8 +46,8 @@ def update_model_file(
     `parameters` are IncrementalClassifier's. `announce` receives the description of the strategy before training.
     Raises `Interrupted` if a signal requested a stop. The same call then resumes from the last checkpoint, also after a
     kill, and gives the same model. `request` is a file that asks for this update. It is removed when the new model is
-    written; if it is already deleted when the lock is acquired, another process has done the update. `job` goes into the
-    update's record.
+    written; if it is already deleted when the lock is acquired, another process has done the update. `job` is an id for
+    the record.
     """
     given, labels = images or read_class_folders(folder)
     path = model_file.model_path(path)

@@ -1,5 +1,4 @@
-"""Answers from the ONNX file that lies beside a model, without torch: importing that takes most of the time in which
-one image is answered."""
+"""Predictions of the ONNX file beside a model, without torch, whose import takes most of the time of one prediction."""
 
 import json
 from collections.abc import Sequence
@@ -18,7 +17,7 @@ CLASSES, MODEL, SHARE = "gatf.classes", "gatf.model", "gatf.central_share"
 of large images that it sees, where that is not the usual one."""
 LONGEST_HEADER = 2**26
 AT_ONCE = 32
-"""Images the network sees at once: more take more memory and no less time."""
+"""Images per batch: more take more memory and no less time."""
 
 
 @dataclass(frozen=True)
@@ -30,10 +29,10 @@ class Exported:
     shape: tuple[int, int, int]
     """Channels, height, width."""
     central_share: float = CENTRAL_SHARE
-    """Of the shorter side of large images, what the network sees."""
+    """Share of the shorter side of large images that the network gets."""
 
     def read(self, paths: Sequence[str], *, skip_bad: bool) -> tuple[np.ndarray, list[str], list[str]]:
-        """Pixels uint8 [n, channels, height, width] as the model is shown them, their files, and with `skip_bad` the
+        """Pixels uint8 [n, channels, height, width] in the model's shape, their files, and with `skip_bad` the
         files that cannot be decoded."""
         channels, side, _ = self.shape
         box = plain_view(side, self.central_share)
@@ -88,9 +87,9 @@ def _export_of(model: Path, path: Path) -> tuple[Exported | None, str | None]:
         if not 0 < share <= 1:
             raise ValueError(f"there is no share of {share}")
     except Exception:  # onnxruntime has exceptions of its own, and the file may be anybody's
-        return None, f"{path} is not an export of a model and was left alone"
+        return None, f"{path} is not an export of a model and is ignored"
     if about.get(MODEL) != _digest(model):
-        return None, f"{path} is of another version of {model.name}, which answers itself; renew it with gatf export"
+        return None, f"{path} belongs to another version of {model.name} and is ignored; renew it with gatf export"
     return Exported(session, tuple(labels), (channels, height, width), share), None
 
 
