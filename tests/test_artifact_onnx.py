@@ -133,7 +133,7 @@ def test_an_export_of_another_version_is_not_asked(grown: Any, tmp_path: Path) -
     assert beside(model) == (None, f"{export} is not an export of a model and is ignored")
     export_onnx(grown.model_, export, digest="0" * 32)
     assert beside(model) == (
-        None, f"{export} is of another version of shop.gatf, which answers itself; renew it with gatf export",
+        None, f"{export} belongs to another version of shop.gatf and is ignored; renew it with gatf export",
     )  # fmt: skip
 
 

@@ -343,7 +343,7 @@ def test_an_export_that_claims_more_than_the_image_is_left_alone(timm_s: Timm, f
     onnx.save(proto, tmp_path / "shop.onnx")
     found, why = beside(tmp_path / "shop.gatf")
     assert found is None
-    assert "is not an export of a model and was left alone" in str(why)
+    assert "is not an export of a model and is ignored" in str(why)
 
 
 def test_small_images_are_seen_whole(timm_s: Timm, framed: Path) -> None:
@@ -403,10 +403,11 @@ def test_many_features_of_a_module_get_a_bottleneck() -> None:
     assert model.method.feature_dim == 5
     assert model.preprocessing.mean == (0.5,) * 3
     assert model.config.backbone.pretrained == "inside"
-    usual = tiny(backbone=Colours(100))
-    assert "features 64" in usual.choose_strategy(read_images(photos(40, 32)[0])).description
-    assert "all its features" in tiny(backbone=Colours(64)).choose_strategy(read_images(photos(40, 32)[0])).description
-    assert (
-        "all its features"
-        in tiny(backbone=Colours(100), method="fecam").choose_strategy(read_images(photos(40, 32)[0])).description
-    )
+    images = read_images(photos(40, 32)[0])
+
+    def description(**parameters: Any) -> str:
+        return tiny(**parameters).set_params(batch_size=128, settings=None).choose_strategy(images).description
+
+    assert "features 64" in description(backbone=Colours(100))
+    assert "all its features" in description(backbone=Colours(64))
+    assert "all its features" in description(backbone=Colours(100), method="fecam")

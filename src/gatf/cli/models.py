@@ -138,10 +138,10 @@ def predict(
     for start in range(0, len(paths), AT_ONCE):
         some = list(paths[start : start + AT_ONCE])
         outputs = forward(known, some, once=len(paths) <= FEW)
-        answers = predictions_from(known, outputs, certificate=certificate, unknown=unknown)
-        if answers.warning is not None and start == 0:
-            say(f"note: {answers.warning}", err=True)
-        for row in _rows(known.labels, some, answers, top, certificate):
+        found = predictions_from(known, outputs, certificate=certificate, unknown=unknown)
+        if found.warning is not None and start == 0:
+            say(f"note: {found.warning}", err=True)
+        for row in _rows(known.labels, some, found, top, certificate):
             printer(row)
     printer.end()
 
@@ -166,23 +166,23 @@ def _predict_from_export(model: Path, paths: Sequence[str], *, top: int, skip_ba
 
 
 def _rows(
-    names: Sequence[Any], paths: list[str], answers: "Predictions", top: int, certificate: bool
+    names: Sequence[Any], paths: list[str], found: "Predictions", top: int, certificate: bool
 ) -> list[dict[str, Any]]:
     """For each image: file, label, probability, the most likely classes, and whether the prediction is certified."""
-    labels = answers.labels.tolist()
-    order = answers.probabilities.argsort(axis=1, kind="stable")[:, ::-1][:, :top]
+    labels = found.labels.tolist()
+    order = found.probabilities.argsort(axis=1, kind="stable")[:, ::-1][:, :top]
     rows: list[dict[str, Any]] = []
     for number, path in enumerate(paths):
         best = [
             {
                 "label": names[place],
-                "probability": round(float(answers.probabilities[number, place]), 6),
+                "probability": round(float(found.probabilities[number, place]), 6),
             }
             for place in order[number]
         ]
         row = {"file": path, "label": labels[number], "probability": best[0]["probability"], "top": best}
         if certificate:
-            row["certified"] = bool(answers.certified[number])
+            row["certified"] = bool(found.certified[number])
         rows.append(row)
     return rows
 

@@ -1,4 +1,4 @@
-"""Numbers an update needs: normalisation, Gaussians of classes that came back, the accuracy to expect."""
+"""Statistics of an update: normalisation, merged Gaussians of revisited classes, the expected accuracy."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -15,17 +15,17 @@ from gatf.seeding import generator
 DRAWS_PER_CLASS = 200
 """Points drawn from each stored Gaussian to forecast the accuracy of its class, at most."""
 POINTS = 2000
-"""And from all of them, which leaves a standard error of 1.1 per cent at most, and where 90 % are right 0.7."""
+"""Points drawn from all of them: a standard error of at most 1.1 percent, and 0.7 at an accuracy of 90 %."""
 SCORED_AT_ONCE = 500
-"""Points, whose scores by all classes are in memory."""
+"""Points per batch, which bounds the memory of their scores."""
 LOSS_TO_REPORT = 15.0
 """Points of forecast accuracy that an old class must lose in an update to be named in a warning."""
 SPREADS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
-"""How many times as far as their Gaussians say images may lie from the means of their classes."""
+"""Factors on the distance of points from their class means: images lie farther out than their Gaussians predict."""
 
 
 def normalisation(images: ImageSet, most: int = 2000) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation of each channel of pixels in [0, 1], over at most so many images."""
+    """Mean and standard deviation of each channel of pixels in [0, 1], over at most `most` images."""
     chosen = torch.linspace(0, len(images) - 1, min(len(images), most)).long()
     total = Moments.zeros(1, (images.image_shape[0],))
     for pixels in images.stream(chosen.split(256)):
@@ -35,8 +35,8 @@ def normalisation(images: ImageSet, most: int = 2000) -> tuple[tuple[float, ...]
 
 
 def merge(transported: Gaussians, transported_images: Tensor, new: Gaussians, new_images: Tensor) -> Gaussians:
-    """Gaussians of classes that came back: the moments of both lots of images together (each image counts twice, for
-    its mirror image is stored with it), [k, S]."""
+    """Gaussians of revisited classes: the moments of old and new images together, [k, S]. Each image counts twice,
+    because its mirror image is stored with it."""
 
     def moments(gaussians: Gaussians, images: Tensor) -> Moments:
         count = 2.0 * images.to(gaussians.means)
@@ -48,17 +48,17 @@ def merge(transported: Gaussians, transported_images: Tensor, new: Gaussians, ne
 
 @dataclass(frozen=True)
 class Forecast:
-    """Percent of points answered rightly, and the standard error that comes of drawing no more of them."""
+    """Percent of points that are classified correctly, and its standard error."""
 
     percent: float
     error: float
 
 
 class Draws:
-    """Points drawn from the stored Gaussians of some classes, and how many of them are told right.
+    """Points drawn from the stored Gaussians of some classes, and how a readout classifies them.
 
-    All classes weigh the same. Many share `POINTS` between them, and of more classes than that some are drawn, so that
-    the time grows no faster than that of scoring one point.
+    All classes have the same weight. Many classes share `POINTS`, and of more classes than that a sample is drawn, so
+    the time grows no faster than the time to score one point.
     """
 
     def __init__(self, stored: Gaussians, scores: Callable[[Tensor], Tensor], classes: range, *, seed: int) -> None:
@@ -87,22 +87,24 @@ class Draws:
         chosen, each = self.classes, self._deviations.shape[1]
         right = (self.predicted(spread) == chosen[:, None]).double().mean(1)  # [k]
         mean = right.mean()
-        within = right * (1 - right) / (each - 1) if each > 1 else mean * (1 - mean)  # which also has what is between
+        within = (
+            right * (1 - right) / (each - 1) if each > 1 else mean * (1 - mean)
+        )  # which includes the variance between classes
         error = (within.mean() / len(chosen)).sqrt()
         return Forecast(100 * float(mean), 100 * float(error))
 
 
 def accuracy_by_class(predicted: Tensor, labels: Tensor) -> tuple[float, float]:
-    """Percent of the images [N] of each class that are answered rightly, on average over classes; and how many images,
-    as many of each class, would say that as well: of few images of one class many of another say little."""
+    """Mean of the class accuracies of images [N] in percent, and the effective number of images: with this number,
+    equally distributed over classes, the mean would have the same standard error."""
     _, places, counts = labels.unique(return_inverse=True, return_counts=True)
     right = torch.zeros(len(counts), dtype=torch.float64).index_add_(0, places, (predicted == labels).double())
     return 100 * float((right / counts).mean()), len(counts) ** 2 / float((1 / counts.double()).sum())
 
 
 Seen = tuple[float, float | None, tuple[float, ...] | None]
-"""Of an update: images kept back, percent of them answered rightly (all classes weighing the same), and what `Draws` of
-their classes say at each of `SPREADS`; None where it was not measured."""
+"""Of an update: held-out images, their accuracy in percent (mean over classes), and the accuracy of `Draws` of their
+classes at each of `SPREADS`; None where it was not measured."""
 
 
 def fitted_spreads(updates: Iterable[Seen]) -> tuple[float, float, float] | None:
@@ -148,16 +150,16 @@ def lost_classes(before: Draws, after: Draws, spread: float) -> list[tuple[int, 
 def forecast_old(
     drawn: Callable[[float], Forecast], updates: Iterable[Seen], kept: float
 ) -> tuple[float, float, float] | None:
-    """Percent of images of older classes that should be answered rightly, and a range: (about, low, high); None where
-    no update kept images back that could say it.
+    """Forecast of the accuracy on older classes in percent, with a range: (about, low, high); None where no update held
+    images out.
 
-    Features are not Gaussian: in many dimensions all points drawn from Gaussians are told right, and images are not.
-    But where each update's points are drawn so many times as far from the means that they are told as badly as the
-    images it kept back, that factor hardly changes from update to update, however many classes there are. It is fitted
-    to all updates; `drawn` says what older classes have with it. Carrying loses some more. Of added classes that are
-    carried, a share `kept` is left, but the old network was not made to tell them apart, so that older ones should lose
-    less: the guess is half of it. The range is that and what chance allows (two units of log-likelihood, two standard
-    errors of the points drawn).
+    Features are not Gaussian: in many dimensions all points drawn from Gaussians are classified correctly, and images
+    are not. But there is a spread at which an update's points are classified as badly as its held-out images, and this
+    spread hardly changes from update to update, whatever the number of classes. It is fitted to all updates
+    (`fitted_spreads`), and `drawn` gives the accuracy of older classes with it. Transport loses more: of transported
+    added classes a share `kept` stays correct. The old network was not trained on these classes, so older ones should
+    lose less; the forecast takes half of the loss. The range includes the whole loss, two units of log-likelihood and
+    two standard errors of the points.
     """
     spreads = fitted_spreads(updates)
     if spreads is None:

@@ -94,7 +94,7 @@ def _export_of(model: Path, path: Path) -> tuple[Exported | None, str | None]:
 
 
 def _digest(model: Path) -> str | None:
-    """What the model's file says is its digest; the file is not checked, for nothing of it is used."""
+    """The digest in the header of the model's file; the file is not checked, because nothing else of it is used."""
     with model.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         header = file.read(length) if length <= LONGEST_HEADER else b""

@@ -9,7 +9,7 @@ from gatf.io.text import harmless
 from gatf.settings import Strict
 
 RECORDS_KEPT = 100
-"""Updates that a model tells of, the first one and the newest ones: a file that told of all would grow for ever."""
+"""Records that a model keeps, the first and the newest ones: a file with all of them would grow for ever."""
 ITEMS_KEPT, LETTERS_KEPT = 2_000, 2**17
 """Names and warnings that the records may have together, as items and letters of JSON: a model file's header is
 limited. The newest records keep theirs; older ones have counts instead of names."""
