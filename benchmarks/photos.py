@@ -15,7 +15,7 @@ import numpy as np
 from harness import Report, options, process, take_turns
 from PIL import Image
 
-from gatf.incremental.learn import learn_folder
+from gatf.incremental.update_file import update_model_file
 
 COLD, OWN_SPEED = 2.0, 1.0
 CLASSES, PHOTOS_PER_CLASS, SIDE = 20, 6, 128
@@ -41,7 +41,7 @@ def main() -> None:
         for number in range(many):
             photo(draws, folder / "asked" / f"{number}.jpg")
         model, one = folder / "photos.gatf", str(folder / "asked" / "0.jpg")
-        export = learn_folder(model, folder / "taught", parameters={"adapt": "never", "device": "cpu"}).export
+        export = update_model_file(model, folder / "taught", parameters={"adapt": "never", "device": "cpu"}).export
         assert export is not None
         cold, torch_alone = process("-m", "gatf", "predict", str(model), one), process("-c", "import torch")
         asked = process("-m", "gatf", "predict", str(model), str(folder / "asked"))

@@ -30,8 +30,8 @@ from gatf.evaluation.calibration import expected_calibration_error, reliability
 from gatf.geometry import spd
 from gatf.geometry.gaussians import Gaussians
 from gatf.methods.parts.gaussian import keeps_gaussians_only
-from gatf.model.answers import answer, forward
-from gatf.model.judge import UNKNOWN_SHRINK, combined_novelty, energy
+from gatf.model.novelty import UNKNOWN_SHRINK, combined_novelty, energy
+from gatf.model.predict import forward, predictions_from
 from gatf.model.state import ForwardOutput
 
 PROMISED = 0.05
@@ -159,7 +159,7 @@ def measured(learner: IncrementalClassifier, photos: Photos, known: list[int], o
     model, trial = learner.model_, photos.trial
     images, names = photos.of(known, train=False)
     outputs = forward(model, images)
-    predicted = answer(model, outputs)
+    predicted = predictions_from(model, outputs)
     right = torch.from_numpy(predicted.labels == names)
     older = torch.from_numpy(np.isin(names, [photos.source.class_names[number] for number in old]))
     record = model.history[-1]
@@ -191,10 +191,10 @@ def measured(learner: IncrementalClassifier, photos: Photos, known: list[int], o
         row[f"auroc_{name}"] = auroc(ours, other)
     if record.rejection != "withdrawn" and len(model.novelty) >= 1 / PROMISED:
         for name, each in (("rejected_known", outputs), ("rejected_strangers", unknown)):
-            labels = answer(model, each, unknown=PROMISED, unknown_label="\0").labels
+            labels = predictions_from(model, each, unknown=PROMISED, unknown_label="\0").labels
             row[name] = 100 * float((labels == "\0").mean())
     if gaussian:
-        certified = torch.from_numpy(answer(model, outputs, certificate=True).certified)
+        certified = torch.from_numpy(predictions_from(model, outputs, certificate=True).certified)
         row["certified"] = 100 * float(certified.double().mean())
         row["accuracy_certified"] = 100 * float(right[certified].double().mean()) if certified.any() else None
     return row

@@ -1,5 +1,6 @@
 """Updates that choose between a pretrained network as it is and the network adapted."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import gatf.incremental.adapt as adapt
+from gatf.data.inputs import read_images
 from gatf.errors import Diverged, UserError
 from gatf.geometry.moments import Moments, PooledMoments
-from gatf.incremental import defaults
+from gatf.incremental import candidates, defaults
 from gatf.incremental.classifier import IncrementalClassifier
 from gatf.methods.slda import SLDA
 from gatf.model import file as model_file
@@ -65,7 +66,7 @@ def test_moments_of_all_classes_together() -> None:
 class TestTheChoice:
     def test_the_frozen_answer_is_that_of_slda_alone(self, make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         """Whatever was tried beside it: the same scores to the last bit."""
-        monkeypatch.setattr(adapt, "_out_of_reach", lambda record, old: False)
+        monkeypatch.setattr(candidates, "cannot_be_beaten", lambda record, old: False)
         chosen = make()
         alone = make(method="slda", feature_dim="auto")
         alone.settings = {path: value for path, value in chosen.settings.items() if not path.startswith("method.")}
@@ -75,7 +76,9 @@ class TestTheChoice:
         assert chosen.report_.chosen == "frozen"
         assert chosen.report_.other_accuracy_new is not None, "the network was adapted and compared"
         assert chosen.report_.other_seconds is not None
-        assert f"adapted, which took {chosen.report_.other_seconds:.0f} s, it answers" in str(chosen.report_)
+        assert f"adapted (in {chosen.report_.other_seconds:.0f} s), its accuracy on held-out images is" in str(
+            chosen.report_
+        )
         images, _ = photos(0, 1, 2, 3, 4, count=5)
         assert (chosen.decision_function(images) == alone.decision_function(images)).all()
 
@@ -84,19 +87,19 @@ class TestTheChoice:
     ) -> None:
         classifier = make().fit(*photos(0, 1))
         before = network(classifier)
-        monkeypatch.setattr(adapt, "MARGIN", -1000.0)
+        monkeypatch.setattr(candidates, "MARGIN", -1000.0)
         classifier.partial_fit(*photos(2, 3))
         assert classifier.report_.chosen == "adapted"
         assert classifier.model_.config.method.name == "gatf"
         assert any((network(classifier)[name] != value).any() for name, value in before.items())
-        assert "The network was adapted: as it was, it answers" in str(classifier.report_)
+        assert "The backbone was adapted; frozen, its accuracy on held-out images is" in str(classifier.report_)
         classifier.save(tmp_path / "model.gatf")
         again = IncrementalClassifier.load(tmp_path / "model.gatf", device="cpu").set_params(
             **{name: getattr(classifier, name) for name in ("epochs", "held_out")}
         )
         images, _ = photos(0, 1, 2, 3, count=5)
         assert (again.decision_function(images) == classifier.decision_function(images)).all()
-        monkeypatch.setattr(adapt, "MARGIN", 1000.0)
+        monkeypatch.setattr(candidates, "MARGIN", 1000.0)
         again.partial_fit(*photos(4))
         assert again.report_.chosen == "frozen"
         assert again.model_.frozen is None
@@ -106,14 +109,14 @@ class TestTheChoice:
 
     def test_a_bottleneck_may_be_wider_than_what_it_reads(self, make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         """There are not so many principal axes: the bottleneck keeps its own weights."""
-        monkeypatch.setattr(adapt, "MARGIN", -1000.0)
+        monkeypatch.setattr(candidates, "MARGIN", -1000.0)
         classifier = make(feature_dim=100, adapt="never").fit(*photos(0, 1))
         assert classifier.model_.method.backbone.feature_dim == 64
         classifier.set_params(adapt="auto").partial_fit(*photos(2, 3))
         assert classifier.report_.chosen == "adapted"
 
     def test_an_adapted_network_goes_on_from_where_it_is(self, make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(adapt, "MARGIN", -1000.0)
+        monkeypatch.setattr(candidates, "MARGIN", -1000.0)
         classifier = make().fit(*photos(0, 1))
         first = network(classifier)
         classifier.partial_fit(*photos(2))
@@ -127,8 +130,8 @@ class TestTheChoice:
         classifier = make(adapt="never").fit(*photos(0, 1, 2))
         frozen = classifier.model_
         assert isinstance(frozen.method, SLDA)
-        config = make()._config(None, adapt_given(photos(0, 1, 2)[0]), "gatf")
-        start = adapt._trainable(frozen, config)
+        start_config = make().choose_strategy(read_images(photos(0, 1, 2)[0])).trained[1]
+        start = candidates.trainable(frozen, start_config)
         layer = start.method.backbone.bottleneck
         assert isinstance(layer, nn.Linear)
         weight, bias = layer.weight.detach().double(), layer.bias.detach().double()
@@ -138,50 +141,44 @@ class TestTheChoice:
         torch.testing.assert_close(stored.covs[0], weight @ known.covs[0] @ weight.mT, rtol=1e-3, atol=1e-3)
 
     def test_training_that_diverges_leaves_the_frozen_answer(self, make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        learn = adapt.update.learn
+        learn = candidates.update_model
 
         def diverging(model: Any, *args: Any, **kwargs: Any) -> Any:
             if kwargs["config"].method.name == "gatf":
                 raise Diverged("training diverged", "optimisation.next.lr", 1.0)
             return learn(model, *args, **kwargs)
 
-        monkeypatch.setattr(adapt.update, "learn", diverging)
-        monkeypatch.setattr(adapt, "_out_of_reach", lambda record, old: False)
+        monkeypatch.setattr(candidates, "update_model", diverging)
+        monkeypatch.setattr(candidates, "cannot_be_beaten", lambda record, old: False)
         classifier = make().fit(*photos(0, 1))
         assert classifier.report_.chosen == "frozen"
-        assert "could not be trained (training diverged)" in str(classifier.report_)
+        assert "training failed (training diverged)" in str(classifier.report_)
 
     def test_one_image_of_each_class(self, make: Any) -> None:
         classifier = make().fit(*photos(0, 1, count=1)).partial_fit(*photos(2, count=1))
-        assert "no images were kept back" in str(classifier.report_)
+        assert "no images were held out" in str(classifier.report_)
         images, labels = photos(0, 1, 2, count=10)
         assert (classifier.predict(images) == labels).mean() > 0.5
 
     def test_no_time(self, make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(adapt, "_out_of_reach", lambda record, old: False)
+        monkeypatch.setattr(candidates, "cannot_be_beaten", lambda record, old: False)
         classifier = make(minutes=0.0).fit(*photos(0, 1))
         assert "more than the 0 allowed" in str(classifier.report_)
 
     def test_what_could_not_win_is_not_trained(self, make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         """Were everything answered rightly, the gain would still be within what chance explains."""
         trained = []
-        learn = adapt.update.learn
+        learn = candidates.update_model
 
         def watched(model: Any, *args: Any, **kwargs: Any) -> Any:
             trained.append(kwargs["config"].method.name)
             return learn(model, *args, **kwargs)
 
-        monkeypatch.setattr(adapt.update, "learn", watched)
+        monkeypatch.setattr(candidates, "update_model", watched)
         classifier = make().fit(*photos(0, 1))
         assert trained == ["slda"]
-        gain = f"no gain over {classifier.report_.accuracy_new:.0f} % could be told from chance"
-        assert f"not adapted: with 10 images kept back, {gain}." in str(classifier.report_)
-
-
-def adapt_given(images: np.ndarray) -> Any:
-    from gatf.data.inputs import read_images
-
-    return read_images(images)
+        gain = f"no gain over {classifier.report_.accuracy_new:.0f} % would be significant"
+        assert f"stays frozen: with 10 held-out images, {gain}." in str(classifier.report_)
 
 
 def record(new: int, accuracy: float, expected: float | None, held_out: int = 100) -> UpdateRecord:
@@ -192,13 +189,15 @@ def record(new: int, accuracy: float, expected: float | None, held_out: int = 10
 
 
 def test_promises_by_hand() -> None:
-    assert adapt._promise(record(5, 80.0, None), 0) == 80
-    assert adapt._promise(record(5, 80.0, 60.0), 15) == 65
+    assert candidates.expected_accuracy(record(5, 80.0, None), 0) == 80
+    assert candidates.expected_accuracy(record(5, 80.0, 60.0), 15) == 65
     lopsided = record(5, 80.0, None).model_copy(update={"accuracy_by_class": 50.0, "held_out_evenly": 4.0})
-    assert adapt._promise(lopsided, 0) == 50
-    assert adapt._chance(lopsided) == pytest.approx(100 * (2 * 0.5 * 0.5 / 4) ** 0.5)
-    assert adapt._chance(record(5, 80.0, None)) == pytest.approx(100 * (2 * 0.8 * 0.2 / 100) ** 0.5)
-    assert adapt._chance(record(5, 100.0, 60.0, held_out=25)) == pytest.approx(100 * (2 * 0.9 * 0.1 / 25) ** 0.5)
+    assert candidates.expected_accuracy(lopsided, 0) == 50
+    assert candidates.standard_error(lopsided) == pytest.approx(100 * (2 * 0.5 * 0.5 / 4) ** 0.5)
+    assert candidates.standard_error(record(5, 80.0, None)) == pytest.approx(100 * (2 * 0.8 * 0.2 / 100) ** 0.5)
+    assert candidates.standard_error(record(5, 100.0, 60.0, held_out=25)) == pytest.approx(
+        100 * (2 * 0.9 * 0.1 / 25) ** 0.5
+    )
 
 
 @pytest.mark.parametrize(("accuracy", "images"), [(89.0, 15), (97.0, 150), (99.0, 10**6)])
@@ -208,8 +207,9 @@ def test_out_of_reach_by_hand(accuracy: float, images: int) -> None:
     seen = set()
     for lower in range(40):
         ours = record(5, accuracy - lower, accuracy - lower, images)
-        wins = adapt._promise(perfect, 5) > adapt._promise(ours, 5) + adapt.MARGIN + adapt._chance(ours)
-        assert adapt._out_of_reach(ours, 5) is not wins
+        least = candidates.expected_accuracy(ours, 5) + candidates.MARGIN + candidates.standard_error(ours)
+        wins = candidates.expected_accuracy(perfect, 5) > least
+        assert candidates.cannot_be_beaten(ours, 5) is not wins
         seen.add(wins)
     assert seen == {True, False}
 
@@ -231,9 +231,9 @@ class TestTheParameter:
         assert classifier.model_.config.method.name == "slda"
 
     def test_never_speaks_of_no_epochs(self, make: Any) -> None:
-        told = make(adapt="never").describe(adapt_given(photos(0, 1)[0]))
-        assert told.endswith("; 40 images; the pretrained network stays as it is (adapt=never)")
-        assert "epochs" not in told
+        text = make(adapt="never").choose_strategy(read_images(photos(0, 1)[0])).description
+        assert text.endswith("; 40 images; the pretrained backbone stays frozen (adapt=never)")
+        assert "epochs" not in text
 
     def test_always(self, make: Any) -> None:
         classifier = make(adapt="always").fit(*photos(0, 1)).partial_fit(*photos(2))
@@ -257,12 +257,12 @@ class TestTheParameter:
 def test_a_second_model_that_is_not_frozen_is_refused(
     make: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(adapt, "MARGIN", -1000.0)
+    monkeypatch.setattr(candidates, "MARGIN", -1000.0)
     classifier = make().fit(*photos(0, 1))
     frozen = classifier.model_.frozen
     config = frozen.config.model_copy(update={"method": classifier.model_.config.method})
     monkeypatch.setattr(model_file, "_check_predicts", lambda *args, **kwargs: None)
-    odd = adapt.replace(classifier.model_, frozen=adapt.replace(frozen, config=config))
+    odd = replace(classifier.model_, frozen=replace(frozen, config=config))
     model_file.save(odd, tmp_path / "odd.gatf")
     with pytest.raises(UserError, match="second model is not a frozen one"):
         model_file.load(tmp_path / "odd.gatf")

@@ -14,13 +14,14 @@ from safetensors import safe_open
 
 from gatf import IncrementalClassifier
 from gatf.config import load_config
+from gatf.data.preprocessing import Preprocessing
 from gatf.errors import UserError
 from gatf.geometry.gaussians import Gaussians
 from gatf.io import container
 from gatf.model import file as model_file
-from gatf.model.judge import NO_CALIBRATION
+from gatf.model.calibration import NO_CALIBRATION
 from gatf.model.state import Model
-from gatf.session import Preprocessing, build_method
+from gatf.session import build_method
 
 
 @pytest.fixture
@@ -38,7 +39,7 @@ def test_a_model_comes_back_whole(grown: Any, saved: Path, digit_images: tuple[n
     ):
         assert (mine == other).all()
     copies = [loaded, IncrementalClassifier.from_model(grown.model_)]
-    rejecting = [copy.set_params(unknown=0.1).answers(images) for copy in copies]
+    rejecting = [copy.set_params(unknown=0.1).predictions(images) for copy in copies]
     assert (rejecting[0].labels == rejecting[1].labels).all()
     assert all("estimated" in str(answers.warning) for answers in rejecting)  # for classes were added
     assert loaded.history_ == grown.history_

@@ -49,7 +49,7 @@ def assert_equal(learner: Any, path: Path, images: np.ndarray) -> None:
 
 def test_all_digits_get_the_same_labels(grown: Any, digit_images: Any, tmp_path: Path) -> None:
     told = export_onnx(grown.model_, tmp_path / "shop.onnx")
-    assert told == "onnxruntime gives the same answers"
+    assert told == "onnxruntime gives the same predictions"
     assert_equal(grown, tmp_path / "shop.onnx", digit_images[0])
 
 
@@ -130,10 +130,10 @@ def test_an_export_of_another_version_is_not_asked(grown: Any, tmp_path: Path) -
     grown.save(model)
     assert beside(model) == (None, None)
     export.write_bytes(b"something else")
-    assert beside(model) == (None, f"{export} is not an export of a model and was left alone")
+    assert beside(model) == (None, f"{export} is not an export of a model and is ignored")
     export_onnx(grown.model_, export, digest="0" * 32)
     assert beside(model) == (
-        None, f"{export} is of another version of shop.gatf, which answers itself; renew it with gatf export",
+        None, f"{export} belongs to another version of shop.gatf and is ignored; renew it with gatf export",
     )  # fmt: skip
 
 
@@ -153,7 +153,7 @@ def test_scores_of_millions_are_compared_by_their_size(tiny_classifier: Callable
     images = np.clip(colours + draws.normal(0, 1, (4, 12, 16, 16, 3)), 0, 255).astype(np.uint8).reshape(-1, 16, 16, 3)
     learner = tiny_classifier(method="slda", feature_dim=None, settings={"method.shrinkage": 1e-6})
     learner.fit(images, np.repeat(["sky", "sand", "sea", "snow"], 12))
-    assert export_onnx(learner.model_, tmp_path / "shop.onnx") == "onnxruntime gives the same answers"
+    assert export_onnx(learner.model_, tmp_path / "shop.onnx") == "onnxruntime gives the same predictions"
     scores, _, labels = answers(tmp_path / "shop.onnx", np.ascontiguousarray(images.transpose(0, 3, 1, 2)))
     assert labels == learner.predict(images).tolist()
     np.testing.assert_allclose(scores, learner._forward(images).scores.numpy(), atol=1e-5 * np.abs(scores).max())

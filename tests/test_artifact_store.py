@@ -17,8 +17,8 @@ from safetensors.torch import load as load_safetensors
 
 from gatf.errors import CannotWrite, UserError
 from gatf.incremental.classifier import IncrementalClassifier
-from gatf.incremental.learn import Outcome, learn_folder
 from gatf.incremental.store import Store
+from gatf.incremental.update_file import Outcome, update_model_file
 from gatf.io.container import inspect
 from gatf.model import file as model_file
 from gatf.model.exported import beside
@@ -137,7 +137,7 @@ def test_a_command_that_is_refused_at_once_leaves_nothing(store: Store, digit_im
             Image.fromarray(pixels).save(store.path.parent / "images" / name / f"{number}.png")
     for parameters in ({"method": "joint"}, {"method": "nobody"}, {"image_size": 1}, {"epochs": -1}):
         with pytest.raises(UserError):
-            learn_folder(store.path, store.path.parent / "images", parameters={"device": "cpu", **parameters})
+            update_model_file(store.path, store.path.parent / "images", parameters={"device": "cpu", **parameters})
         assert names(store) == {"images"}, parameters
 
 
@@ -166,8 +166,10 @@ def test_no_file_of_a_model_holds_an_image(tmp_path: Path, digit_images: tuple[n
                     assert tuple(tensor.shape[-2:]) != (8, 8), (path.name, name)
 
     parameters = {"device": "cpu", "batch_size": 8, "epochs": 6}
-    learn_folder(model, tmp_path / "first", parameters={**parameters, "feature_dim": 6, "width": 4}, listener=forward)
-    learn_folder(model, tmp_path / "more", parameters=parameters, keep=1, listener=forward)
+    update_model_file(
+        model, tmp_path / "first", parameters={**parameters, "feature_dim": 6, "width": 4}, listener=forward
+    )
+    update_model_file(model, tmp_path / "more", parameters=parameters, keep=1, listener=forward)
     forward()
     assert {"shop.gatf", "shop.gatf.v0", "plan.json", "state.safetensors"} <= looked_at
 
@@ -211,7 +213,7 @@ def learn_photos(store: Store, photos: Path) -> Any:
         if not store.path.exists():
             settings = {"backbone.pretrained": str(photos / "weights.pth"), "backbone.stem": "3x3"}
             parameters |= {"backbone": "resnet18", "width": 4, "adapt": "never", "settings": settings}
-        return learn_folder(store.path, photos / folder, parameters=parameters)
+        return update_model_file(store.path, photos / folder, parameters=parameters)
 
     return learn
 
@@ -223,7 +225,7 @@ def says(store: Store, photos: Path) -> tuple[list[Any], list[Any]]:
     assert exported is not None
     files = sorted(map(str, photos.glob("*/*/*.png")))
     pixels, _, _ = exported.read(files, skip_bad=False)
-    return exported.answer(pixels).labels.tolist(), IncrementalClassifier.load(store.path).predict(files).tolist()
+    return exported.predict(pixels).labels.tolist(), IncrementalClassifier.load(store.path).predict(files).tolist()
 
 
 def test_photos_can_be_asked_about_without_torch_after_every_update_and_rollback(
@@ -449,7 +451,7 @@ def test_what_is_no_file_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "more" / "a").mkdir(parents=True)
     os.mkfifo(tmp_path / "more" / "a" / "1.png")
     with pytest.raises(UserError, match="is a pipe, a device or a socket"):
-        learn_folder(tmp_path / "shop.gatf", tmp_path / "more", parameters={"device": "cpu"})
+        update_model_file(tmp_path / "shop.gatf", tmp_path / "more", parameters={"device": "cpu"})
 
 
 def test_a_plan_that_was_carried_out_is_in_nobodys_way(store: Store, grown: Any) -> None:

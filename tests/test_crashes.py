@@ -27,8 +27,8 @@ from gatf.config import RunConfig
 from gatf.errors import Busy, UserError
 from gatf.experiment import resume, start
 from gatf.incremental.classifier import IncrementalClassifier
-from gatf.incremental.learn import learn_folder
 from gatf.incremental.store import DONE, PLAN, ROLLBACK, Store
+from gatf.incremental.update_file import update_model_file
 from gatf.io import container
 from gatf.io.events import Event, Trained
 from gatf.io.run_folder import RunFolder
@@ -113,7 +113,9 @@ class Learn(Command):
         shutil.copyfile(self.first, self.store.path.with_name("shop.gatf.v0"))  # to be pruned
 
     def act(self) -> None:
-        learn_folder(self.store.path, self.images, parameters={"device": "cpu", "epochs": 12, "batch_size": 8}, keep=1)
+        update_model_file(
+            self.store.path, self.images, parameters={"device": "cpu", "epochs": 12, "batch_size": 8}, keep=1
+        )
 
     def done(self) -> bool:
         changed = self.store.path.read_bytes() != self.model.read_bytes()
@@ -128,7 +130,7 @@ class FirstLearn(Learn):
 
     def act(self) -> None:
         parameters = {"device": "cpu", "epochs": 12, "batch_size": 8, "method": "finetune", "width": 4}
-        learn_folder(self.store.path, self.images, parameters=parameters)
+        update_model_file(self.store.path, self.images, parameters=parameters)
 
     def done(self) -> bool:
         return self.store.path.exists() and not (self.store.workspace / DONE).exists()
@@ -248,7 +250,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory, tiny_config: Tiny, digit_ima
     first.prepare()
     first.act()
     Learn.first = shutil.copyfile(first.store.path, place / "first.gatf")
-    learn_folder(first.store.path, place / "second", parameters={"device": "cpu", "epochs": 1})
+    update_model_file(first.store.path, place / "second", parameters={"device": "cpu", "epochs": 1})
     Learn.model = shutil.copyfile(first.store.path, place / "model.gatf")
     update = Learn(place / "updated")
     update.prepare()
@@ -362,10 +364,10 @@ def learns_other_images(store: Store, what: object) -> None:
     other, parameters = Learn.images.with_name("other"), {"device": "cpu", "epochs": 1}
     if (store.workspace / PLAN).exists() and store.path.read_bytes() == Learn.model.read_bytes():
         with pytest.raises(UserError, match="was interrupted: repeat that command"):
-            learn_folder(store.path, other, parameters=parameters, keep=1)
-        learn_folder(store.path, other, parameters=parameters, keep=1, restart=True)
+            update_model_file(store.path, other, parameters=parameters, keep=1)
+        update_model_file(store.path, other, parameters=parameters, keep=1, restart=True)
     else:
-        learn_folder(store.path, other, parameters=parameters, keep=1)
+        update_model_file(store.path, other, parameters=parameters, keep=1)
     learnt = model_file.load(store.path)
     assert learnt.labels[-1] == "d5", what
     assert not store.workspace.exists(), what
@@ -380,9 +382,9 @@ def starts_again(store: Store, what: object) -> None:
     old = {container.inspect(file).digest for file in store.path.parent.glob("shop.gatf.v*")}
     store.path.unlink()
     images, parameters = Learn.images, {"device": "cpu", "epochs": 1}
-    learn_folder(store.path, images, parameters={**parameters, "method": "finetune", "width": 4}, restart=True)
+    update_model_file(store.path, images, parameters={**parameters, "method": "finetune", "width": 4}, restart=True)
     first = container.inspect(store.path).digest
-    learn_folder(store.path, images.with_name("other"), parameters=parameters)
+    update_model_file(store.path, images.with_name("other"), parameters=parameters)
     with store.writing():
         store.rollback()
     assert container.inspect(store.path).digest == first, what

@@ -13,7 +13,7 @@ from PIL import Image
 from gatf.config import RunConfig
 from gatf.errors import Diverged, UserError
 from gatf.experiment import Experiment, start
-from gatf.incremental.learn import learn_folder
+from gatf.incremental.update_file import update_model_file
 from gatf.io.run_folder import RunFolder
 from gatf.methods import METHODS
 from gatf.model import file as model_file
@@ -123,17 +123,17 @@ def test_an_update_that_diverges_leaves_the_model_and_no_plan(
     new: dict[str, Any] = {"device": "cpu", "epochs": 12, "batch_size": 8}
     small = new | {"method": "finetune", "width": 4}
     with pytest.raises(Diverged, match=r"task 1, phase 'train', epoch \d .*; no model was written$"):
-        learn_folder(path, first, parameters=small | {"settings": at("first")})
+        update_model_file(path, first, parameters=small | {"settings": at("first")})
     assert {file.name for file in tmp_path.iterdir()} == {"first", "more"}
-    learn_folder(path, first, parameters=small)
+    update_model_file(path, first, parameters=small)
     before = path.read_bytes()
-    with pytest.raises(Diverged, match=r"task 2, phase 'train', epoch \d .*shop.gatf is as it was"):
-        learn_folder(path, more, parameters=new | {"settings": at("next")})
+    with pytest.raises(Diverged, match=r"task 2, phase 'train', epoch \d .*shop.gatf has not changed"):
+        update_model_file(path, more, parameters=new | {"settings": at("next")})
     assert path.read_bytes() == before
     assert {file.name for file in tmp_path.iterdir()} == {"first", "more", "shop.gatf"}
-    outcome = learn_folder(path, more, parameters=new)
+    outcome = update_model_file(path, more, parameters=new)
     assert not outcome.resumed
-    assert len(outcome.classifier.classes_) == 4
+    assert len(outcome.model.labels) == 4
 
 
 def test_a_model_that_does_not_predict_is_not_written(tmp_path: Path, tiny_classifier: Any, digit_images: Any) -> None:

@@ -21,16 +21,14 @@ from gatf.geometry.moments import Moments
 from gatf.geometry.readout import mahalanobis_readout
 from gatf.incremental.defaults import first_config, next_config
 from gatf.incremental.statistics import SPREADS, Forecast, accuracy_by_class, forecast_old, merge
-from gatf.model.judge import (
-    CLASS_SHRINK,
-    Judge,
-    calibration,
-    combined_novelty,
-    rejection_threshold,
+from gatf.model.calibration import (
+    calibration_sums,
+    fitted_temperature,
     softmax_with_temperature,
     temperature_at_even_odds,
-    temperature_of,
 )
+from gatf.model.certificate import CLASS_SHRINK, Certifier
+from gatf.model.novelty import NoveltyScorer, combined_novelty, rejection_threshold
 
 Digits = tuple[np.ndarray, np.ndarray]
 Tiny = Callable[..., Any]
@@ -102,7 +100,7 @@ def test_a_method_with_heads_refuses_known_classes(
     settings = {f"method.{name}": value for name, value in choice.items() if name != "method"}
     learner = tiny_classifier(method=choice["method"], epochs=1, settings=settings)
     learner.fit(*some_digits(digit_images, "d0", "d1", most=60))
-    with pytest.raises(UserError, match="cannot go on with classes it knows"):
+    with pytest.raises(UserError, match="cannot learn more images of known classes"):
         learner.partial_fit(*some_digits(digit_images, "d1", "d2", most=60))
 
 
@@ -111,7 +109,7 @@ def test_nothing_is_certified_where_the_transports_error_is_not_measured(
     method: str, tiny_classifier: Tiny, digit_images: Digits
 ) -> None:
     learner = tiny_classifier(method=method, epochs=1).fit(*some_digits(digit_images, "d0", "d1", most=60))
-    with pytest.raises(UserError, match="keeps no Gaussians alone"):
+    with pytest.raises(UserError, match="keeps Gaussians only"):
         learner.predict(digit_images[0][:2], return_certificate=True)
 
 
@@ -119,7 +117,7 @@ def test_a_failed_update_changes_nothing(tiny_classifier: Tiny, digit_images: Di
     learner = tiny_classifier(epochs=1).fit(*some_digits(digit_images, "d0", "d1", most=80))
     before = learner.predict_proba(digit_images[0][:20])
     state = {name: value.clone() for name, value in learner.model_.method.state_dict().items()}
-    monkeypatch.setattr("gatf.incremental.update.calibration", lambda *_: 1 / 0)
+    monkeypatch.setattr("gatf.incremental.update.calibration_sums", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         learner.partial_fit(*some_digits(digit_images, "d2", most=40))
     assert learner.classes_.tolist() == ["d0", "d1"]
@@ -212,14 +210,14 @@ def test_temperature_is_recovered_from_calibrated_scores() -> None:
     draws = torch.Generator().manual_seed(0)
     scores = torch.randn(20_000, 5, generator=draws, dtype=torch.float64) * 3
     labels = torch.multinomial(torch.softmax(scores / 2.5, dim=1), 1, generator=draws)[:, 0]
-    assert temperature_of(calibration(scores, labels)) == pytest.approx(2.5, rel=0.05)
-    halves = calibration(scores[:1000], labels[:1000]) + calibration(scores[1000:], labels[1000:])
-    torch.testing.assert_close(halves, calibration(scores, labels))
+    assert fitted_temperature(calibration_sums(scores, labels)) == pytest.approx(2.5, rel=0.05)
+    halves = calibration_sums(scores[:1000], labels[:1000]) + calibration_sums(scores[1000:], labels[1000:])
+    torch.testing.assert_close(halves, calibration_sums(scores, labels))
 
 
 def test_temperature_of_perfect_scores_stays_finite() -> None:
     scores = torch.eye(4, dtype=torch.float64) * 10
-    chances = softmax_with_temperature(scores, temperature_of(calibration(scores, torch.arange(4))))
+    chances = softmax_with_temperature(scores, fitted_temperature(calibration_sums(scores, torch.arange(4))))
     assert 0.7 < float(chances.max()) < 0.95, "four right answers do not make certain"
 
 
@@ -234,7 +232,7 @@ def test_two_images_per_class_leave_probabilities_open(tiny_classifier: Tiny, di
     images, _ = some_digits(digit_images, "d0", "d1", "d2", most=2)
     assert learner.report_.held_out == 0
     assert learner.predict_proba(images).max() < 0.8, "nothing was kept back that could make certain"
-    assert any("guesses" in warning for warning in learner.report_.warnings)
+    assert any("not calibrated" in warning for warning in learner.report_.warnings)
     learner.partial_fit(*some_digits(digit_images, "d3", most=2))
     assert learner.report_.expected_old is None
 
@@ -243,14 +241,16 @@ def test_certificate_by_hand() -> None:
     """Two classes at ±2 on a line, in a metric of variance 2 (1, shrunk by 1): at z, d = (z ∓ 2)²/2."""
     stored = Gaussians(torch.tensor([[-2.0], [2.0]]), torch.ones(2, 1, 1))
     error = 0.2
-    judge = Judge(stored, torch.full((2,), error, dtype=torch.float64))
+    certifier = Certifier(stored, torch.full((2,), error, dtype=torch.float64))
     points = torch.tensor([[-2.0], [-0.5], [-0.1], [1.5]])
     near, far = [((points[:, 0] + sign * 2).abs() / 2**0.5).double() for sign in (1, -1)]
     bound = sum(2 * distance * error + error**2 for distance in (near, far))
     expected = (near.square() - far.square()).abs() > bound
     nearest = (points[:, 0] > 0).long()
-    assert judge.certificates(points, nearest).tolist() == expected.tolist() == [True, True, False, True]
-    assert not judge.certificates(points, 1 - nearest).any(), "another answer than the nearest mean's is not certified"
+    assert certifier.certificates(points, nearest).tolist() == expected.tolist() == [True, True, False, True]
+    assert not certifier.certificates(points, 1 - nearest).any(), (
+        "another answer than the nearest mean's is not certified"
+    )
 
 
 def test_a_shared_covariance_is_judged_as_copies_of_it() -> None:
@@ -259,9 +259,10 @@ def test_a_shared_covariance_is_judged_as_copies_of_it() -> None:
     factor = torch.randn(3, 3, generator=draws, dtype=torch.float64)
     shared = Gaussians.sharing(means, factor @ factor.T)
     copies = Gaussians(means, shared.covs.clone())
-    one, other = (Judge(stored, torch.zeros(4, dtype=torch.float64)) for stored in (shared, copies))
-    torch.testing.assert_close(one.novelty(points), other.novelty(points))
-    torch.testing.assert_close(one.metric(points), other.metric(points))
+    one, other = (NoveltyScorer(stored).scores(points) for stored in (shared, copies))
+    torch.testing.assert_close(one, other)
+    one, other = (Certifier(stored, torch.zeros(4)).metric(points) for stored in (shared, copies))
+    torch.testing.assert_close(one, other)
 
 
 def test_certificate_by_class_covariance_by_hand() -> None:
@@ -272,11 +273,11 @@ def test_certificate_by_class_covariance_by_hand() -> None:
     points, answers = torch.tensor([[4.0], [7.5], [9.0]]), torch.tensor([0, 0, 1])
     # at 7.5: the first class is nearer, 0.88 against 1.56, but may be as far as 1.4375²/0.5 = 4.1
     # at 9: the second is nearer, 0.25, and the first at least 0.625²/1.5 = 0.26 away, or 0.625²/1.6 = 0.24
-    assert not Judge(stored, errors).certificates(points, answers).any()
-    judge = Judge(stored, errors, (0.5, 0.5))
-    assert judge.certificates(points, answers).tolist() == [True, False, True]
-    assert Judge(stored, errors, (0.5, 0.6)).certificates(points, answers).tolist() == [True, False, False]
-    assert not Judge(stored, errors, (0.5, 1.0)).certificates(points, answers)[0], "the range has no upper end"
+    assert not Certifier(stored, errors).certificates(points, answers).any()
+    certifier = Certifier(stored, errors, (0.5, 0.5))
+    assert certifier.certificates(points, answers).tolist() == [True, False, True]
+    assert Certifier(stored, errors, (0.5, 0.6)).certificates(points, answers).tolist() == [True, False, False]
+    assert not Certifier(stored, errors, (0.5, 1.0)).certificates(points, answers)[0], "the range has no upper end"
 
 
 def test_certified_answers_survive_the_error(grown: Any, digit_images: Digits) -> None:
@@ -288,15 +289,15 @@ def test_certified_answers_survive_the_error(grown: Any, digit_images: Digits) -
     model = grown.model_
     features = grown._forward(images).features
     numbers = torch.from_numpy(np.searchsorted(grown.classes_, answers))
-    common = Judge(model.judge.stored, model.errors).certificates(features, numbers)
-    by_class = model.judge._certified_by_class(features, numbers)
+    common = Certifier(model.certifier.stored, model.errors).certificates(features, numbers)
+    by_class = model.certifier.certified_by_class(features, numbers)
     assert torch.equal(common | by_class, torch.from_numpy(certified))
     assert bool((by_class & ~common).any()), "the second rule certifies some that the first does not"
-    metric = model.judge.metric
-    means, points = metric(model.judge.stored.means), metric(features)
-    shrunk = spd.shrink(model.judge.stored.covs, CLASS_SHRINK)
+    metric = model.certifier.metric
+    means, points = metric(model.certifier.stored.means), metric(features)
+    shrunk = spd.shrink(model.certifier.stored.covs, CLASS_SHRINK)
     lower = torch.linalg.cholesky(shrunk)
-    eta_mean, eta_cov = model.judge.class_errors
+    eta_mean, eta_cov = model.certifier.class_errors
     transported = (model.errors > 0).double()
     assert eta_cov < 1
     draws = torch.Generator().manual_seed(0)
@@ -308,7 +309,7 @@ def test_certified_answers_survive_the_error(grown: Any, digit_images: Digits) -
         turn = spd.symmetrise(torch.randn(shrunk.shape, generator=draws, dtype=torch.float64))
         turn = turn / torch.linalg.matrix_norm(turn, ord=2)[:, None, None]
         covs = lower @ (torch.eye(len(turn[0])) + eta_cov * transported[:, None, None] * turn) @ lower.mT
-        moved = model.judge.stored.means + eta_mean * (lower @ (transported[:, None] * shift)[..., None])[..., 0]
+        moved = model.certifier.stored.means + eta_mean * (lower @ (transported[:, None] * shift)[..., None])[..., 0]
         distances = mahalanobis_readout(Gaussians(moved, covs), 0.0).distances(features)
         assert (distances.argmin(1) == numbers)[by_class].all()
 
@@ -369,20 +370,20 @@ def test_unknown_images_are_rejected_at_the_stated_rate(tiny_classifier: Tiny, d
     with pytest.raises(UserError, match="name of a class"):
         learner.predict(known)
     learner.set_params(unknown=1e-4, unknown_label=None)
-    with pytest.raises(UserError, match="too few images were kept back"):
+    with pytest.raises(UserError, match="too few images were held out"):
         learner.predict(known)
 
 
 def test_blank_and_noisy_images_are_strange_wherever_their_features_lie() -> None:
     """Two classes at ±4 on the first axis, of unit covariance, which shrinkage makes 1.1: distances by hand."""
     means = torch.tensor([[-4.0, 0.0], [4.0, 0.0]], dtype=torch.float64)
-    judge = Judge(Gaussians(means, torch.eye(2, dtype=torch.float64).expand(2, 2, 2)), torch.zeros(2))
+    scorer = NoveltyScorer(Gaussians(means, torch.eye(2, dtype=torch.float64).expand(2, 2, 2)))
     points = torch.tensor([[4.0, 0.0], [4.0, 3.0], [0.5, 0.0], [4.0, 30.0]], dtype=torch.float64)
     squares = torch.tensor([0.0, 9.0, 3.5**2, 900.0], dtype=torch.float64)
     quotients = squares / torch.tensor([16.0, 25.0, 0.25, 916.0], dtype=torch.float64)
-    torch.testing.assert_close(judge.novelty(points), torch.stack([quotients, squares / 2 / 1.1], 1))
+    torch.testing.assert_close(scorer.scores(points), torch.stack([quotients, squares / 2 / 1.1], 1))
     known = torch.tensor([[0.2, 2.0]] * 20)
-    assert combined_novelty(judge.novelty(points), known).tolist() == pytest.approx(
+    assert combined_novelty(scorer.scores(points), known).tolist() == pytest.approx(
         [0, 4.5 / 1.1 / 2, 49 / 0.2, 450 / 1.1 / 2]
     )
 
@@ -412,7 +413,7 @@ def test_the_rate_of_rejections_is_withdrawn_when_a_known_class_comes_back(
     learner.partial_fit(*some_digits(digit_images, "d1", most=20))
     assert learner.report_.rejection == "withdrawn"
     assert any("unknown images are no longer rejected" in warning for warning in learner.report_.warnings)
-    with pytest.warns(UserWarning, match="nothing is rejected as unknown: .* an update with images of every class"):
+    with pytest.warns(UserWarning, match="no image is rejected as unknown.* an update with images of every class"):
         assert not (learner.predict(known) == "unknown").any()
     # nor can a new class tell how far the others have moved by now
     learner.partial_fit(*some_digits(digit_images, "d4"))
@@ -429,7 +430,7 @@ def test_the_rate_of_rejections_is_called_an_estimate_when_classes_were_added(gr
     learner = IncrementalClassifier.from_model(grown.model_, device="cpu").set_params(unknown=0.1)
     assert learner.report_.rejection == "estimated"
     known, _ = some_digits(digit_images, *learner.classes_, test=True)
-    with pytest.warns(UserWarning, match="estimated, not promised, for classes older than the last update"):
+    with pytest.warns(UserWarning, match="estimated, not guaranteed, for classes older than the last update"):
         rejected = learner.predict(known) == "unknown"
     assert 0 < rejected.mean() < 0.3
 
@@ -466,9 +467,9 @@ def test_a_dotted_setting_is_a_parameter_of_its_own(tiny_classifier: Tiny, digit
 
 def test_its_picture_says_what_is_inside(grown: Any, tiny_classifier: Tiny) -> None:
     page = grown._repr_mimebundle_()["text/html"]
-    for words in ("7 classes, 2 updates", "8×8 grey", "d0, d1, d2", "Older classes: about"):
+    for words in ("7 classes, 2 updates", "8×8 grey", "d0, d1, d2", "Older classes: expected accuracy about"):
         assert words in page
-    assert "bytes kept" not in tiny_classifier()._repr_mimebundle_()["text/html"]
+    assert "bytes per class" not in tiny_classifier()._repr_mimebundle_()["text/html"]
 
 
 # --- what it says of itself -------------------------------------------------------------------------------------------
@@ -478,9 +479,9 @@ def test_the_report_is_true_and_plain(grown: Any, digit_images: Digits) -> None:
     text = str(grown.report_)
     for words in (
         "Update 1: added 3 classes (d4, d5, d6)",
-        "images kept back",
+        "held-out images",
         "moved the older classes by",
-        "Older classes: about",
+        "Older classes: expected accuracy about",
     ):
         assert words in text
     accuracy = 100 * grown.score(*some_digits(digit_images, "d0", "d1", "d2", "d3", test=True))
@@ -491,7 +492,7 @@ def test_the_report_is_true_and_plain(grown: Any, digit_images: Digits) -> None:
 
 def test_few_images_are_warned_about(tiny_classifier: Tiny, digit_images: Digits) -> None:
     learner = tiny_classifier(epochs=1).fit(*some_digits(digit_images, "d0", "d1", most=20))
-    assert any("fewer than 20 images" in warning for warning in learner.report_.warnings)
+    assert any("fewer than 20 training images" in warning for warning in learner.report_.warnings)
     assert "Warning: " in str(learner.report_)
 
 

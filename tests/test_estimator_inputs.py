@@ -11,7 +11,7 @@ from PIL import Image
 
 from gatf.data.inputs import read_class_folders, read_images, read_labelled
 from gatf.errors import UserError
-from gatf.incremental.learn import learn_folder
+from gatf.incremental.update_file import update_model_file
 
 Digits = tuple[np.ndarray, np.ndarray]
 Tiny = Callable[..., Any]
@@ -155,7 +155,7 @@ def test_new_images_must_fit_the_model(grown: Any) -> None:
             grown.predict(images)
         with pytest.raises(UserError, match=words):
             grown.partial_fit(images, ["d7"] * 4)
-    with pytest.raises(UserError, match="labels known so far are text"):
+    with pytest.raises(UserError, match="labels of the model are text"):
         grown.partial_fit(np.zeros((4, 8, 8), np.uint8), [7] * 4)
     assert len(grown.classes_) == 7
 
@@ -180,5 +180,5 @@ def test_small_files_are_decoded_once(photos: Path, monkeypatch: pytest.MonkeyPa
         return plain(data, name, *args)
 
     monkeypatch.setattr(encoded, "decode", counted)
-    learn_folder(photos.parent / "once.gatf", photos, parameters={"epochs": 1, "device": "cpu"}, skip_bad=True)
+    update_model_file(photos.parent / "once.gatf", photos, parameters={"epochs": 1, "device": "cpu"}, skip_bad=True)
     assert len(decoded) == len(set(decoded)) > 0

@@ -13,7 +13,7 @@ from gatf.config import RunConfig
 from gatf.experiment import Experiment
 from gatf.io.events import Event, Step
 from gatf.methods import METHODS
-from gatf.session import Circumstances
+from gatf.training.context import RunContext
 
 pytestmark = [
     pytest.mark.gpu,
@@ -42,7 +42,7 @@ def test_three_steps_without_a_wait(method: str, tiny_config: Callable[..., RunC
     )
     try:
         for task in range(2):
-            experiment.session.learn(experiment.task_data(task), Circumstances(refuse_waits_within_epochs()))
+            experiment.session.learn_task(experiment.task_data(task), RunContext(refuse_waits_within_epochs()))
             torch.cuda.set_sync_debug_mode("default")
     finally:
         torch.cuda.set_sync_debug_mode("default")
@@ -54,7 +54,7 @@ def test_accuracy_is_the_cpus(method: str, tiny_config: Callable[..., RunConfig]
     for device in ("cuda", "cpu"):
         experiment = Experiment(tiny_config(method, device=device))
         for task in range(2):
-            experiment.session.learn(experiment.task_data(task), Circumstances(lambda event: None))
+            experiment.session.learn_task(experiment.task_data(task), RunContext())
         accuracies.append(experiment.evaluate(1).seen)
     assert abs(accuracies[0] - accuracies[1]) < 5
 

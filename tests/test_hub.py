@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 
 from gatf import IncrementalClassifier
 from gatf.errors import UserError
+from gatf.model import file as model_file
 from gatf.model import hub
 from gatf.model.card import OWN, card
 from gatf.model.file import load
@@ -119,7 +121,7 @@ def test_the_hub_gets_the_model_and_its_card(model: Path, library: Hub, tmp_path
     assert (kept / "README.md").read_text(encoding="utf-8") == "edited"
     hub.pull("owner/digits", tmp_path / "again.gatf")
     assert (tmp_path / "again.gatf").read_bytes() == model.read_bytes()
-    with pytest.raises(UserError, match=r"again\.gatf is there already; choose another --out"):
+    with pytest.raises(UserError, match=r"again\.gatf exists already; choose another --out"):
         hub.pull("owner/digits", tmp_path / "again.gatf")
     with pytest.raises(UserError, match=r"'owner/digits' could not be fetched .* \(404 Client Error: not found\)"):
         hub.find("owner/digits", revision="v2")
@@ -202,3 +204,10 @@ def test_the_hub_s_own_library_has_what_is_used() -> None:
     for function, names in called.items():
         assert names <= set(inspect.signature(function).parameters), function
     assert issubclass(real.errors.HfHubHTTPError, Exception)
+
+
+def test_the_card_counts_all_updates_and_not_the_records_kept(grown: Any, tmp_path: Path) -> None:
+    model = grown.model_
+    last = model.history[-1].model_copy(update={"number": 149})
+    model_file.save(replace(model, history=(*model.history[:-1], last)), tmp_path / "old.gatf")
+    assert "taught in 150 updates" in card(tmp_path / "old.gatf", "./old")

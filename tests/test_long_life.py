@@ -22,7 +22,7 @@ from PIL import Image
 from gatf.config import RunConfig, load_config
 from gatf.errors import UserError
 from gatf.experiment import Experiment
-from gatf.incremental.learn import learn_folder
+from gatf.incremental.update_file import update_model_file
 from gatf.io import container
 from gatf.io.events import Event, Task
 from gatf.io.run_folder import RunFolder
@@ -143,7 +143,7 @@ def test_a_model_that_is_updated_often_grows_with_its_classes_only(
     for number in range(updates):
         place = folders(number % 10) if number < 10 else tmp_path / f"images{number % 10}"
         begun = time.process_time()
-        learn_folder(path, place, parameters=settings if number == 0 else {"device": "cpu"}, keep=1, restart=True)
+        update_model_file(path, place, parameters=settings if number == 0 else {"device": "cpu"}, keep=1, restart=True)
         seconds.append(time.process_time() - begun)
         header = container.inspect(path)
         numbers.append(sum(place.end - place.start for place in header.places.values()))
@@ -210,7 +210,7 @@ def test_a_model_whose_classes_are_taught_again_and_again_can_always_be_written(
     newest, old = loaded.history[-1], loaded.history[5]
     assert newest.revisited == again
     assert (old.revisited, old.classes_revisited, old.classes_added) == ((), 200, 0)
-    assert "went on with 200 classes, from" in str(old)
+    assert "added images of 200 classes, from" in str(old)
     assert loaded.history[0].classes_added == len(grown.history_[0].added)
 
 
@@ -228,6 +228,6 @@ def test_an_update_that_could_not_be_written_is_refused_before_it_trains(
     full = namedtuple("usage", "free")(1000)
     monkeypatch.setattr("shutil.disk_usage", lambda place: full)
     with pytest.raises(UserError, match="its disk has 0 MB left; make room first"):
-        learn_folder(path, folders(0), parameters={"device": "cpu"}, listener=heard.append)
+        update_model_file(path, folders(0), parameters={"device": "cpu"}, listener=heard.append)
     assert heard == []
     assert {file.name for file in tmp_path.iterdir()} == {"shop.gatf", "images0"}

@@ -79,7 +79,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_photos_get_the_pretrained_network_and_a_line_says_so(installed: Path) -> None:
     classifier = IncrementalClassifier(device="cpu")
-    told = classifier.describe(read_images(photos(4, 64)[0]))
+    told = classifier.choose_strategy(read_images(photos(4, 64)[0])).description
     assert told.startswith(
         "64×64 colour images, backbone efficientnet_lite0 (ImageNet's weights, features 64), method "
     )
@@ -90,13 +90,17 @@ def test_photos_get_the_pretrained_network_and_a_line_says_so(installed: Path) -
 def test_what_is_no_photo_or_asked_for_otherwise_does_not(installed: Path, given: str) -> None:
     pixels = photos(4, 32 if given == "small" else 64)[0]
     asked = {"width": {"width": 16}, "backbone": {"backbone": "resnet18"}}.get(given, {})
-    told = IncrementalClassifier(**asked).describe(read_images(pixels[..., 0] if given == "grey" else pixels))
+    told = (
+        IncrementalClassifier(**asked)
+        .choose_strategy(read_images(pixels[..., 0] if given == "grey" else pixels))
+        .description
+    )
     assert "backbone resnet18 (width 16, features 64)" in told
 
 
 def test_without_the_weights_photos_are_learnt_from_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gatf.incremental.defaults.packaged_weights", lambda: None)
-    assert "backbone resnet18" in IncrementalClassifier().describe(read_images(photos(4, 64)[0]))
+    assert "backbone resnet18" in IncrementalClassifier().choose_strategy(read_images(photos(4, 64)[0])).description
 
 
 @pytest.mark.parametrize(
@@ -116,8 +120,8 @@ def test_photos_keep_their_size_up_to_224(
     for number in range(3):
         Image.new(mode, size).save(tmp_path / f"{number}.png")
     classifier, given = IncrementalClassifier(), read_images(tmp_path)
-    assert classifier.shape_for(given) == (3, side or 224, side or 224)
-    assert ("efficientnet_lite0" in classifier.describe(given)) == (side is not None)
+    assert classifier.image_shape_for(given) == (3, side or 224, side or 224)
+    assert ("efficientnet_lite0" in classifier.choose_strategy(given).description) == (side is not None)
 
 
 def test_a_pretrained_model_is_fitted_saved_and_goes_on_learning(installed: Path) -> None:
@@ -207,11 +211,11 @@ def test_a_model_of_timm_begins_with_timm_s_weights_unless_asked_otherwise(
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
     given = read_images(photos(4, 64)[0])
     random = IncrementalClassifier(backbone="timm:tiny_vit", settings={"backbone.pretrained": None})
-    assert "backbone timm:tiny_vit (features " in random.describe(given)
+    assert "backbone timm:tiny_vit (features " in random.choose_strategy(given).description
     assert asked == []
-    told = IncrementalClassifier(backbone="timm:tiny_vit").describe(given)
+    told = IncrementalClassifier(backbone="timm:tiny_vit").choose_strategy(given).description
     assert "backbone timm:tiny_vit (timm's weights, " in told
-    assert "kept only if it promises more than the pretrained network" in told
+    assert "replaces the frozen backbone only if it is expected to be better" in told
     assert set(asked) == {"timm/tiny_vit"}
     images, names = photos(24, 64)
     classifier = IncrementalClassifier(backbone="timm:tiny_vit", adapt="never", device="cpu").fit(images, names)
@@ -302,7 +306,7 @@ def test_what_is_shown_is_kept_by_updates_files_and_exports(timm_s: Timm, framed
     assert isinstance(asked, Exported), why
     files = sorted(str(file) for file in framed.rglob("*.png"))
     pixels, _, _ = asked.read(files, skip_bad=False)
-    np.testing.assert_allclose(asked.answer(pixels).probabilities, loaded.predict_proba(files), atol=1e-4)
+    np.testing.assert_allclose(asked.predict(pixels).probabilities, loaded.predict_proba(files), atol=1e-4)
     loaded.set_params(adapt="never").partial_fit(files, ["green", "grey"] * 8)
     assert loaded.model_.preprocessing == classifier.model_.preprocessing
 
@@ -339,7 +343,7 @@ def test_an_export_that_claims_more_than_the_image_is_left_alone(timm_s: Timm, f
     onnx.save(proto, tmp_path / "shop.onnx")
     found, why = beside(tmp_path / "shop.gatf")
     assert found is None
-    assert "is not an export of a model and was left alone" in str(why)
+    assert "is not an export of a model and is ignored" in str(why)
 
 
 def test_small_images_are_seen_whole(timm_s: Timm, framed: Path) -> None:
@@ -383,7 +387,7 @@ class Mobile(MobileNet):
 def test_mobile_networks_as_onnx(tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime", reason="the extra 'onnx' is not installed")
     model = tiny(backbone=Mobile(bottleneck=6)).fit(*photos(40, 36)).model_
-    assert export_onnx(model, tmp_path / "mobile.onnx") == "onnxruntime gives the same answers"
+    assert export_onnx(model, tmp_path / "mobile.onnx") == "onnxruntime gives the same predictions"
 
 
 def test_a_file_that_brings_its_network_takes_no_other(grown: Any, tmp_path: Path) -> None:
@@ -399,7 +403,11 @@ def test_many_features_of_a_module_get_a_bottleneck() -> None:
     assert model.method.feature_dim == 5
     assert model.preprocessing.mean == (0.5,) * 3
     assert model.config.backbone.pretrained == "inside"
-    usual = tiny(backbone=Colours(100))
-    assert "features 64" in usual.describe(read_images(photos(40, 32)[0]))
-    assert "all its features" in tiny(backbone=Colours(64)).describe(read_images(photos(40, 32)[0]))
-    assert "all its features" in tiny(backbone=Colours(100), method="fecam").describe(read_images(photos(40, 32)[0]))
+    images = read_images(photos(40, 32)[0])
+
+    def description(**parameters: Any) -> str:
+        return tiny(**parameters).set_params(batch_size=128, settings=None).choose_strategy(images).description
+
+    assert "features 64" in description(backbone=Colours(100))
+    assert "all its features" in description(backbone=Colours(64))
+    assert "all its features" in description(backbone=Colours(100), method="fecam")

@@ -69,7 +69,7 @@ def test_what_a_run_did_not_measure_is_not_claimed(tmp_path: Path) -> None:
     images, _ = images_of_test(Experiment(config))
     with pytest.raises(UserError, match="gatf learn"):
         classifier.predict(images[:2], return_certificate=True)
-    with pytest.raises(UserError, match="too few images were kept back"):
+    with pytest.raises(UserError, match="too few images were held out"):
         classifier.set_params(unknown=0.05).predict(images[:2])
     assert "not calibrated" in str(classifier.report_)
 
@@ -86,4 +86,4 @@ def test_a_method_that_keeps_images_is_not_updated(tmp_path: Path) -> None:
 def test_a_run_s_model_is_exported(tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
     start(load_config("digits", method="gatf", overrides=SHORT), tmp_path / "run")
-    assert "same answers" in export_onnx(model_file.load(tmp_path / "run"), tmp_path / "model.onnx")
+    assert "same predictions" in export_onnx(model_file.load(tmp_path / "run"), tmp_path / "model.onnx")

@@ -18,6 +18,7 @@ from gatf import distributed
 from gatf.config import RunConfig, read_recipe, validated, with_overrides
 from gatf.data.features import SourceFeatures, cached_features, network_identity
 from gatf.data.loader import EVALUATION_BATCH, TaskData, TaskInfo, split_pipeline
+from gatf.data.preprocessing import Preprocessing
 from gatf.data.scenario import Scenario, build_scenario
 from gatf.data.sources import open_source
 from gatf.errors import CannotWrite, Diverged, UserError
@@ -40,12 +41,14 @@ from gatf.io.signals import stop_signals
 from gatf.methods import Method
 from gatf.methods.parts.features import FeatureMethod
 from gatf.model import file as model_file
-from gatf.model.judge import NO_CALIBRATION, NO_NOVELTY
+from gatf.model.calibration import NO_CALIBRATION
+from gatf.model.novelty import NO_NOVELTY
 from gatf.model.record import UpdateRecord, remembered
 from gatf.model.state import Model
 from gatf.network_reuse import NetworkSource
-from gatf.session import TRAINED, Circumstances, Preprocessing, Session, under, whole_number
+from gatf.session import TRAINED, Session, under, whole_number
 from gatf.training import checkpoint
+from gatf.training.context import RunContext
 from gatf.training.loop import Interrupted, Position
 from gatf.training.processes import AgreedStop, losing_a_process
 from gatf.training.task import Resumed
@@ -366,13 +369,14 @@ class _Run:
             if self.network_source is not None and task < self.network_source.tasks and resumed is None
             else None
         )
-        circumstances = Circumstances(
-            partial(self._emit_after_notices, task), self.stop, partial(self._save, task), self.config.checkpoint_every,
-            None if network_source is None else partial(self._take, network_source),
-            self._keep if self.config.keep_networks else None,
+        context = RunContext(
+            partial(self._emit_after_notices, task), self.stop, save=partial(self._save, task),
+            save_every=self.config.checkpoint_every,
+            networks=None if network_source is None else partial(self._take, network_source),
+            trained=self._keep if self.config.keep_networks else None,
         )  # fmt: skip
         with spd.counting() as self._ladder:
-            self.session.learn(self.experiment.task_data(task), circumstances, resumed=resumed)
+            self.session.learn_task(self.experiment.task_data(task), context, resumed=resumed)
             self._drain_notices(task)
             result = self.experiment.evaluate(task)
         memory = peak_memory_mb(self.session.device)

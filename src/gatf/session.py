@@ -1,10 +1,10 @@
-"""A learner at work: settings, method, pipeline and engine in one object, which learns a task, looks at images, and is
-saved and restored. A run is a loop over a scenario's tasks on it; an update of a classifier is one task more."""
+"""A session: settings, method, pipeline and engine in one object. It learns tasks and scores images.
+
+A run loops over the tasks of a scenario on one session. An update of a classifier is one more task on a session."""
 
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -14,14 +14,12 @@ from torch import Tensor, nn
 
 from gatf import distributed
 from gatf.config import RunConfig, differences
-from gatf.data.augment import Pipeline, parse_augmentation
 from gatf.data.base import ImageSet
-from gatf.data.decode import CENTRAL_SHARE, SMALL
-from gatf.data.inputs import ImageInput, image_set
 from gatf.data.loader import TaskData, TaskInfo, views
+from gatf.data.preprocessing import Preprocessing
 from gatf.devices import set_determinism
 from gatf.errors import Diverged, UserError
-from gatf.io.events import FeaturesExtracted, Listener, Trained
+from gatf.io.events import FeaturesExtracted, Trained
 from gatf.methods import Method, method_class
 from gatf.methods.parts.bottleneck import start_bottleneck
 from gatf.nets import build_backbone, given_backbone, wrap_backbone
@@ -32,13 +30,13 @@ from gatf.nets.shared_norm import share_batch_norm
 from gatf.seeding import keyed_init
 from gatf.settings import PYTHON
 from gatf.training import checkpoint
+from gatf.training.context import RunContext
 from gatf.training.divergence import check_finite, diverged, noticing
 from gatf.training.loop import Position
-from gatf.training.memory import keep_freed_memory
 from gatf.training.phase import Phase
 from gatf.training.precision import chosen
 from gatf.training.processes import open_alone, open_fabric
-from gatf.training.task import Resumed, SaveAt, train_task
+from gatf.training.task import Resumed, train_task
 from gatf.training.threads import LIGHT, multiplications, one_thread_if
 
 CONFIG, SCALER = "config", "scaler"
@@ -47,65 +45,14 @@ METHOD, SUMS, TRAINED = "method.", "sums.", "trained."
 """Prefixes of tensors in a checkpoint; the optimiser's are `checkpoint.flatten_optimiser`'s."""
 
 
-@dataclass(frozen=True)
-class Preprocessing:
-    """From pictures to what the network sees: uint8 pixels of a central square, /255, less the mean, over the standard
-    deviation."""
-
-    shape: tuple[int, int, int]
-    """Channels, height, width."""
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    central_share: float = CENTRAL_SHARE
-    """Of the shorter side of large images, what the test view keeps; of small ones it keeps all."""
-
-    def suited_to(self, backbone: nn.Module) -> "Preprocessing":
-        """With the mean, deviation and share of the image that a pretrained backbone expects, where it says so; else
-        the data's."""
-        suited = self
-        expected = getattr(backbone, "normalisation", None)
-        if expected is not None and len(expected[0]) == self.shape[0]:
-            suited = replace(suited, mean=expected[0], std=expected[1])
-        share = getattr(backbone, "central_share", None)
-        if share is not None and self.shape[1] > SMALL:
-            if not 0 < share <= 1:
-                raise UserError(f"a backbone's central_share is above 0 and at most 1, not {share!r}")
-            suited = replace(suited, central_share=share)
-        return suited
-
-    def images(self, given: ImageInput, labels: Tensor | None = None) -> ImageSet:
-        """Pictures as the network sees them in a test, but for the normalisation, with class numbers."""
-        return image_set(given, self.shape, labels, central_share=self.central_share)
-
-    def pipeline(self, config: RunConfig) -> Pipeline:
-        """With the augmentation and the crop of test images that the config asks for."""
-        steps = parse_augmentation(config.data.augment)
-        return Pipeline(steps, self.mean, self.std, config.data.test_crop).check(self.shape)
-
-
-@dataclass(frozen=True)
-class Circumstances:
-    """How a task is learnt: who hears of it, who may stop it, where and how often it is saved on the way."""
-
-    listener: Listener
-    stop: Callable[[], bool] = lambda: False
-    save: SaveAt = lambda phase, position, optimiser: None
-    save_every: int | None = None
-    """Epochs between two saves within a phase; None: only when `stop` says so."""
-    networks: Callable[[int], dict[str, Tensor]] | None = None
-    """What another run has trained in a task that would train the same; it is then not trained again."""
-    trained: Callable[[dict[str, Tensor]], None] | None = None
-    """Is given what a phase has trained for that, before a later phase changes it or the method drops it."""
-
-
 class Session:
-    """A method with everything it takes to train it and to ask it."""
+    """A method with everything it needs for training and scoring."""
 
     def __init__(
         self, config: RunConfig, preprocessing: Preprocessing, *, backbone: nn.Module | None = None,
         alone: bool = False,
     ) -> None:  # fmt: skip
-        """`alone`: in this process, even if a launcher made others."""
+        """`alone`: train in this process only, even if a launcher started others."""
         self.config = config
         self.warnings: list[str] = []
         precision, how = session_precision(config, preprocessing.shape)
@@ -115,7 +62,7 @@ class Session:
         set_determinism(config.deterministic, self.device)
         self.method = build_method(config, preprocessing.shape, backbone, self.warnings).to(self.device)
         self.preprocessing = preprocessing.suited_to(self.method.backbone)
-        self.pipeline = self.preprocessing.pipeline(config)
+        self.pipeline = self.preprocessing.pipeline(config.data)
         if config.compile:
             compile_backbone(self.method.backbone, self.device, graphs=config.compile == "reduce-overhead")
         if distributed.world() > 1:
@@ -127,7 +74,7 @@ class Session:
 
     @cached_property
     def light(self) -> bool:
-        """Whether a step is so little work that threads would but wait for each other."""
+        """Whether a step is too little work for several threads."""
         if self.device.type != "cpu":
             return False
         stages = (self.config.optimisation.first, self.config.optimisation.next)
@@ -135,7 +82,7 @@ class Session:
         return batch * multiplications(self.method.backbone, self.preprocessing.shape) < LIGHT
 
     def threads(self) -> AbstractContextManager[None]:
-        """Inside, torch uses as many threads as the network is worth."""
+        """Inside, torch uses one thread for light networks."""
         return one_thread_if(self.light)
 
     # --- learning
@@ -144,42 +91,41 @@ class Session:
         """The training images of a task: numbers and labels of its members among `images`."""
         return TaskData(info, images, members, pipeline=self.pipeline, seed=self.config.seed, device=self.device)
 
-    def learn(
-        self, data: TaskData, run: Circumstances, *, resumed: Resumed | None = None,
+    def learn_task(
+        self, data: TaskData, context: RunContext, *, resumed: Resumed | None = None,
         end: Callable[[TaskData], None] | None = None,
     ) -> None:  # fmt: skip
-        """Train a task and let the method end it; then its images are gone. `Interrupted` if a stop was asked for,
-        `Diverged` if training or a statistic leaves the finite numbers.
+        """Train a task, end it and close its data. `Interrupted` if a stop was requested, `Diverged` if training or a
+        statistic is no longer finite.
 
-        `end` takes the place of the method's `end_task`, which it must call.
+        `end` replaces the method's `end_task`, which it must call.
         """
-        if self.device.type == "cpu":
-            keep_freed_memory()
         task = data.info.index
-        data.extracted = lambda images, of: run.listener(FeaturesExtracted(task=task, images=images, of=of))
+        data.extracted = lambda images, of: context.listener(FeaturesExtracted(task=task, images=images, of=of))
         with self.threads():
             if data.info.index == 0 and resumed is None:
                 start_bottleneck(self.method.backbone, self.config.backbone, data)
             train_task(
                 self.method, data, self.fabric,
-                listener=run.listener, resumed=resumed, save=run.save, stop=run.stop, save_every=run.save_every,
-                taken=lambda phase: run.networks is not None and self._take(phase, partial(run.networks, task)),
-                done=partial(self._give, run),
+                listener=context.listener, resumed=resumed, save=context.save, stop=context.stop,
+                save_every=context.save_every,
+                taken=lambda phase: context.networks is not None and self._take(phase, partial(context.networks, task)),
+                done=partial(self._give, context),
             )  # fmt: skip
-            run.listener(Trained(task=data.info.index))
+            context.listener(Trained(task=data.info.index))
             self._end(data, end or self.method.end_task)
         data.close()
 
     def _parts(self, phase: Phase) -> list[tuple[str, nn.Module]]:
-        """What a phase leaves behind that another run could take, by its place in the method; nothing if it does not
-        train the network."""
+        """The modules of a phase that another run could reuse, by their names in the method; none if the phase does not
+        train the backbone."""
         if "backbone" not in phase.modules:
             return []
         places = {id(module): name for name, module in self.method.named_modules()}
         return [(places[id(module)], module) for module in (*phase.modules.values(), *phase.follows.values())]
 
     def _take(self, phase: Phase, networks: Callable[[], dict[str, Tensor]]) -> bool:
-        """Put into a phase what another run has trained in it, if that is the network; says whether it is."""
+        """Load the networks of another run if the phase trains the backbone; returns whether it does."""
         parts = self._parts(phase)
         tensors = networks() if parts else {}
         for place, module in parts:
@@ -187,10 +133,10 @@ class Session:
                 module.load_state_dict(under(tensors, f"{place}."))
         return bool(parts)
 
-    def _give(self, run: Circumstances, phase: Phase) -> None:
-        """Hand on what a phase has trained, if somebody keeps it."""
-        if run.trained is not None and (parts := self._parts(phase)):
-            run.trained({
+    def _give(self, context: RunContext, phase: Phase) -> None:
+        """Pass on the networks of a phase, if the context keeps them."""
+        if context.trained is not None and (parts := self._parts(phase)):
+            context.trained({
                 f"{place}.{name}": value.detach().clone()
                 for place, module in parts
                 for name, value in module.state_dict().items()
@@ -204,12 +150,12 @@ class Session:
         distributed.take_from_first(self.method.state_dict().values())
 
     def diverged(self, task: int, where: str, what: str) -> Diverged:
-        """After training: it left the finite numbers, by the stage's rate or by one of the method's own."""
+        """The error for a divergence after training, with the stage's and the method's learning rates."""
         settings = self.config.method.model_dump()
         own = {f"method.{name}": value for name, value in settings.items() if name.endswith("_lr") and value}
         return diverged(task, where, what, self.config.optimisation.stage(task), also=own)
 
-    # --- looking
+    # --- scoring
 
     def scored(self, images: ImageSet, members: Tensor) -> Iterator[Tensor]:
         """Scores [B, classes] of some of the images, a batch at a time."""
@@ -224,8 +170,8 @@ class Session:
         self, path: Path, meta: dict[str, Any], *, phase: int = 0, position: Position | None = None,
         optimiser: torch.optim.Optimizer | None = None, trained: Mapping[str, Tensor] | None = None,
     ) -> None:  # fmt: skip
-        """Write a checkpoint, between tasks, or with an optimiser within one; with what the task has `trained` so far
-        where other runs are to have it. It has the config, for `changes`."""
+        """Write a checkpoint, between tasks, or with an optimiser within one. `trained` has networks that other runs
+        may reuse. The checkpoint contains the config, for `changes`."""
         position = position or Position()
         tensors = {METHOD + name: value for name, value in self.method.state_dict().items()}
         tensors |= {SUMS + name: value for name, value in position.sums.items()}
@@ -241,15 +187,14 @@ class Session:
         return {CONFIG: self.config.model_dump(mode="json")}
 
     def changes(self, meta: dict[str, Any]) -> list[str]:
-        """What the config of a checkpoint has otherwise than this session's; nothing if it was made before checkpoints
-        had it."""
+        """Differences between a checkpoint's config and this session's; none for old checkpoints without a config."""
         try:
             return differences(meta[CONFIG], self.config) if CONFIG in meta else []
         except (UserError, AttributeError, TypeError) as error:
             raise UserError(f"a checkpoint was made with settings that this version does not have: {error}") from None
 
     def restore(self, tensors: dict[str, Tensor], meta: dict[str, Any], within: TaskInfo | None) -> Resumed | None:
-        """Put the method where a checkpoint was; returns the place within the task, if it was within one."""
+        """Restore the method from a checkpoint; returns the position within the task, if it was written within one."""
         with _fitting():
             if within is not None:
                 self.method.begin_task(within)
@@ -273,7 +218,7 @@ def _fitting() -> Iterator[None]:
 
 
 def whole_number(meta: Mapping[str, Any], name: str) -> int:
-    """A number of a checkpoint that says where training stands."""
+    """A non-negative number of a checkpoint that tells the position of training."""
     value = meta.get(name)
     if type(value) is not int or not 0 <= value < 2**40:
         raise UserError(f"the checkpoint does not say where training stands: its '{name}' is no such number")
@@ -281,12 +226,12 @@ def whole_number(meta: Mapping[str, Any], name: str) -> int:
 
 
 def under(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """Tensors whose names begin so, without that."""
+    """Tensors whose names start with a prefix, without the prefix."""
     return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
 
 
 def session_precision(config: RunConfig, shape: tuple[int, int, int]) -> tuple[str, str | None]:
-    """The precision of a session with these settings here, and how `auto` was decided, if it was."""
+    """The precision of a session with these settings on this machine, and the reason where `auto` chose it."""
     return chosen(
         config.precision, config.device, backbone=config.backbone, shape=shape,
         batch=config.optimisation.next.batch_size,
@@ -299,7 +244,7 @@ def build_method(
 ) -> Method:  # fmt: skip
     """The method with the given backbone, or the one the config names, its weights drawn from the seed or pretrained.
 
-    What is worth saying about pretrained weights is added to `notes`.
+    Remarks on pretrained weights are added to `notes`.
     """
     with keyed_init(config.seed, "init", "backbone"):
         if backbone is None:

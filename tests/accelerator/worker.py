@@ -22,8 +22,8 @@ import standin
 from gatf.config import RunConfig, load_config
 from gatf.experiment import Experiment
 from gatf.io.events import Event, Step
-from gatf.session import Circumstances
 from gatf.training import checkpoint
+from gatf.training.context import RunContext
 from gatf.training.loop import Interrupted, Position
 
 TINY = {
@@ -104,11 +104,11 @@ def config_of(case: dict[str, Any], device: str) -> RunConfig:
     return config.model_copy(update={"device": device})
 
 
-def trained(experiment: Experiment, circumstances: Circumstances) -> dict[str, Tensor]:
+def trained(experiment: Experiment, context: RunContext) -> dict[str, Tensor]:
     """All tasks; the method's state and the scores of the test images, on the CPU."""
     results = {}
     for task in range(len(experiment.scenario)):
-        experiment.session.learn(experiment.task_data(task), circumstances)
+        experiment.session.learn_task(experiment.task_data(task), context)
         results[f"answers of task {task}"] = experiment.evaluate(task).answered
     return {**experiment.method.state_dict(), **results}
 
@@ -122,7 +122,7 @@ def same(first: dict[str, Tensor], second: dict[str, Tensor]) -> list[str]:
 
 def compare(case: dict[str, Any], device: standin.StandIn) -> dict[str, Any]:
     """The same run on both devices: what differs, what waited, what is not on the device."""
-    expected = trained(Experiment(config_of(case, "cpu")), Circumstances(lambda event: None))
+    expected = trained(Experiment(config_of(case, "cpu")), RunContext())
     steps, elsewhere = StepCounts(device), set()
 
     def check_optimiser(phase: int, position: Position, optimiser: torch.optim.Optimizer) -> None:
@@ -135,7 +135,7 @@ def compare(case: dict[str, Any], device: standin.StandIn) -> dict[str, Any]:
 
     experiment = Experiment(config_of(case, "standin"))
     with device.recording():
-        found = trained(experiment, Circumstances(steps, save=check_optimiser, save_every=1))
+        found = trained(experiment, RunContext(steps, save=check_optimiser, save_every=1))
     state = experiment.method.state_dict()
     elsewhere.update(name for name, value in state.items() if value.device.type != "standin")
     return {
@@ -149,17 +149,17 @@ def compare(case: dict[str, Any], device: standin.StandIn) -> dict[str, Any]:
 def count(case: dict[str, Any], device: standin.StandIn) -> dict[str, Any]:
     """Operations of a training step, the most of all phases; one per launch that a GPU would get."""
     steps = StepCounts(device)
-    trained(Experiment(config_of(case, "standin")), Circumstances(steps))
+    trained(Experiment(config_of(case, "standin")), RunContext(steps))
     return {"operations": max(steps.operations.values(), default=0)}
 
 
 def resume(case: dict[str, Any], device: standin.StandIn) -> dict[str, Any]:
     """Stopped within task 2 on one device, continued from the checkpoint on the other."""
-    expected = trained(Experiment(config_of(case, "cpu")), Circumstances(lambda event: None))
+    expected = trained(Experiment(config_of(case, "cpu")), RunContext())
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "checkpoint.safetensors"
         first = Experiment(config_of(case, case["from"]))
-        first.session.learn(first.task_data(0), Circumstances(lambda event: None))
+        first.session.learn_task(first.task_data(0), RunContext())
         answers = {"answers of task 0": first.evaluate(0).answered}
         steps = iter(range(100))
 
@@ -167,13 +167,11 @@ def resume(case: dict[str, Any], device: standin.StandIn) -> dict[str, Any]:
             first.session.save(path, {}, phase=phase, position=position, optimiser=optimiser)
 
         with suppress(Interrupted):
-            first.session.learn(
-                first.task_data(1), Circumstances(lambda event: None, stop=lambda: next(steps) == 3, save=save)
-            )
+            first.session.learn_task(first.task_data(1), RunContext(stop=lambda: next(steps) == 3, save=save))
         second = Experiment(config_of(case, case["to"]))
         tensors, meta = checkpoint.load(path)
         resumed = second.session.restore(tensors, meta, second.task_info(1))
-        second.session.learn(second.task_data(1), Circumstances(lambda event: None), resumed=resumed)
+        second.session.learn_task(second.task_data(1), RunContext(), resumed=resumed)
         answers["answers of task 1"] = second.evaluate(1).answered
     return {"differs": same(expected, {**second.method.state_dict(), **answers})}
 
@@ -182,7 +180,7 @@ def without_float64(case: dict[str, Any], device: standin.StandIn) -> dict[str, 
     """What a user reads on a device that has no float64."""
     with device.without_float64():
         try:
-            trained(Experiment(config_of(case, "standin")), Circumstances(lambda event: None))
+            trained(Experiment(config_of(case, "standin")), RunContext())
         except Exception as error:
             return {"error": type(error).__name__, "text": str(error)}
     return {"error": None}

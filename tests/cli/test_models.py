@@ -18,8 +18,8 @@ import torch
 from PIL import Image
 
 from gatf.cli.models import FEW
-from gatf.incremental.learn import learn_folder
 from gatf.incremental.store import Store
+from gatf.incremental.update_file import update_model_file
 from gatf.io import container
 from gatf.model import file as model_file
 from gatf.nets.folding import folded
@@ -46,7 +46,8 @@ def base(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model that learnt january."""
     path = tmp_path_factory.mktemp("base") / "shop.gatf"
     settings = {"method.samples": 100, "backbone.bottleneck": 8}
-    learn_folder(path, photos / "january", parameters={"epochs": 8, "width": 8, "device": "cpu", "settings": settings})
+    parameters = {"epochs": 8, "width": 8, "device": "cpu", "settings": settings}
+    update_model_file(path, photos / "january", parameters=parameters)
     return path
 
 
@@ -69,7 +70,7 @@ def test_learn_creates_then_extends_then_rolls_back(call: Any, photos: Path, tmp
     assert {file.name for file in tmp_path.iterdir()} == {"shop.gatf", "shop.gatf.v0"}
     code, text, _ = call("rollback", model)
     assert code == 0
-    assert "as it was after the first fit" in text
+    assert "restored to the version after the first fit" in text
     assert model_file.load(model).labels == ("d0", "d1")
     code, _, error = call("rollback", model)
     assert code == 2
@@ -112,7 +113,7 @@ def test_inspect_tells_everything(call: Any, shop: Path) -> None:
         "network: small (width 8,",
         "bytes per class",
         "First fit: added",
-        "kept back",
+        "held-out images",
     ):
         assert words in text
     code, text, _ = call("inspect", shop, "--json")
@@ -123,7 +124,7 @@ def test_export_writes_onnx(call: Any, shop: Path, tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime", reason="the extra 'onnx' is not installed")
     code, text, _ = call("export", shop, tmp_path / "shop.onnx")
     assert code == 0
-    assert "onnxruntime gives the same answers" in text
+    assert "onnxruntime gives the same predictions" in text
     assert (tmp_path / "shop.onnx").stat().st_size > 1000
 
 
@@ -139,7 +140,7 @@ def test_mistakes_are_one_sentence_and_lose_nothing(call: Any, shop: Path, photo
         (["learn", shop, tmp_path / "nowhere"], "there is no folder"),
         (["learn", shop, tmp_path / "bad"], "broken.png cannot be decoded"),
         (["learn", shop, tmp_path / "bad", "--skip-bad"], "no image that can be decoded"),
-        (["learn", shop, month, "--method", "ewc"], "was fixed when it was made"),
+        (["learn", shop, month, "--method", "ewc"], "was fixed when it was created"),
         (["learn", shop, month, "--set", "method.rige=1"], "did you mean 'ridge'"),
         (["learn", tmp_path / "not.gatf", month], "zip archive"),
         (["learn", tmp_path / "new.gatf", tmp_path / "one"], "at least two classes"),
@@ -180,7 +181,7 @@ def undisturbed(base: Path, photos: Path, tmp_path_factory: pytest.TempPathFacto
     """What a learn gives that nobody stops."""
     path = tmp_path_factory.mktemp("undisturbed") / "shop.gatf"
     path.write_bytes(base.read_bytes())
-    learn_folder(path, photos / "february", parameters=LONG)
+    update_model_file(path, photos / "february", parameters=LONG)
     return container.read(path)[0]
 
 
@@ -204,11 +205,11 @@ def test_a_killed_learn_leaves_the_model_and_goes_on(
     assert shop.read_bytes() == before
     if how == signal.SIGINT:
         assert process.returncode == 130
-        assert "the same command goes on" in told
+        assert "Repeat the command to continue" in told
     code, _, error = call("learn", shop, photos / "january")
     assert code == 2
     assert "was interrupted" in error
-    assert learn_folder(shop, photos / "february", parameters=LONG).resumed
+    assert update_model_file(shop, photos / "february", parameters=LONG).resumed
     assert not state.parent.exists()
     found = container.read(shop)[0]
     assert found.keys() == undisturbed.keys()
@@ -221,8 +222,8 @@ def test_evaluate_measures_a_model_on_a_folder(call, base: Path, photos: Path, t
     shutil.copytree(photos / "february" / "d2", tmp_path / "test" / "d2")
     code, text, notes = call("evaluate", str(base), str(tmp_path / "test"))
     assert code == 0
-    assert "left out: 40 images of 'd2', which the model does not know" in notes
-    assert "of 80 images are answered rightly among 2 classes" in text
+    assert "skipped: 40 images of 'd2', a class that the model does not know" in notes
+    assert "accuracy on 80 images, among 2 classes:" in text
     _, text, _ = call("evaluate", str(base), str(tmp_path / "test"), "--json")
     told = json.loads(text)
     table = np.array(told["confusion"])
@@ -274,14 +275,14 @@ def test_push_and_pull_through_a_folder(call: Any, shop: Path, tmp_path: Path, m
     monkeypatch.chdir(tmp_path)
     code, text, _ = call("push", shop, "./handed on")
     assert code == 0
-    assert text.startswith("handed on holds model.gatf, ")
+    assert text.startswith("handed on contains model.gatf, ")
     code, text, _ = call("pull", "./handed on")
     assert code == 0
-    assert "`gatf inspect 'handed on.gatf'` says what it knows" in text
+    assert "`gatf inspect 'handed on.gatf'` describes it" in text
     assert (tmp_path / "handed on.gatf").read_bytes() == shop.read_bytes()
     code, _, error = call("pull", "./handed on")
     assert code == 2
-    assert error == "gatf: handed on.gatf is there already; choose another --out\n"
+    assert error == "gatf: handed on.gatf exists already; choose another --out\n"
     code, _, error = call("push", tmp_path / "none.gatf", "./x")
     assert code == 2
     assert "there is no model" in error

@@ -33,7 +33,7 @@ from gatf.incremental.store import Store
 from gatf.io.events import JsonLines
 from gatf.io.run_folder import RunFolder
 from gatf.model import file as model_file
-from gatf.model.answers import answer, forward
+from gatf.model.predict import forward, predictions_from
 from gatf.nets.pretrained import load_pretrained
 from gatf.nets.small import SmallNet
 from gatf.report.load import load_runs
@@ -85,7 +85,7 @@ def read_model(folder: Path) -> None:
         model_file.describe(path)
         model = model_file.load(path)
         given = images if model.preprocessing.shape[0] == 1 else np.repeat(images[..., None], 3, 3)
-        answers = answer(model, forward(model, given))
+        answers = predictions_from(model, forward(model, given))
         assert np.isfinite(answers.probabilities).all()
         assert set(answers.labels.tolist()) <= set(model.labels)
 

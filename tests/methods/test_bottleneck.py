@@ -77,7 +77,7 @@ def test_the_first_task_decides_what_the_bottleneck_keeps(
 def test_a_run_begins_with_it_once(pretrained: Callable[..., Experiment], monkeypatch: pytest.MonkeyPatch) -> None:
     """Before the first task's training, neither before another task's nor after a resume, which would undo training."""
     from gatf import session
-    from gatf.session import Circumstances
+    from gatf.training.context import RunContext
     from gatf.training.loop import Position
     from gatf.training.task import Resumed
 
@@ -85,9 +85,9 @@ def test_a_run_begins_with_it_once(pretrained: Callable[..., Experiment], monkey
     monkeypatch.setattr(session, "start_bottleneck", lambda backbone, config, data: started.append(data.info.index))
     monkeypatch.setattr(session, "train_task", lambda *args, **given: None)
     experiment = pretrained()
-    quiet = Circumstances(lambda event: None)
+    quiet = RunContext()
     for task, resumed in ((0, Resumed(0, Position(), {})), (0, None), (1, None)):
-        experiment.session.learn(experiment.task_data(task), quiet, resumed=resumed, end=lambda data: None)
+        experiment.session.learn_task(experiment.task_data(task), quiet, resumed=resumed, end=lambda data: None)
     assert started == [0]
 
 

@@ -392,10 +392,10 @@ def test_slda_rejects_unknown_images_and_certifies_answers(digit_images: Digits)
     images, labels = digit_images
     unseen = np.arange(len(labels)) % 5 == 0
     known = unseen & np.isin(labels, learner.classes_)
-    assert (learner.answers(images[known]).labels == "unknown").mean() < 0.2
-    assert (learner.answers(images[unseen & ~np.isin(labels, learner.classes_)]).labels == "unknown").mean() > 0.4
+    assert (learner.predictions(images[known]).labels == "unknown").mean() < 0.2
+    assert (learner.predictions(images[unseen & ~np.isin(labels, learner.classes_)]).labels == "unknown").mean() > 0.4
     assert learner.model_.errors.tolist() == [0.0] * 5
-    answers = learner.answers(images[known], certificate=True)
+    answers = learner.predictions(images[known], certificate=True)
     assert answers.certified[answers.labels != "unknown"].mean() > 0.9
     assert learner.report_.expected_old is not None
     assert 80 < learner.report_.expected_old <= 100
@@ -408,4 +408,4 @@ def test_onnx_gives_the_same_answers(name: str, digit_images: Digits, tmp_path: 
     from gatf.model.onnx import export_onnx
 
     learner = classifier(name).fit(*some(digit_images, "d0", "d1", "d2"))
-    assert export_onnx(learner.model_, tmp_path / "model.onnx") == "onnxruntime gives the same answers"
+    assert export_onnx(learner.model_, tmp_path / "model.onnx") == "onnxruntime gives the same predictions"

@@ -50,7 +50,7 @@ def test_predictions_are_those_of_the_classifier(client: Client, shop: Path, dig
     assert reply.status == 200
     known = IncrementalClassifier.load(shop).set_params(unknown=0.1)
     pixels = np.stack([np.asarray(Image.open(io.BytesIO(data))) for data in pictures])
-    expected = known.answers(pixels, certificate=True)
+    expected = known.predictions(pixels, certificate=True)
     answers = reply.json["answers"]
     assert [answer["label"] or "unknown" for answer in answers] == expected.labels.tolist()
     assert [answer["unknown"] for answer in answers] == (expected.labels == "unknown").tolist()

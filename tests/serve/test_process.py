@@ -20,8 +20,8 @@ import pytest
 
 from gatf.data.encoded import Files
 from gatf.data.inputs import ImageInput
-from gatf.incremental.learn import learn_given
 from gatf.incremental.store import Store
+from gatf.incremental.update_file import update_model_file
 from gatf.model import file as model_file
 from gatf.serve.limits import Limits
 from gatf.serve.studio import Options
@@ -178,7 +178,7 @@ def test_an_update_survives_sigterm_and_kill_and_ends_as_if_nothing_had_been(
     again = tmp_path / "again.gatf"
     again.write_bytes(before)
     given = ImageInput(Files(tuple(str(file) for file in sorted(kept.iterdir()))))
-    learn_given(again, given, np.array(["d4"] * 30), kept, parameters=PARAMETERS)
+    update_model_file(again, kept, images=(given, np.array(["d4"] * 30)), parameters=PARAMETERS)
     expected = model_file.load(again).method.state_dict()
     assert all(value.equal(expected[name]) for name, value in whole.method.state_dict().items())
 
@@ -265,8 +265,8 @@ def test_an_update_that_was_just_done_is_not_done_again_by_the_next_server(
     given = ImageInput(Files(tuple(str(file) for file in sorted((place / "pictures").iterdir()))))
 
     def learn() -> None:
-        learn_given(
-            shop, given, np.array(job["labels"]), place / "pictures", parameters=job["parameters"],
+        update_model_file(
+            shop, place / "pictures", images=(given, np.array(job["labels"])), parameters=job["parameters"],
             request=place / "job.json",
         )  # fmt: skip
 

@@ -39,3 +39,37 @@ def test_what_a_step_frees_is_not_mapped_again_for_the_next() -> None:
 
 def test_who_has_set_glibcs_variables_keeps_them() -> None:
     assert faults(MALLOC_TRIM_THRESHOLD_="131072")[0] == "False"
+
+
+FIT = """
+import ctypes
+import numpy as np
+calls = []
+class Libc:
+    def __init__(self, *args, **options): ...
+    def mallopt(self, name, value):
+        calls.append(name)
+        return 1
+import gatf.training.memory
+gatf.training.memory.ctypes.CDLL = Libc
+from gatf import IncrementalClassifier
+images = np.random.default_rng(0).integers(0, 256, (40, 8, 8)).astype(np.uint8)
+IncrementalClassifier(epochs=1, width=4, feature_dim=4, device="cpu").fit(images, np.arange(40) % 2)
+print(len(calls))
+"""
+
+
+def test_the_library_leaves_the_allocator_of_its_host_process_alone() -> None:
+    assert subprocess.run([sys.executable, "-c", FIT], capture_output=True, text=True, check=True).stdout == "0\n"
+
+
+def test_commands_that_train_tune_the_allocator(monkeypatch: pytest.MonkeyPatch) -> None:
+    from gatf import cli
+
+    calls = []
+    monkeypatch.setattr(cli, "keep_freed_memory", lambda: calls.append(sys.argv[1]))
+    for command in ("run", "bench", "tune", "learn", "predict", "inspect"):
+        monkeypatch.setattr(sys, "argv", ["gatf", command, "--help"])
+        with pytest.raises(SystemExit):
+            cli.main()
+    assert calls == ["run", "bench", "tune", "learn"]

@@ -12,9 +12,10 @@ import torch
 from torch import nn
 
 from gatf.config import load_config
+from gatf.data.preprocessing import Preprocessing
 from gatf.experiment import start
 from gatf.nets.resnet import ResNet18
-from gatf.session import Preprocessing, Session
+from gatf.session import Session
 from gatf.training.threads import LIGHT, multiplications, one_thread_if
 
 

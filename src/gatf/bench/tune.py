@@ -23,8 +23,8 @@ from gatf.io.lock import exclusive
 from gatf.io.run_folder import LOCK
 from gatf.io.signals import stop_signals
 from gatf.seeding import key
-from gatf.session import Circumstances
 from gatf.settings import flat
+from gatf.training.context import RunContext
 from gatf.training.loop import Interrupted
 
 STUDY = "study.log"
@@ -191,7 +191,7 @@ def judge(config: RunConfig, stop: Callable[[], bool] = lambda: False) -> float:
     experiment = Experiment(config)
     found = []
     for task in range(len(experiment.scenario)):
-        experiment.session.learn(experiment.task_data(task), Circumstances(lambda event: None, stop))
+        experiment.session.learn_task(experiment.task_data(task), RunContext(stop=stop))
         found.append(experiment.accuracy_after_learning(task))
         experiment.method.notices.clear()
     return sum(found) / len(found)

@@ -7,10 +7,12 @@ from gatf.bench.executors import go_on
 from gatf.errors import ExitCode, UserError
 from gatf.io.text import harmless
 from gatf.training.loop import Interrupted
+from gatf.training.memory import keep_freed_memory
 
 
 def main(folder: str) -> ExitCode:
     """Exit codes as the command line's: done, a mistake, stopped and saved."""
+    keep_freed_memory()
     try:
         go_on(Path(folder))
     except UserError as error:

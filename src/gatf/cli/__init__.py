@@ -17,6 +17,7 @@ from gatf.cli.launch import LAUNCHER, tells
 from gatf.cli.terminal import say
 from gatf.errors import ExitCode, LostProcess, UserError
 from gatf.io.text import COMMAND, as_typed, harmless
+from gatf.training.memory import keep_freed_memory
 
 COMMANDS: dict[str, Callable[..., Any]] = {
     "run": run.run,
@@ -44,6 +45,8 @@ WAITING = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
 LOOKS = "3000"
 """Times. By default it is 300 000, and a thread that holds a core while it waits for another one keeps that one from
 running where a further process wants a core."""
+TRAINING_COMMANDS = frozenset({"run", "bench", "tune", "learn"})
+"""Commands that train in this process, whose memory allocator is then tuned for it."""
 DATA_COMMANDS: dict[str, Callable[..., Any]] = {"show": data.show, "get": data.get, "cache": data.cache}
 
 
@@ -113,6 +116,8 @@ def main() -> None:
     debug = "--debug" in sys.argv
     if debug:
         sys.argv.remove("--debug")
+    if sys.argv[1:2] and sys.argv[1] in TRAINING_COMMANDS:
+        keep_freed_memory()
     inherited = os.environ.get(COMMAND)
     if LAUNCHER not in os.environ:  # processes of a launcher inherit its command
         os.environ[COMMAND] = as_typed(sys.argv[1:])

@@ -11,8 +11,8 @@ from gatf.config import RunConfig, load_config
 from gatf.devices import check_device, set_determinism
 from gatf.experiment import Experiment
 from gatf.nets import build_backbone
-from gatf.session import Circumstances
 from gatf.settings import BackboneConfig
+from gatf.training.context import RunContext
 
 TOLERANCE = 2.0
 """Percent points by which the accuracies may differ: float sums in another order, over a few hundred test images."""
@@ -56,7 +56,7 @@ def trained(config: RunConfig) -> tuple[float, list[Tensor]]:
     """Accuracy over the seen classes after two tasks, and the class means."""
     experiment = Experiment(config)
     for task in range(len(experiment.scenario)):
-        experiment.session.learn(experiment.task_data(task), Circumstances(lambda event: None))
+        experiment.session.learn_task(experiment.task_data(task), RunContext())
     stored = experiment.method.stored()
     return experiment.evaluate(len(experiment.scenario) - 1).seen, [] if stored is None else [stored.means]
 

@@ -1,4 +1,4 @@
-"""The commands for people with a model file: learn, predict, inspect, export, rollback, push, pull."""
+"""The commands for model files: learn, predict, evaluate, inspect, export, rollback, push, pull."""
 
 import shlex
 from collections.abc import Sequence
@@ -12,46 +12,57 @@ from gatf.errors import ExitCode, UserError
 from gatf.io.text import csv_cell, harmless
 
 if TYPE_CHECKING:
-    from gatf.model.said import Answers
+    from gatf.model.predictions import Predictions
 
-ModelFile = Annotated[Path, typer.Argument(help="Model file, e.g. shop.gatf, or the folder of a run.")]
+ModelFile = Annotated[Path, typer.Argument(help="Model file, e.g. shop.gatf, or a run folder.")]
 AT_ONCE = 512
-"""Images `predict` reads before it prints."""
+"""Images that `predict` reads before it prints."""
 FEW = 16
-"""Images up to which `predict` uses the network as it is: making it quicker takes as long as looking at some twenty."""
+"""Up to this number of images `predict` does not fold the network: folding takes as long as about twenty images."""
 
 
 def learn(
     model: ModelFile,
     images: Annotated[Path, typer.Argument(help="Folder with one folder of images per class.")],
-    epochs: Annotated[int | None, typer.Option(help="Passes over the images. [default: by their number]")] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Images per step. [default: by their number]")] = None,
-    held_out: Annotated[float, typer.Option(help="Share of the images kept back to measure with.")] = 0.1,
-    method: Annotated[str | None, typer.Option(help="New models only: see `gatf methods`. [default: gatf]")] = None,
+    epochs: Annotated[int | None, typer.Option(help="Epochs. [default: from the number of images]")] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(help="Images per step. [default: from the number of images]")
+    ] = None,
+    held_out: Annotated[float, typer.Option(help="Share of the images to hold out for measuring.")] = 0.1,
+    method: Annotated[
+        str | None, typer.Option(help="New models only: a method of `gatf methods`. [default: gatf]")
+    ] = None,
     backbone: Annotated[
-        str | None, typer.Option(help="New models only: e.g. efficientnet_lite0. [default: seen]")
+        str | None, typer.Option(help="New models only: e.g. efficientnet_lite0. [default: from the images]")
     ] = None,
     adapt: Annotated[
-        str | None, typer.Option(help="Pretrained networks: auto (if it helps), never or always. [default: auto]")
+        str | None,
+        typer.Option(help="Adapt a pretrained backbone: auto (if it helps), never or always. [default: auto]"),
     ] = None,
-    minutes: Annotated[float | None, typer.Option(help="Time for adapting a pretrained network. [default: 5]")] = None,
+    minutes: Annotated[
+        float | None, typer.Option(help="Time limit for adapting a pretrained backbone. [default: 5]")
+    ] = None,
     width: Annotated[int | None, typer.Option(help="New models only: channels of the first stage.")] = None,
-    image_size: Annotated[int | None, typer.Option(help="New models only: side in pixels. [default: seen]")] = None,
-    seed: Annotated[int | None, typer.Option(help="New models only: seed of all random draws. [default: 0]")] = None,
+    image_size: Annotated[
+        int | None, typer.Option(help="New models only: side in pixels. [default: from the images]")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="New models only: random seed. [default: 0]")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="Any other setting, e.g. method.ridge=0.1.")
     ] = None,
     keep: Annotated[int, typer.Option(min=0, help="Older versions to keep for `gatf rollback`.")] = 1,
-    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave out images that cannot be decoded.")] = False,
-    restart: Annotated[bool, typer.Option("--restart", help="Forget an interrupted update and begin anew.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
+    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Skip images that cannot be decoded.")] = False,
+    restart: Annotated[bool, typer.Option("--restart", help="Discard an interrupted update and start over.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only errors.")] = False,
 ) -> None:
-    """Create a model from a folder of class folders, or teach it more classes. Old images are not needed."""
+    """Create a model from a folder with one subfolder per class, or add classes to an existing model.
+
+    Images of earlier classes are not needed."""
     from rich.console import Console
 
     from gatf.config import parse_overrides
-    from gatf.incremental.learn import learn_folder
+    from gatf.incremental.update_file import update_model_file
     from gatf.training.display import LiveDisplay
     from gatf.training.loop import Interrupted
 
@@ -65,37 +76,41 @@ def learn(
     parameters |= {"device": device, "held_out": held_out, "settings": parse_overrides(settings or []) or None}
     display = LiveDisplay(console, lines=False)
     try:
-        outcome = learn_folder(
+        outcome = update_model_file(
             model, images, parameters=parameters, keep=keep, restart=restart, skip_bad=skip_bad,
             announce=lambda text: tell(console, text), listener=display,
         )  # fmt: skip
     except Interrupted:
         display.close()
-        console.print("stopped; the model is as it was, and the same command goes on from here")
+        console.print("stopped; the model has not changed. Repeat the command to continue.")
         raise typer.Exit(ExitCode.INTERRUPTED) from None
     finally:
         display.close()
     if outcome.resumed:
-        console.print("(went on with the update that was interrupted)")
+        console.print("(continued the interrupted update)")
     for name in outcome.left_out:
-        tell(console, f"left out: {harmless(name)} cannot be decoded")
-    tell(console, str(outcome.classifier.report_))
-    quick = "" if outcome.export is None else f"; {outcome.export} answers without PyTorch, {_size(outcome.export)}"
-    tell(console, f"{model}: {len(outcome.classifier.classes_)} classes, {_size(model)}{quick}")
+        tell(console, f"skipped: {harmless(name)} cannot be decoded")
+    tell(console, str(outcome.model.history[-1]))
+    quick = "" if outcome.export is None else f"; {outcome.export} predicts without PyTorch, {_size(outcome.export)}"
+    tell(console, f"{model}: {len(outcome.model.labels)} classes, {_size(model)}{quick}")
 
 
 def predict(
     model: ModelFile,
-    images: Annotated[list[Path], typer.Argument(help="Image files, and folders of images.")],
-    top: Annotated[int, typer.Option(min=1, help="Most likely classes to print.")] = 1,
-    certificate: Annotated[bool, typer.Option("--certificate", help="Say which answers Theorem 2 guarantees.")] = False,
-    unknown: Annotated[float | None, typer.Option(help="Call images unknown at this rate of wrong rejections.")] = None,
+    images: Annotated[list[Path], typer.Argument(help="Image files and folders of images.")],
+    top: Annotated[int, typer.Option(min=1, help="Number of classes to print per image, most likely first.")] = 1,
+    certificate: Annotated[
+        bool, typer.Option("--certificate", help="Show which predictions Theorem 2 certifies.")
+    ] = False,
+    unknown: Annotated[
+        float | None, typer.Option(help="Reject unknown images at this rate of wrong rejections.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list.")] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print comma-separated values.")] = False,
-    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave out images that cannot be decoded.")] = False,
+    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Skip images that cannot be decoded.")] = False,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
 ) -> None:
-    """Say what is on images: file, class, probability."""
+    """Classify images: file, class, probability."""
     if as_json and as_csv:
         raise UserError("choose one of --json and --csv")
     from gatf.data.files import named_images
@@ -109,8 +124,8 @@ def predict(
             return
     from gatf.data.inputs import decodable
     from gatf.devices import available_device
-    from gatf.model.answers import answer, forward
     from gatf.model.file import load
+    from gatf.model.predict import forward, predictions_from
 
     known = load(model, device=available_device(device), answering=True)
     paths = named_images(images)
@@ -118,20 +133,21 @@ def predict(
         good = decodable(paths)
         for name, fine in zip(paths, good, strict=True):
             if not fine:
-                say(f"left out: {harmless(name)} cannot be decoded", err=True)
+                say(f"skipped: {harmless(name)} cannot be decoded", err=True)
         paths = tuple(name for name, fine in zip(paths, good, strict=True) if fine)
     for start in range(0, len(paths), AT_ONCE):
         some = list(paths[start : start + AT_ONCE])
-        answers = answer(known, forward(known, some, once=len(paths) <= FEW), certificate=certificate, unknown=unknown)
-        if answers.warning is not None and start == 0:
-            say(f"note: {answers.warning}", err=True)
-        for row in _rows(known.labels, some, answers, top, certificate):
+        outputs = forward(known, some, once=len(paths) <= FEW)
+        found = predictions_from(known, outputs, certificate=certificate, unknown=unknown)
+        if found.warning is not None and start == 0:
+            say(f"note: {found.warning}", err=True)
+        for row in _rows(known.labels, some, found, top, certificate):
             printer(row)
     printer.end()
 
 
 def _predict_from_export(model: Path, paths: Sequence[str], *, top: int, skip_bad: bool, printer: "_Printer") -> bool:
-    """Print answers of the ONNX file beside the model; whether there was one. Importing torch would take longer."""
+    """Print predictions of the ONNX file beside the model, without importing torch; returns whether there was one."""
     from gatf.model.exported import beside
 
     exported, note = beside(model)
@@ -141,38 +157,38 @@ def _predict_from_export(model: Path, paths: Sequence[str], *, top: int, skip_ba
         return False
     pixels, good, bad = exported.read(paths, skip_bad=skip_bad)
     for name in bad:
-        say(f"left out: {harmless(name)} cannot be decoded", err=True)
+        say(f"skipped: {harmless(name)} cannot be decoded", err=True)
     if good:
-        for row in _rows(exported.labels, good, exported.answer(pixels), top, certificate=False):
+        for row in _rows(exported.labels, good, exported.predict(pixels), top, certificate=False):
             printer(row)
     printer.end()
     return True
 
 
 def _rows(
-    names: Sequence[Any], paths: list[str], answers: "Answers", top: int, certificate: bool
+    names: Sequence[Any], paths: list[str], found: "Predictions", top: int, certificate: bool
 ) -> list[dict[str, Any]]:
-    """For each image: file, label, probability, the next likely classes, and whether the answer is certified."""
-    labels = answers.labels.tolist()
-    order = answers.probabilities.argsort(axis=1, kind="stable")[:, ::-1][:, :top]
+    """For each image: file, label, probability, the most likely classes, and whether the prediction is certified."""
+    labels = found.labels.tolist()
+    order = found.probabilities.argsort(axis=1, kind="stable")[:, ::-1][:, :top]
     rows: list[dict[str, Any]] = []
     for number, path in enumerate(paths):
         best = [
             {
                 "label": names[place],
-                "probability": round(float(answers.probabilities[number, place]), 6),
+                "probability": round(float(found.probabilities[number, place]), 6),
             }
             for place in order[number]
         ]
         row = {"file": path, "label": labels[number], "probability": best[0]["probability"], "top": best}
         if certificate:
-            row["certified"] = bool(answers.certified[number])
+            row["certified"] = bool(found.certified[number])
         rows.append(row)
     return rows
 
 
 class _Printer:
-    """Prints answers one by one, as lines for people, CSV or the elements of a JSON list."""
+    """Prints predictions one by one, as plain lines, CSV or the elements of a JSON list."""
 
     def __init__(self, *, as_json: bool, as_csv: bool) -> None:
         self.as_json, self.as_csv, self.count = as_json, as_csv, 0
@@ -219,47 +235,49 @@ def _csv_line(values: list[Any]) -> str:
 def inspect(
     model: ModelFile, as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False
 ) -> None:
-    """Print what a model knows: classes by update, sizes, history, accuracy measured at each update."""
+    """Show a model: classes per update, sizes, history, accuracy at each update."""
     from gatf.incremental.store import Store
     from gatf.model.file import describe, model_path
 
     model = model_path(model)
-    told, config, history, header = describe(model)
+    description, config, history, header = describe(model)
     if as_json:
         import json
 
-        say(json.dumps({**told.model_dump(mode="json"), "digest": header.digest}, indent=2, ensure_ascii=False))
+        say(json.dumps({**description.model_dump(mode="json"), "digest": header.digest}, indent=2, ensure_ascii=False))
         return
     sizes = {name: place.end - place.start for name, place in header.places.items()}
     network = sum(size for name, size in sizes.items() if name.startswith("method.backbone."))
-    channels, side, _ = told.shape
-    say(f"{model}: {len(told.labels)} classes, {_size(model)}, written by gatf {told.gatf}")
+    channels, side, _ = description.shape
+    say(f"{model}: {len(description.labels)} classes, {_size(model)}, written by gatf {description.gatf}")
     say(f"images: {side}×{side} {'grey' if channels == 1 else 'colour'}")
     say(
         f"network: {config.backbone}, {network / 1e6:.2f} MB; method {config.method.name}: "
-        f"{(sum(sizes.values()) - network) / 1e6:.2f} MB beside it, {history[-1].bytes_per_class} bytes per class"
+        f"{(sum(sizes.values()) - network) / 1e6:.2f} MB, {history[-1].bytes_per_class} bytes per class"
     )
     for before, record in zip((None, *history), history, strict=False):
         say("")
         if before is not None and record.number > before.number + 1:
-            say(f"(updates {before.number + 1} to {record.number - 1} are no longer told of)")
+            say(f"(updates {before.number + 1} to {record.number - 1} are not in the history any more)")
             say("")
         say(f"{record.date}  {record}")
         say(f"Classes: {', '.join(harmless(label) for label in (*record.added, *record.revisited))}")
     kept = Store(model).versions()
     if kept:
         say("")
-        say(f"older versions kept: {', '.join(_version(number) for number in kept)}")
+        say(f"older versions: {', '.join(_version(number) for number in kept)}")
 
 
 def evaluate(
     model: ModelFile,
     folder: Annotated[Path, typer.Argument(help="Test images, one folder per class.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON, confusions included.")] = False,
-    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave out images that cannot be decoded.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print everything as JSON, with the confusion matrix.")
+    ] = False,
+    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Skip images that cannot be decoded.")] = False,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
 ) -> None:
-    """Measure a model on labelled images: accuracy, per class, confusions, calibration."""
+    """Evaluate a model on labelled images: accuracy, accuracy per class, confusions, calibration."""
     from gatf.devices import available_device
     from gatf.incremental.assess import assess_folder
     from gatf.model.file import load
@@ -267,7 +285,7 @@ def evaluate(
     known = load(model, device=available_device(device), answering=True)
     found = assess_folder(known, folder, skip_bad=skip_bad)
     for name, count in found.left_out.items():
-        say(f"left out: {count} images of '{harmless(name)}', which the model does not know", err=True)
+        say(f"skipped: {count} images of '{harmless(name)}', a class that the model does not know", err=True)
     if as_json:
         import json
 
@@ -278,26 +296,23 @@ def evaluate(
     from rich.text import Text
 
     table = Table(header_style="bold")
-    for heading in ("class", "images", "right %", "most often taken for"):
+    for heading in ("class", "images", "accuracy %", "most often mistaken for"):
         table.add_column(heading, justify="left" if heading.startswith(("class", "most")) else "right")
     for each in found.by_class:
         cells = each.name, str(each.images), f"{each.accuracy:.1f}", each.taken_for or ""
         table.add_row(*(Text(harmless(text)) for text in cells))
     Console(soft_wrap=True, highlight=False).print(table)
     say(
-        f"{found.accuracy:.1f} % of {found.images} images are answered rightly among {len(found.classes)} classes "
-        f"({found.mean_class_accuracy:.1f} % with each class weighing the same)"
+        f"accuracy on {found.images} images, among {len(found.classes)} classes: {found.accuracy:.1f} % "
+        f"(mean over classes {found.mean_class_accuracy:.1f} %)"
     )
-    say(
-        f"answers are given with {found.mean_confidence:.1f} % on average; expected calibration error "
-        f"{found.calibration_error:.1f} %"
-    )
+    say(f"mean confidence {found.mean_confidence:.1f} %; expected calibration error {found.calibration_error:.1f} %")
 
 
 def export(
     model: ModelFile, target: Annotated[Path, typer.Argument(help="ONNX file to write, e.g. shop.onnx.")]
 ) -> None:
-    """Write a model as ONNX: normalisation, network and readout in one graph that needs no PyTorch."""
+    """Export a model to ONNX: normalisation, network and classifier in one graph that does not need PyTorch."""
     from gatf.io import container
     from gatf.model.file import load, model_path
     from gatf.model.onnx import export_onnx
@@ -308,7 +323,7 @@ def export(
 
 
 def rollback(model: ModelFile) -> None:
-    """Undo the last update: put the newest version that was kept back."""
+    """Undo the last update: restore the newest older version."""
     from gatf.incremental.store import Store
 
     store = Store(model)
@@ -316,34 +331,38 @@ def rollback(model: ModelFile) -> None:
         raise UserError(f"there is no model {model}")
     with store.writing():
         number, undone = store.rollback()
-    say(f"{model} is as it was {_version(number)}; what was undone is in {undone}")
+    say(f"{model} is restored to the version {_version(number)}; the undone model is in {undone}")
 
 
 def push(
     model: ModelFile,
-    target: Annotated[str, typer.Argument(help="Repository of the Hugging Face hub, owner/name; or a folder, ./NAME.")],
-    private: Annotated[bool, typer.Option("--private", help="A repository that is made is not public.")] = False,
+    target: Annotated[
+        str, typer.Argument(help="Repository of the Hugging Face hub (owner/name) or a folder (./NAME).")
+    ],
+    private: Annotated[bool, typer.Option("--private", help="Create the repository as private.")] = False,
 ) -> None:
-    """Hand a model on: put it and a card that describes it on the Hugging Face hub, or into a folder."""
+    """Upload a model and its card to the Hugging Face hub, or copy them to a folder."""
     from gatf.model import hub
     from gatf.model.file import model_path
 
     done = hub.push(model, target, private=private)
-    about = f"the {hub.CARD} there, which was edited, stays" if done.kept_card else f"{hub.CARD} describes it"
-    say(f"{done.place} holds {hub.MODEL}, {_size(model_path(model))}; {about}")
+    about = f"the edited {hub.CARD} was kept" if done.kept_card else f"{hub.CARD} describes it"
+    say(f"{done.place} contains {hub.MODEL}, {_size(model_path(model))}; {about}")
 
 
 def pull(
-    source: Annotated[str, typer.Argument(help="Repository of the Hugging Face hub, owner/name; or a folder, ./NAME.")],
+    source: Annotated[
+        str, typer.Argument(help="Repository of the Hugging Face hub (owner/name) or a folder (./NAME).")
+    ],
     out: Annotated[Path | None, typer.Option(help="File to write. [default: NAME.gatf]")] = None,
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of the repository.")] = None,
 ) -> None:
-    """Fetch a model that was handed on. Only the model file is fetched, and nothing in it is run."""
+    """Download a model from the Hugging Face hub or a folder. Only the model file is fetched; no code runs."""
     from gatf.model import hub
 
     target = out or Path(f"{Path(source).expanduser().resolve().name}.gatf")
     hub.pull(source, target, revision=revision)
-    say(f"{target}: {_size(target)}; `gatf inspect {shlex.quote(str(target))}` says what it knows")
+    say(f"{target}: {_size(target)}; `gatf inspect {shlex.quote(str(target))}` describes it")
 
 
 def _version(number: int) -> str:

@@ -1,10 +1,12 @@
-"""What people hand over — arrays, tensors, paths, PIL images, a folder — as uint8 images of one size.
+"""Images from users (arrays, tensors, paths, PIL images, a folder) as uint8 images of one size.
 
-Arrays are taken as they are and must have the model's size; files and PIL images become RGB and are cut to the central
-square and resized. Nothing is written to gatf's cache: images that may not be kept must not lie there.
+Arrays must have the model's size. Files and PIL images are converted to RGB, cropped to the central square and resized.
+Nothing is written to the cache, because users may not be allowed to keep these images.
 """
 
-from collections.abc import Sequence
+import hashlib
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ import torch
 from torch import Tensor
 
 from gatf.data.base import ImageSet, LazyImages
-from gatf.data.decode import CENTRAL_SHARE, SMALL, plain_view
+from gatf.data.decode import CENTRAL_SHARE, SMALL, BadImage, plain_view
 from gatf.data.encoded import Encoded, Files, Pictures, decode_all, natural_side, photo_side, readable
 from gatf.data.files import existing, image_files
 from gatf.data.layouts.folder import class_folders
@@ -23,14 +25,13 @@ from gatf.data.workers import default_workers
 from gatf.errors import UserError
 
 SMALLEST_SIDE = 8
-"""Below this, two halvings leave nothing to look at."""
+"""The smallest image that two halvings of the network leave pixels of."""
 Shape = tuple[int, int, int]
 """Channels, height, width."""
 
 
 class ImageInput:
-    """Images as they were given: uint8 pixels [N, C, H, W], or encoded pictures of any size. Small pictures are decoded
-    once, however often they are asked for."""
+    """Images of a user: uint8 pixels [N, C, H, W], or encoded pictures of any size. Small pictures are decoded once."""
 
     def __init__(self, images: Tensor | Encoded) -> None:
         self.source = images
@@ -51,7 +52,7 @@ class ImageInput:
         return [source.name(number) for number in range(len(self))]
 
     def stamp(self) -> str:
-        """A digest by which the same pictures are known again."""
+        """A digest that identifies the same pictures later."""
         if isinstance(self.source, Tensor):
             raise ValueError("pixels have no stamp: nobody asks for the same ones again")
         return self.source.stamp()
@@ -73,8 +74,7 @@ class ImageInput:
         return photo_side(self.source)
 
     def images(self, shape: Shape, central_share: float = CENTRAL_SHARE) -> Tensor | LazyImages:
-        """The images in a model's shape, of large pictures the share that it sees; large files are decoded when they
-        are wanted."""
+        """The images in a model's shape, cropped to the central share; large files are decoded when they are needed."""
         channels, height, _ = shape
         if isinstance(self.source, Tensor):
             if self.source.shape[1:] != shape:
@@ -90,8 +90,23 @@ class ImageInput:
             self._decoded = shape, central_share, pixels if channels == 3 else grey(pixels)
         return self._decoded[2]
 
+    def first_copies(self, shape: Shape, central_share: float = CENTRAL_SHARE) -> Tensor:
+        """For each image the number of the first image with the same content, int64 [N]; its own if there is none.
+
+        Images in memory are compared by their pixels, files that are decoded later by their bytes.
+        """
+        images = self.images(shape, central_share)
+        if isinstance(images, Tensor):
+            contents = (_digest(image.numpy().tobytes()) for image in images)
+            return _first_places(contents)
+        assert isinstance(self.source, Files)
+        sizes = [Path(path).stat().st_size if Path(path).is_file() else -1 for path in self.source.paths]
+        shared = {size for size, count in Counter(sizes).items() if count > 1}
+        read = (_digest(_bytes_of(self.source, n)) if size in shared else n for n, size in enumerate(sizes))
+        return _first_places(read)
+
     def without_bad(self, shape: Shape) -> tuple["ImageInput", np.ndarray]:
-        """Those that can be decoded, and which they are, bool [N]. What this decodes in the shape is kept."""
+        """The images that can be decoded, and a mask of them, bool [N]. Small decoded pictures are kept."""
         if isinstance(self.source, Tensor):
             return self, np.ones(len(self), dtype=bool)
         if shape[1] > SMALL:
@@ -102,6 +117,24 @@ class ImageInput:
         good = ImageInput(self.source.take(kept.tolist()))
         good._decoded = decoded
         return good, np.isin(np.arange(len(self)), kept.numpy())
+
+
+def _digest(content: bytes) -> bytes:
+    return hashlib.blake2b(content, digest_size=16).digest()
+
+
+def _bytes_of(files: Files, number: int) -> bytes:
+    """The content of a file; of one that cannot be read, its name: decoding will report it."""
+    try:
+        return files.read(number)
+    except BadImage:
+        return files.name(number).encode()
+
+
+def _first_places(contents: Iterable[object]) -> Tensor:
+    """For each item the place of the first equal one, int64 [N]."""
+    first: dict[object, int] = {}
+    return torch.tensor([first.setdefault(content, place) for place, content in enumerate(contents)])
 
 
 def grey(pixels: Tensor) -> Tensor:
@@ -145,10 +178,10 @@ def read_labelled(images: Any, labels: Any) -> tuple[ImageInput, np.ndarray]:
     if labels is None:
         raise UserError("requires y to be passed, but the target y is None: give one label for each image")
     given = read_images(images)
-    answers = as_labels(labels)
-    if len(given) != len(answers):
-        raise UserError(f"there are {len(given)} images but {len(answers)} labels; give one label for each image")
-    return given, answers
+    known = as_labels(labels)
+    if len(given) != len(known):
+        raise UserError(f"there are {len(given)} images but {len(known)} labels; give one label for each image")
+    return given, known
 
 
 def read_class_folders(folder: Path) -> tuple[ImageInput, np.ndarray]:
@@ -181,7 +214,7 @@ def decodable(paths: Sequence[str]) -> np.ndarray:
 def image_set(
     given: ImageInput, shape: Shape, labels: Tensor | None = None, *, central_share: float = CENTRAL_SHARE
 ) -> ImageSet:
-    """The given images in the model's shape, with class numbers (zeros where nobody asks)."""
+    """Images in the model's shape, with class numbers (zeros without labels)."""
     numbers = torch.zeros(len(given), dtype=torch.int64) if labels is None else labels
     return ImageSet(given.images(shape, central_share), numbers)
 

@@ -1,4 +1,4 @@
-"""`gatf evaluate`: how a model does on images of known classes that it did not learn from."""
+"""`gatf evaluate`: the accuracy and calibration of a model on labelled images that it did not learn from."""
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -7,44 +7,45 @@ from typing import Any
 import numpy as np
 import torch
 
+from gatf.data.class_names import spelled_as_known
 from gatf.data.inputs import read_class_folders
 from gatf.errors import UserError, near_misses
 from gatf.evaluation.calibration import ReliabilityBin, confusion, expected_calibration_error, reliability
-from gatf.model.answers import answer, forward
+from gatf.model.predict import forward, predictions_from
 from gatf.model.state import Model
 
 
 @dataclass(frozen=True)
 class ClassResult:
-    """How one class was answered."""
+    """The result for one class."""
 
     name: str
     images: int
     accuracy: float
-    """Percent that is right."""
+    """Percent."""
     taken_for: str | None
-    """The class its images are most often mistaken for."""
+    """The wrong class that its images are most often predicted as."""
 
 
 @dataclass(frozen=True)
 class Assessment:
-    """What a model says of a folder of labelled images."""
+    """The evaluation of a model on a folder of labelled images."""
 
     images: int
     accuracy: float
-    """Percent of the images that is right, among all classes the model knows."""
+    """Percent of the images that are classified correctly, among all classes of the model."""
     mean_class_accuracy: float
-    """The same with each class weighing alike."""
+    """The mean of the class accuracies, in percent."""
     calibration_error: float
     """Expected calibration error, in percent."""
     mean_confidence: float
-    """Mean probability of the answers, in percent."""
+    """Mean probability of the predicted classes, in percent."""
     by_class: tuple[ClassResult, ...]
     """Classes of the folder, in the model's order."""
     confusion: tuple[tuple[int, ...], ...]
     """Row: class of the folder, in that order; column: class of the model."""
     classes: tuple[str, ...]
-    """The model's, in the order of the columns."""
+    """The classes of the model, in the order of the columns."""
     reliability: tuple[ReliabilityBin, ...]
     left_out: dict[str, int]
     """Images of classes the model does not know."""
@@ -55,33 +56,34 @@ class Assessment:
 
 def assess_folder(model: Model, folder: Path, *, skip_bad: bool = False) -> Assessment:
     """Measure a model on a folder with one folder of images per class."""
-    given, answers = read_class_folders(folder)
+    given, truth = read_class_folders(folder)
     if skip_bad:
         given, good = given.without_bad(model.preprocessing.shape)
-        answers = answers[good]
+        truth = truth[good]
     names = [str(label) for label in model.labels]
-    known = np.isin(answers, names)
-    unknown, counts = np.unique(answers[~known], return_counts=True)
+    truth = spelled_as_known(truth, names)
+    known = np.isin(truth, names)
+    unknown, counts = np.unique(truth[~known], return_counts=True)
     if not known.any():
         raise UserError(
             f"the model knows no class of {folder} ({', '.join(unknown[:3])}){near_misses(unknown[0], names)}"
         )
-    found = answer(model, forward(model, given)).probabilities
+    found = predictions_from(model, forward(model, given)).probabilities
     number = {name: place for place, name in enumerate(names)}
-    labels = torch.tensor([number[name] for name in answers[known]])
+    labels = torch.tensor([number[name] for name in truth[known]])
     probabilities = torch.from_numpy(found[known])
     predicted = probabilities.argmax(1)
-    right, sure = predicted == labels, probabilities.amax(1)
+    correct, confidence = predicted == labels, probabilities.amax(1)
     table = confusion(predicted, labels, len(names))
     present = torch.nonzero(table.sum(1) > 0).squeeze(1).tolist()
     by_class = tuple(_class_result(names, place, table[place]) for place in present)
-    bins = reliability(sure, right)
+    bins = reliability(confidence, correct)
     return Assessment(
         images=len(labels),
-        accuracy=100 * float(right.double().mean()),
+        accuracy=100 * float(correct.double().mean()),
         mean_class_accuracy=float(np.mean([each.accuracy for each in by_class])),
         calibration_error=100 * expected_calibration_error(bins),
-        mean_confidence=100 * float(sure.mean()),
+        mean_confidence=100 * float(confidence.mean()),
         by_class=by_class,
         confusion=tuple(tuple(row) for row in table[present].tolist()),
         classes=tuple(names),

@@ -1,6 +1,6 @@
-"""Settings chosen from the data, for people who have images and no opinion on epochs or widths.
+"""Default settings, chosen from the images.
 
-What the user sets wins. The choices follow the shipped recipes `digits` and `cifar100-cpu`.
+Settings of the user take precedence. The choices follow the shipped recipes `digits` and `cifar100-cpu`.
 """
 
 from collections.abc import Mapping
@@ -17,20 +17,20 @@ from gatf.session import session_precision
 from gatf.settings import LITE0, PACKAGE, StageConfig
 
 PHOTO_SIDE = 64
-"""Colour images whose shorter side has at least so many pixels are taken for photos."""
+"""Colour images with a shorter side of at least this many pixels count as photos."""
 HALVINGS = 32
 """A pretrained network halves its image five times."""
 FEATURES = 64
-"""Dimension of the features, but for tiny images."""
+"""Dimension of the features, except for tiny images."""
 TINY_SIDE = 16
-"""Images up to this side get the small network; above it, those up to `SMALL` get a ResNet with a 3×3 stem."""
+"""Images up to this side get the small network; larger ones up to `SMALL` get a ResNet with a 3×3 stem."""
 ANCHORS_PER_UPDATE = 30
 """How often GATF estimates its anchor during an update."""
 FIXED = (
     "method.name", "method.preset", "method.readout", "method.covariance", "method.covariance_rank",
     "method.distillation", "method.projections", "method.gamma", "method.unit_features",
 )  # fmt: skip
-"""Settings that decide what a model consists of, beside the sections backbone and scenario."""
+"""Settings that fix the structure of a model, in addition to the sections backbone and scenario."""
 
 
 def first_config(
@@ -43,9 +43,7 @@ def first_config(
     pretrained = is_pretrained(overrides)
     _check_method(method)
     if overrides.get("data.test_crop") is not None:
-        raise UserError(
-            "data.test_crop is for runs alone: a model sees whole images; leave it out or crop them yourself"
-        )
+        raise UserError("data.test_crop is for runs alone: a model gets whole images; omit it or crop them yourself")
     usual = 32 if tiny else FEATURES
     bottleneck = None if features is not None and features <= usual else usual
     sections: dict[str, Any] = {
@@ -64,7 +62,7 @@ def first_config(
         name: stage(images, dim, first=name == "first", pretrained=pretrained) for name in ("first", "next")
     }
     if method == "gatf":
-        # an update may have few images: shrunk towards the identity, the anchor leaves alone what they do not tell
+        # an update may have few images: the anchor is shrunk towards the identity
         sections["method"] = {"name": "gatf", "anchor": {"refresh": refresh(images), "kind": "identity"}}
     elif method == "gatf-release":
         sections["method"] = {"name": "gatf-release", "anchor": {"refresh": refresh(images)}}
@@ -72,20 +70,20 @@ def first_config(
 
 
 def is_pretrained(overrides: Mapping[str, Any]) -> bool:
-    """Whether the network that these settings name starts from weights of elsewhere."""
+    """Whether these settings name a pretrained network."""
     usual = PACKAGE if overrides.get("backbone.name") == LITE0 else None
     return overrides.get("backbone.pretrained", usual) is not None
 
 
 def backbone_for(given: ImageInput) -> str | None:
-    """The pretrained network for photos, where its weights are installed; None: the size decides among others."""
+    """The pretrained network for photos, if its weights are installed; None: the image size decides."""
     side = given.photo_side
     return LITE0 if side is not None and side >= PHOTO_SIDE and packaged_weights() is not None else None
 
 
 def pretrained_shape(name: str, given: ImageInput) -> tuple[int, int, int]:
-    """What a pretrained network gets to see: pixels as they are; photos at 224 pixels, or at their own size where it is
-    smaller, rounded down to what five halvings divide. Other people's networks may take 224 alone."""
+    """The input shape of a pretrained network: the shape of given pixels; for photos 224 pixels, or their own size if
+    smaller, rounded down to a multiple of 32. Models of timm may accept 224 only."""
     side = given.photo_side
     if given.are_pixels or side is None or name.startswith("timm:"):
         return given.natural_shape()
@@ -94,10 +92,10 @@ def pretrained_shape(name: str, given: ImageInput) -> tuple[int, int, int]:
 
 
 def next_config(config: RunConfig, *, images: int, overrides: Mapping[str, Any]) -> RunConfig:
-    """The settings of a later update: as before, with epochs and batch chosen for its number of images, unless the
-    preset has its own.
+    """The settings of a later update: the model's, with epochs and batch size for this number of images, unless the
+    preset sets them.
 
-    What the model is made of is fixed by now; an override of such a setting must repeat its value.
+    The structure of the model is fixed; an override of such a setting must repeat its value.
     """
     _check_method(config.method.name)
     base = config.model_dump(mode="json")
@@ -121,11 +119,11 @@ def _check_method(method: str) -> None:
     if is_outside(method):
         raise UserError(f"method '{method}' is not part of gatf: its model could not be loaded again; use gatf run")
     if not method_class(method).exemplar_free:
-        raise UserError(f"method '{method}' needs all earlier images at every update; choose another one")
+        raise UserError(f"method '{method}' needs all earlier images at every update; choose another method")
 
 
 def _at(values: Any, path: str) -> Any:
-    """The value a dotted path leads to; None where it leads nowhere."""
+    """The value at a dotted path; None if there is none."""
     for part in path.split("."):
         values = values.get(part) if isinstance(values, dict) else None
     return values
@@ -137,12 +135,12 @@ def width(images: int) -> int:
 
 
 def epochs(images: int) -> int:
-    """About 200 000 images are looked at, in no fewer than 30 and no more than 60 passes."""
+    """About 200 000 training images in total, between 30 and 60 epochs."""
     return min(max(200_000 // max(images, 1), 30), 60)
 
 
 def fine_tuning_epochs(images: int) -> int:
-    """About 6 000 images are looked at, in no fewer than 5 and no more than 15 passes: little is left to learn."""
+    """About 6 000 training images in total, between 5 and 15 epochs: a pretrained network needs few."""
     return min(max(6_000 // max(images, 1), 5), 15)
 
 
@@ -164,14 +162,14 @@ def stage(images: int, dim: int, *, first: bool, pretrained: bool = False) -> di
 
 
 def augmentation(side: int) -> list[str]:
-    """Steps for training images; small ones are shifted by a pixel, large ones cut and mirrored like photos."""
+    """Augmentation steps: tiny images are shifted by a pixel, large ones cropped and mirrored like photos."""
     if side <= TINY_SIDE:
         return ["crop:1"]
     return ["crop:4", "flip"] if side <= SMALL else [f"resized_crop:{side}", "flip"]
 
 
 def describe(config: RunConfig, *, shape: tuple[int, int, int], images: int, first: bool, trains: bool = True) -> str:
-    """One line of what was chosen, with the names that change it."""
+    """One line for users: the chosen settings by their names."""
     stage = config.optimisation.stage(0 if first else 1)
     made = (
         f"{shape[1]}×{shape[2]} {'grey' if shape[0] == 1 else 'colour'} images, backbone {config.backbone}, "

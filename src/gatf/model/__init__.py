@@ -1,1 +1,1 @@
-"""A learner that has learnt: its state, how far its answers can be trusted, its file, its ONNX graph."""
+"""A trained classifier: its state, predictions, calibration, certificates and novelty, its file, its ONNX graph."""

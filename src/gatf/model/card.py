@@ -1,4 +1,4 @@
-"""The card of a model that is handed on: what it knows, how well it answers, and how to use it, as Markdown."""
+"""The model card: classes, accuracy and usage of a model, as Markdown."""
 
 import re
 import shlex
@@ -10,7 +10,7 @@ from gatf.model.file import describe
 from gatf.model.record import UpdateRecord
 
 OWN = "<!-- Written by gatf, and anew at every push. Remove this line to keep a card of your own. -->"
-"""Tells a card that may be written over from one that somebody has edited."""
+"""Marks a card that may be replaced; an edited card does not have this line."""
 MOST = 200
 """Classes that a card names."""
 _HEADER = """---
@@ -27,31 +27,31 @@ _PUNCTUATION = re.compile(r"[!-/:-@\[-`{-~]")
 
 
 def card(path: Path, address: str) -> str:
-    """The card of a model file that will be found at an address, which is a repository or a folder.
+    """The card of a model file at an address (a repository or a folder).
 
-    Names of classes and whatever else a file's maker could choose are shown as text, not as Markdown, HTML or links.
+    Class names and other text from the file are escaped, so they cannot become Markdown, HTML or links.
     """
-    told, config, history, header = describe(path)
+    description, config, history, header = describe(path)
     address = harmless(address)
     name = address.rstrip("/").rpartition("/")[2]
-    channels, side, _ = told.shape
+    channels, side, _ = description.shape
     kept = history[-1].bytes_per_class
     facts = {
         "images": f"{side}×{side} pixels, {'grey' if channels == 1 else 'colour'}; others are resized",
         "network": _text(config.backbone),
-        "method": f"`{config.method.name}`, {kept:,} bytes kept for each class",
-        "written by": f"gatf {_text(told.gatf)}",
+        "method": f"`{config.method.name}`, {kept:,} bytes per class",
+        "written by": f"gatf {_text(description.gatf)}",
         "digest": f"`{header.digest}`",
     }
-    more = f" and {len(told.labels) - MOST} more" if len(told.labels) > MOST else ""
+    more = f" and {len(description.labels) - MOST} more" if len(description.labels) > MOST else ""
     return "\n".join(
         [
             f"{_HEADER}{OWN}",
             "",
             f"# {_text(name)}",
             "",
-            f"A classifier of images that knows {_number(len(told.labels), 'class', 'classes')}, taught in "
-            f"{_number(told.updates, 'update')}. It can be taught more without the images it has learnt from.",
+            f"An image classifier that knows {_number(len(description.labels), 'class', 'classes')}, taught in "
+            f"{_number(description.updates, 'update')}. It can learn more classes without its old training images.",
             "",
             "## Use",
             "",
@@ -69,31 +69,31 @@ def card(path: Path, address: str) -> str:
             "$ gatf predict model.gatf photo.jpg",
             "```",
             "",
-            "## What it knows",
+            "## Classes",
             "",
-            f"{', '.join(_text(label) for label in told.labels[:MOST])}{more}",
+            f"{', '.join(_text(label) for label in description.labels[:MOST])}{more}",
             "",
             "| | |",
             "|---|---|",
             *(f"| {what} | {value} |" for what, value in facts.items()),
             "",
-            "## How well it answers",
+            "## Accuracy",
             "",
-            "| update | date | new classes | images | right % of images kept back | older classes, expected % |",
+            "| update | date | new classes | images | held-out accuracy % | older classes, expected % |",
             "|---:|---|---:|---:|---:|---:|",
             *map(_row, history),
             "",
-            "Images kept back from an update are answered among all classes known then. What is expected of older "
-            "classes is an estimate: their images were gone.",
+            "Held-out images are classified among all classes known at that update. The accuracy on older classes is a "
+            "forecast, because their images are deleted.",
             *(["", *(f"- {_text(warning)}" for warning in history[-1].warnings)] if history[-1].warnings else []),
             "",
             "## Limits",
             "",
-            "- Every image gets one of these classes as its answer, also one that shows something else, unless the "
-            "rejection of unknown images is asked for.",
-            "- The file is tensors and a JSON description under a checksum. Loading it runs no code.",
-            "- It holds weights and statistics of each class, no images. Statistics of a class with very few images "
-            "can still tell something about them.",
+            "- The model assigns one of these classes to every image, also to images of other things, unless rejection "
+            "of unknown images is requested.",
+            "- The file contains tensors and a JSON description with a checksum. Loading it runs no code.",
+            "- The file contains weights and statistics per class, no images. Statistics of a class with very few "
+            "images can still reveal something about them.",
             "",
         ]
     )
@@ -120,5 +120,5 @@ def _number(count: int, one: str, many: str = "") -> str:
 
 
 def _text(value: object) -> str:
-    """Text that Markdown shows as it is."""
+    """Text with Markdown escaped."""
     return _PUNCTUATION.sub(r"\\\g<0>", harmless(value))

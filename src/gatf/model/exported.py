@@ -1,5 +1,4 @@
-"""Answers from the ONNX file that lies beside a model, without torch: importing that takes most of the time in which
-one image is answered."""
+"""Predictions of the ONNX file beside a model, without torch, whose import takes most of the time of one prediction."""
 
 import json
 from collections.abc import Sequence
@@ -11,14 +10,14 @@ import numpy as np
 
 from gatf.data.decode import CENTRAL_SHARE, BadImage, careful_pillow, decode, plain_view
 from gatf.io.files import is_special
-from gatf.model.said import Answers
+from gatf.model.predictions import Predictions
 
 CLASSES, MODEL, SHARE = "gatf.classes", "gatf.model", "gatf.central_share"
 """Entries of the ONNX file's metadata: class names as JSON, the digest of the model it was written from, and the share
 of large images that it sees, where that is not the usual one."""
 LONGEST_HEADER = 2**26
 AT_ONCE = 32
-"""Images the network sees at once: more take more memory and no less time."""
+"""Images per batch: more take more memory and no less time."""
 
 
 @dataclass(frozen=True)
@@ -30,10 +29,10 @@ class Exported:
     shape: tuple[int, int, int]
     """Channels, height, width."""
     central_share: float = CENTRAL_SHARE
-    """Of the shorter side of large images, what the network sees."""
+    """Share of the shorter side of large images that the network gets."""
 
     def read(self, paths: Sequence[str], *, skip_bad: bool) -> tuple[np.ndarray, list[str], list[str]]:
-        """Pixels uint8 [n, channels, height, width] as the model is shown them, their files, and with `skip_bad` the
+        """Pixels uint8 [n, channels, height, width] in the model's shape, their files, and with `skip_bad` the
         files that cannot be decoded."""
         channels, side, _ = self.shape
         box = plain_view(side, self.central_share)
@@ -50,11 +49,11 @@ class Exported:
         stacked = np.stack(pixels).transpose(0, 3, 1, 2) if pixels else np.empty((0, 3, side, side), np.uint8)
         return np.ascontiguousarray(stacked if channels == 3 else _grey(stacked)), good, bad
 
-    def answer(self, pixels: np.ndarray) -> Answers:
+    def predict(self, pixels: np.ndarray) -> Predictions:
         some = [pixels[start : start + AT_ONCE] for start in range(0, len(pixels), AT_ONCE)]
         found = [self.session.run(["probabilities", "class_index"], {"images": each}) for each in some]
         probabilities, numbers = (np.concatenate(each) for each in zip(*found, strict=True))
-        return Answers(np.array(self.labels)[numbers], probabilities, np.zeros(len(numbers), dtype=bool))
+        return Predictions(np.array(self.labels)[numbers], probabilities, np.zeros(len(numbers), dtype=bool))
 
 
 def own_export(model: Path) -> Path | None:
@@ -88,14 +87,14 @@ def _export_of(model: Path, path: Path) -> tuple[Exported | None, str | None]:
         if not 0 < share <= 1:
             raise ValueError(f"there is no share of {share}")
     except Exception:  # onnxruntime has exceptions of its own, and the file may be anybody's
-        return None, f"{path} is not an export of a model and was left alone"
+        return None, f"{path} is not an export of a model and is ignored"
     if about.get(MODEL) != _digest(model):
-        return None, f"{path} is of another version of {model.name}, which answers itself; renew it with gatf export"
+        return None, f"{path} belongs to another version of {model.name} and is ignored; renew it with gatf export"
     return Exported(session, tuple(labels), (channels, height, width), share), None
 
 
 def _digest(model: Path) -> str | None:
-    """What the model's file says is its digest; the file is not checked, for nothing of it is used."""
+    """The digest in the header of the model's file; the file is not checked, because nothing else of it is used."""
     with model.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         header = file.read(length) if length <= LONGEST_HEADER else b""

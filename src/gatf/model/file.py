@@ -20,28 +20,30 @@ from gatf.config import RunConfig, method_name, validated
 from gatf.data.decode import CENTRAL_SHARE
 from gatf.data.inputs import SMALLEST_SIDE
 from gatf.data.pixels import CHANNELS
+from gatf.data.preprocessing import Preprocessing
 from gatf.errors import CannotWrite, UserError
 from gatf.io import container
 from gatf.io.container import Damaged
 from gatf.io.run_folder import RunFolder
 from gatf.methods import METHODS, Method, is_outside
 from gatf.methods.parts.gaussian import carries_gaussians
-from gatf.model.judge import NO_CALIBRATION, NO_NOVELTY
+from gatf.model.calibration import NO_CALIBRATION
+from gatf.model.novelty import NO_NOVELTY
 from gatf.model.record import UpdateRecord, remembered
 from gatf.model.state import FROZEN_METHOD, Label, Model
 from gatf.model.upgrade import upgraded_config, upgraded_state
-from gatf.session import Preprocessing, build_method
+from gatf.session import build_method
 from gatf.settings import INSIDE, PYTHON, Strict
 
 METHOD, FROZEN = "method.", "frozen."
 LARGEST_SIDE = 4096
 LINEAGE_DIGITS = 16
 OWN = {"counts": torch.int64, "calibration": torch.float64, "errors": torch.float64, "strangeness": torch.float32}
-"""Tensors that are not the method's."""
+"""Tensors that are not the method's; "strangeness" has the novelty scores."""
 
 
 class Other(Strict):
-    """What a second model in the file has otherwise."""
+    """The differing part of a second model in the file."""
 
     model_config = ConfigDict(strict=True)
 
@@ -79,7 +81,7 @@ class Description(Strict):
 def save(model: Model, path: Path, before: Callable[[str], None] = lambda digest: None) -> None:
     """Write the model; what was at the path stays valid until the new file is complete, was read back and predicts.
 
-    `before` is told the new file's digest just before it takes its place.
+    `before` receives the new file's digest just before the file takes its place.
     """
     if not model.labels:
         raise UserError("there is nothing to save: the model has learnt no class yet")
@@ -202,23 +204,23 @@ def load(path: Path, device: str = "cpu", *, backbone: nn.Module | None = None, 
     the frozen model beside an adapted one, which only an update needs."""
     path = model_path(path)
     tensors, header = container.read(path)
-    told, config, history = _described(path, header)
+    described, config, history = _described(path, header)
     given = _demanded(path, config, backbone)
     own = {name: value for name, value in tensors.items() if not name.startswith(FROZEN)}
-    model = _model(path, told, config, history, own, backbone=given, first_format=header.format == 1)
+    model = _model(path, described, config, history, own, backbone=given, first_format=header.format == 1)
     others = {name.removeprefix(FROZEN): value for name, value in tensors.items() if name.startswith(FROZEN)}
-    if told.frozen is None and others:
+    if described.frozen is None and others:
         raise Damaged(path, "it holds tensors that belong to nothing")
-    if told.frozen is not None and not answering:
-        frozen_config = _settings(path, told.frozen.config)
-        if not told.frozen.temperature > 0 or not math.isfinite(told.frozen.temperature):
+    if described.frozen is not None and not answering:
+        frozen_config = _settings(path, described.frozen.config)
+        if not described.frozen.temperature > 0 or not math.isfinite(described.frozen.temperature):
             raise Damaged(path, "its description contradicts itself")
-        frozen = _model(path, told, frozen_config, history, others, backbone=None)
-        frozen = replace(frozen, temperature=told.frozen.temperature)
+        frozen = _model(path, described, frozen_config, history, others, backbone=None)
+        frozen = replace(frozen, temperature=described.frozen.temperature)
         frozen.method.to(device).eval()
         model = replace(model, frozen=frozen)
     model.method.to(device).eval()
-    return replace(model, adapts=told.adapts)
+    return replace(model, adapts=described.adapts)
 
 
 def _settings(path: Path, config: dict[str, Any]) -> RunConfig:
@@ -234,19 +236,19 @@ def _settings(path: Path, config: dict[str, Any]) -> RunConfig:
 
 
 def _model(
-    path: Path, told: Description, config: RunConfig, history: tuple[UpdateRecord, ...], tensors: dict[str, Tensor], *,
-    backbone: nn.Module | None, first_format: bool = False,
+    path: Path, described: Description, config: RunConfig, history: tuple[UpdateRecord, ...],
+    tensors: dict[str, Tensor], *, backbone: nn.Module | None, first_format: bool = False,
 ) -> Model:  # fmt: skip
     """A model of the file, from its tensors; on the CPU."""
-    shape = (told.shape[0], told.shape[1], told.shape[2])
-    if "distances" in tensors:  # up to format 2 unknown images were told by distance alone
+    shape = (described.shape[0], described.shape[1], described.shape[2])
+    if "distances" in tensors:  # up to format 2, novelty was the distance alone
         tensors = {name: value for name, value in tensors.items() if name != "distances"}
         tensors |= {"strangeness": NO_NOVELTY, "calibration": NO_CALIBRATION}
         history = (*history[:-1], history[-1].model_copy(update={"rejection": "withdrawn"}))
     for name, dtype in OWN.items():
         if name not in tensors or tensors[name].dtype != dtype or tensors[name].ndim != 1 + (name == "strangeness"):
             raise Damaged(path, f"its '{name}' are missing or not what they should be")
-    if len(tensors["counts"]) != len(told.labels) or len(tensors["errors"]) not in (0, len(told.labels)):
+    if len(tensors["counts"]) != len(described.labels) or len(tensors["errors"]) not in (0, len(described.labels)):
         raise Damaged(path, "it has another number of classes than labels")
     if tensors["calibration"].shape != NO_CALIBRATION.shape or tensors["strangeness"].shape[1] not in (1, 2):
         raise Damaged(path, "its 'calibration' or 'strangeness' is not what it should be")
@@ -257,11 +259,11 @@ def _model(
         raise Damaged(path, "it holds tensors that belong to nothing")
     if first_format:
         state = upgraded_state(config.method.name, state)
-    method = _method(path, config, shape, state, classes=len(told.labels), backbone=backbone)
+    method = _method(path, config, shape, state, classes=len(described.labels), backbone=backbone)
+    preprocessing = Preprocessing(shape, tuple(described.mean), tuple(described.std), described.central_share)
     return Model(
-        config, Preprocessing(shape, tuple(told.mean), tuple(told.std), told.central_share), method, tuple(told.labels),
-        tensors["counts"], told.temperature, tensors["calibration"], tensors["errors"], tensors["strangeness"], history,
-        lineage=told.lineage,
+        config, preprocessing, method, tuple(described.labels), tensors["counts"], described.temperature,
+        tensors["calibration"], tensors["errors"], tensors["strangeness"], history, lineage=described.lineage,
     )  # fmt: skip
 
 
@@ -281,7 +283,7 @@ def _demanded(path: Path, config: RunConfig, backbone: nn.Module | None) -> nn.M
 
 
 def describe(path: Path) -> tuple[Description, RunConfig, tuple[UpdateRecord, ...], container.Header]:
-    """What a file says of its model, checked, without building it."""
+    """The checked description of a file's model, without building it."""
     path = model_path(path)
     header = container.inspect(path)
     return (*_described(path, header), header)
@@ -291,9 +293,9 @@ def _described(path: Path, header: container.Header) -> tuple[Description, RunCo
     model = header.model
     _refuse_code(path, model.get("config"))
     try:
-        told = Description.model_validate(model)
-        history = tuple(UpdateRecord.model_validate(record) for record in told.history)
-        config = validated(upgraded_config(told.config) if header.format == 1 else told.config)
+        described = Description.model_validate(model)
+        history = tuple(UpdateRecord.model_validate(record) for record in described.history)
+        config = validated(upgraded_config(described.config) if header.format == 1 else described.config)
     except ValidationError as error:
         where = ".".join(str(part) for part in error.errors()[0]["loc"])
         raise Damaged(path, f"its description does not fit this version of gatf (at '{where[:80]}')") from None
@@ -301,31 +303,31 @@ def _described(path: Path, header: container.Header) -> tuple[Description, RunCo
         raise Damaged(path, f"its settings do not fit this version of gatf ({str(error)[:200]})") from None
     updates = history[-1].number + 1 if history else 0
     if history:
-        found = {"updates": told.updates or updates, "lineage": told.lineage or _first_lineage(history)}
-        told = told.model_copy(update=found)
+        found = {"updates": described.updates or updates, "lineage": described.lineage or _first_lineage(history)}
+        described = described.model_copy(update=found)
     sound = (
-        len(told.shape) == 3
-        and told.shape[0] in CHANNELS
-        and told.shape[1] == told.shape[2]
-        and SMALLEST_SIDE <= told.shape[1] <= LARGEST_SIDE
-        and len(told.mean) == len(told.std) == told.shape[0]
-        and all(math.isfinite(value) for value in (*told.mean, *told.std, told.temperature))
-        and min(*told.std, told.temperature) > 0
-        and len(told.labels) > 0
-        and len({(type(label), label) for label in told.labels}) == len(told.labels)
-        and len({type(label) for label in told.labels}) == 1
-        and told.updates == updates > 0
-        and (told.adapts is None or told.adapts in METHODS)
+        len(described.shape) == 3
+        and described.shape[0] in CHANNELS
+        and described.shape[1] == described.shape[2]
+        and SMALLEST_SIDE <= described.shape[1] <= LARGEST_SIDE
+        and len(described.mean) == len(described.std) == described.shape[0]
+        and all(math.isfinite(value) for value in (*described.mean, *described.std, described.temperature))
+        and min(*described.std, described.temperature) > 0
+        and len(described.labels) > 0
+        and len({(type(label), label) for label in described.labels}) == len(described.labels)
+        and len({type(label) for label in described.labels}) == 1
+        and described.updates == updates > 0
+        and (described.adapts is None or described.adapts in METHODS)
     )
     if not sound:
         raise Damaged(path, "its description contradicts itself")
     if config.backbone.pretrained not in (None, INSIDE) or ":" in _bare(config.backbone.name):
         raise Damaged(path, "it asks for weights from elsewhere, which a model must not")
-    return told, config, history
+    return described, config, history
 
 
 def _bare(backbone: str) -> str:
-    """A backbone's name without the prefix that says whose it is."""
+    """A backbone's name without the prefix of its origin."""
     return backbone.removeprefix(PYTHON) if backbone.startswith(PYTHON) else backbone.removeprefix("timm:")
 
 

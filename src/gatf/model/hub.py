@@ -1,4 +1,4 @@
-"""Model files on the Hugging Face hub, or in a folder that stands for it: one file, its card, and nothing that runs."""
+"""Model files and their cards on the Hugging Face hub, or in a folder. No code is stored or run."""
 
 import re
 import shutil
@@ -16,18 +16,18 @@ from gatf.model.file import describe, model_path
 
 MODEL, CARD = "model.gatf", "README.md"
 PATIENCE = 10.0
-"""Seconds to wait for a first answer of the hub."""
+"""Seconds to wait for the hub's first response."""
 _REPOSITORY = re.compile(r"[\w.-]{1,96}(/[\w.-]{1,96})?", re.ASCII)
 
 
 @dataclass(frozen=True)
 class Pushed:
-    """Where a model went."""
+    """The result of a push."""
 
     place: str
     """A folder, or the hub's address."""
     kept_card: bool
-    """A card was there that somebody had written or edited, and was left alone."""
+    """An edited card existed and was not replaced."""
 
 
 def is_folder(place: str | Path) -> bool:
@@ -37,9 +37,9 @@ def is_folder(place: str | Path) -> bool:
 
 
 def push(model: Path, target: str | Path, *, private: bool = False) -> Pushed:
-    """Put a model file and its card into a repository of the hub, which is made if there is none, or into a folder.
+    """Upload a model file and its card to a repository of the hub, or copy them to a folder.
 
-    A card that was edited there stays. `private` is for a repository that is made.
+    The repository is created if needed, `private` if so asked. An edited card is not replaced.
     """
     model = _sound(model_path(model))
     if is_folder(target):
@@ -53,7 +53,7 @@ def find(source: str | Path, *, revision: str | None = None) -> Path:
         return _fetch(_repository(source), revision)
     folder = Path(source).expanduser()
     if revision is not None:
-        raise UserError(f"{folder} is a folder, which has no revisions: leave out the revision")
+        raise UserError(f"{folder} is a folder, which has no revisions: omit the revision")
     if not folder.is_dir():
         raise UserError(f"there is no folder {folder}")
     if not (folder / MODEL).is_file():
@@ -62,14 +62,14 @@ def find(source: str | Path, *, revision: str | None = None) -> Path:
 
 
 def pull(source: str | Path, target: Path, *, revision: str | None = None) -> None:
-    """Fetch a model and write it to a file, once it has proved sound. A file that is there is left alone."""
+    """Fetch a model, check it and write it to a new file."""
     if target.exists():
-        raise UserError(f"{target} is there already; choose another --out")
+        raise UserError(f"{target} exists already; choose another --out")
     _copy(_sound(find(source, revision=revision)), target)
 
 
 def _sound(model: Path) -> Path:
-    """The same file, after its description and its checksum were checked."""
+    """The same file, after a check of its description and checksum."""
     describe(model)
     return model
 
@@ -117,7 +117,7 @@ def _push_to_hub(model: Path, repository: str, *, private: bool) -> Pushed:
 
 
 def _fetch(repository: str, revision: str | None) -> Path:
-    """From the hub, or where it cannot be reached from its cache on this machine."""
+    """From the hub, or from its local cache if the hub cannot be reached."""
     hub = _library()
     with _telling(f"'{repository}' could not be fetched from the Hugging Face hub"):
         try:
@@ -147,4 +147,4 @@ def _telling(what: str) -> Iterator[None]:
         raise
     except Exception as error:
         reason = " ".join(str(error).split())[:200] or type(error).__name__
-        raise UserError(f"{what} ({reason}); a folder does without it: ./NAME") from None
+        raise UserError(f"{what} ({reason}); use a folder (./NAME) instead") from None

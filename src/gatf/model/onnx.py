@@ -22,7 +22,7 @@ from gatf.errors import UserError
 from gatf.io.files import write_bytes
 from gatf.methods.parts.gaussian import carries_gaussians
 from gatf.model import exported
-from gatf.model.judge import softmax_with_temperature
+from gatf.model.calibration import softmax_with_temperature
 from gatf.model.state import Model
 
 TOLERANCE, RELATIVE_TOLERANCE = 1e-3, 1e-5
@@ -40,9 +40,9 @@ class Graph(nn.Module):
 
     def __init__(self, model: Model) -> None:
         super().__init__()
-        told = model.preprocessing
-        self.register_buffer("scale", torch.tensor([1 / (255 * std) for std in told.std]).reshape(-1, 1, 1))
-        shift = [-mean / std for mean, std in zip(told.mean, told.std, strict=True)]
+        preprocessing = model.preprocessing
+        self.register_buffer("scale", torch.tensor([1 / (255 * std) for std in preprocessing.std]).reshape(-1, 1, 1))
+        shift = [-mean / std for mean, std in zip(preprocessing.mean, preprocessing.std, strict=True)]
         self.register_buffer("shift", torch.tensor(shift).reshape(-1, 1, 1))
         self.method = model.method
         self.temperature = model.temperature
@@ -169,7 +169,7 @@ def check(model: Model, content: bytes) -> str:
         clear = (margin[:, 0] - margin[:, -1] > tolerance) | (expected.shape[1] == 1)
         if off > tolerance or bool((torch.from_numpy(numbers) != expected.argmax(1))[clear].any()):
             raise UserError(f"the ONNX graph does not give PyTorch's scores (off by {off:.2g}); nothing was written")
-    return "onnxruntime gives the same answers"
+    return "onnxruntime gives the same predictions"
 
 
 @contextmanager

@@ -9,32 +9,34 @@ from torch import Tensor, nn
 from gatf.config import RunConfig
 from gatf.data.base import ImageSet
 from gatf.data.loader import views
+from gatf.data.preprocessing import Preprocessing
 from gatf.errors import UserError
+from gatf.geometry.gaussians import Gaussians
 from gatf.methods import Method
 from gatf.methods.parts.features import FeatureMethod
 from gatf.methods.parts.gaussian import keeps_gaussians_only
-from gatf.model.judge import Judge, energy
+from gatf.model.certificate import Certifier
+from gatf.model.novelty import NoveltyScorer, energy
 from gatf.model.record import UpdateRecord
-from gatf.session import Preprocessing
 
 Label = str | int | bool
 FROZEN_METHOD = "slda"
-"""What answers on a frozen network: exact, whatever the order of classes, and with Gaussians to judge answers by."""
+"""The classifier on a frozen backbone: exact in any class order, with Gaussians for certificates and novelty."""
 
 
 @dataclass(frozen=True)
 class ForwardOutput:
-    """What a model sees in images."""
+    """Output of one forward pass over N images."""
 
     scores: Tensor
     """[N, C], float64, higher is better."""
     features: Tensor | None
-    """[N, S]; None where they were not asked for and the method keeps no Gaussians alone to compare them with."""
+    """[N, S]; None unless they were requested or the method keeps Gaussians only."""
 
 
 @dataclass(frozen=True)
 class Model:
-    """A classifier after some updates. An update makes a new one; this one stays as it is."""
+    """A classifier after some updates. It does not change: an update makes a new one."""
 
     config: RunConfig
     preprocessing: Preprocessing
@@ -45,41 +47,49 @@ class Model:
     """Images each class was learnt from, int64 [C]."""
     temperature: float
     calibration: Tensor
-    """What held-out images said of temperatures, which more can be added to while the network stays; see
-    `judge.calibration`."""
+    """`calibration.calibration_sums` of held-out images; sums add up over updates while the backbone is frozen."""
     errors: Tensor
-    """How far the stored mean of each class may be off after the last update, in the judge's metric, float64 [C]; empty
-    where nobody measured it, as in a run."""
+    """Error of each class's stored mean after the last update, in the certifier's metric, float64 [C]; empty where it
+    was not measured, as in a run."""
     novelty: Tensor
     """`novelty_of` held-out images of all updates, for `rejection_threshold`, float32 [M, 1 or 2]."""
     history: tuple[UpdateRecord, ...]
     adapts: str | None = None
-    """The method that may adapt a pretrained network, where updates choose (`incremental.adapt`); None: they do not."""
+    """The method that may adapt a pretrained backbone, where updates choose (`incremental.strategy`); else None."""
     lineage: str = ""
-    """Names the first fit that this model goes back to; empty until `model.file.with_lineage` has seen that one."""
+    """Identifies the first fit of this model; empty until `model.file.with_lineage` sets it."""
     frozen: "Model | None" = None
-    """The same classes on the network as it was before it was adapted: what the next update can go back to."""
+    """The same classes on the backbone before it was adapted: the next update can return to it."""
 
     @cached_property
-    def judge(self) -> Judge:
+    def stored(self) -> Gaussians:
+        """One Gaussian per class, on the CPU; a `UserError` where the method does not keep Gaussians only."""
         if not keeps_gaussians_only(self.method):  # nor was the transport's error measured: nothing could be certified
             raise UserError(
-                f"method '{self.config.method.name}' keeps no Gaussians alone, which certificates need; use gatf, "
-                "adagauss or slda"
+                f"certificates need a method that keeps Gaussians only, and '{self.config.method.name}' does not; use "
+                "gatf, adagauss or slda"
             )
+        return self.method.stored().to("cpu")
+
+    @cached_property
+    def certifier(self) -> Certifier:
         class_errors = self.history[-1].class_errors if self.history else None
-        return Judge(self.method.stored().to("cpu"), self.errors, class_errors)
+        return Certifier(self.stored, self.errors, class_errors)
+
+    @cached_property
+    def novelty_scorer(self) -> NoveltyScorer:
+        return NoveltyScorer(self.stored)
 
     def novelty_of(self, outputs: ForwardOutput) -> Tensor:
-        """How unlike everything known images are, [N, 1 or 2]: by where their features lie among the classes, or by how
-        little any class speaks for them where the method keeps no Gaussians alone."""
+        """Novelty scores of images, [N, 1 or 2]: from their features where the method keeps Gaussians only, else their
+        energy."""
         if outputs.features is not None and keeps_gaussians_only(self.method):
-            return self.judge.novelty(outputs.features)
+            return self.novelty_scorer.scores(outputs.features)
         return energy(outputs.scores, self.temperature)
 
     @property
     def updates(self) -> int:
-        """Fits and partial fits so far; the history may have forgotten some."""
+        """Number of fits and partial fits; the history may keep fewer records."""
         return self.history[-1].number + 1 if self.history else 0
 
     @property
@@ -93,19 +103,19 @@ class Model:
 
     @cached_property
     def _backbone(self) -> nn.Module:
-        """Quicker to run than the method's, which can still be trained."""
+        """A frozen copy, faster than the method's own backbone, which can still be trained."""
         return self.method.frozen_copy(self.method.backbone)
 
     @torch.no_grad()
     def forward(self, images: ImageSet, *, features: bool = False, once: bool = False) -> ForwardOutput:
-        """Scores and features of images in the model's shape; `features` asks for them whatever the method keeps.
+        """Scores and features of images in the model's shape; `features` requests them for every method.
 
-        `once`: these images and no others, so few that the network is better used as it is than made quicker first.
+        `once`: use the backbone itself; for a few images that is faster than making the frozen copy first.
         """
         method = self.method.eval()
         scores, found = [], []
         everything = torch.arange(len(images))
-        for inputs in views(images, everything, self.preprocessing.pipeline(self.config), method.device):
+        for inputs in views(images, everything, self.preprocessing.pipeline(self.config.data), method.device):
             if features or isinstance(method, FeatureMethod):
                 seen = (method.backbone if once else self._backbone.to(method.device))(inputs)
                 found.append(seen.cpu())

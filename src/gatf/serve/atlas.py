@@ -51,7 +51,7 @@ def last_update(model: Model) -> int:
 def chart(model: Model, plane: Plane, before: Model | None = None) -> dict[str, Any]:
     """Place and spread of every class on the plane; `before` is the model before the last update, for their earlier
     positions."""
-    stored = model.judge.stored
+    stored = model.stored
     places = plane(stored.means)
     common = stored.common
     if common is not None:
@@ -78,7 +78,7 @@ def _origins(model: Model, before: Model | None, plane: Plane) -> dict[Any, list
     if before.config.method.name != model.config.method.name:
         return {}  # a frozen network was adapted, or the other way round: its features are others
     try:
-        means = before.judge.stored.means
+        means = before.stored.means
     except UserError:
         return {}
     if means.shape[1] != len(plane.centre):

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gatf.data.base import ImageSet
 from gatf.errors import UserError
-from gatf.model.answers import answer
+from gatf.model.predict import predictions_from
 from gatf.model.state import ForwardOutput
 from gatf.serve.decoding import settle
 from gatf.serve.limits import busy, not_understood
@@ -164,7 +164,7 @@ def joined(parts: list[ForwardOutput]) -> ForwardOutput:
 def answered(question: Question, outputs: ForwardOutput) -> dict[str, Any]:
     """The response to a request, from the outputs of the forward pass."""
     model = question.served.model
-    answers = answer(
+    answers = predictions_from(
         model, outputs, certificate=question.certificate, unknown=question.unknown, unknown_label=UNKNOWN
     )  # fmt: skip
     order = answers.probabilities.argsort(axis=1, kind="stable")[:, ::-1][:, : question.top]
@@ -193,9 +193,9 @@ def _nearest(question: Question, outputs: ForwardOutput) -> list[dict[str, Any]]
     """The nearest classes of each image, and its position on the plane of `GET /v1/map`."""
     model = question.served.model
     if outputs.features is None:
-        _ = model.judge  # raises an error that says what is missing
+        _ = model.stored  # raises an error that says what is missing
         raise UserError("this method keeps no Gaussians")
-    distances = model.judge.distances(outputs.features)
+    distances = model.novelty_scorer.distances(outputs.features)
     points = question.served.plane(outputs.features).tolist()
     found = []
     for row, point in zip(distances, points, strict=True):

@@ -10,9 +10,9 @@ from typing import Any
 
 from torch import Tensor
 
+from gatf.data.preprocessing import Preprocessing
 from gatf.serve.limits import Budget, Limits, too_large
 from gatf.serve.pictures import check_image, decoding
-from gatf.session import Preprocessing
 
 SMALL_IMAGE, SMALL_REQUEST = 4_000_000, 16_000_000
 """Work, in pixels of a PNG file; a JPEG photo of twelve million pixels counts as three."""

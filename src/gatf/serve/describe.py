@@ -45,7 +45,7 @@ def _kept(served: Served) -> list[dict[str, Any]]:
     weights = sum(tensor.numel() * tensor.element_size() for tensor in model.method.backbone.state_dict().values())
     of_classes = "the method's statistics of the classes"
     if served.keeps_gaussians:
-        stored = model.judge.stored
+        stored = model.stored
         features = stored.means.shape[1]
         of_classes = f"a mean of {features} numbers and a covariance for each of {classes} classes"
         if stored.common is not None:

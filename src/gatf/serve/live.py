@@ -45,7 +45,7 @@ class Served:
     @cached_property
     def plane(self) -> Plane:
         """On which classes are drawn."""
-        return Plane.of(self.model.judge.stored)
+        return Plane.of(self.model.stored)
 
 
 Stamp = tuple[int, int, int]
@@ -127,7 +127,7 @@ class Live:
         outputs = model.forward(ImageSet(blank, torch.zeros(1, dtype=torch.int64)))  # folds the network, fills caches
         model.novelty_of(outputs)
         if outputs.features is not None and served.certifies:
-            model.judge.certificates(outputs.features, outputs.scores.argmax(1))
+            model.certifier.certificates(outputs.features, outputs.scores.argmax(1))
         return before, served
 
     def _watch(self) -> None:

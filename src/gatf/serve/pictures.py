@@ -16,9 +16,9 @@ from torch import Tensor
 
 from gatf.data.decode import BadImage, decode, likely_formats, plain_view
 from gatf.data.inputs import grey
+from gatf.data.preprocessing import Preprocessing
 from gatf.io.text import harmless
 from gatf.serve.limits import LONGEST_LABEL, Limits, Problem, not_understood, too_large
-from gatf.session import Preprocessing
 
 LONGEST_HEADERS = 8192
 """Bytes of one part's headers."""

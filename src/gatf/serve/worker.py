@@ -84,12 +84,15 @@ def main(job: Path) -> int:
     Image.MAX_IMAGE_PIXELS = spec["pixels"]
     folder = job.parent / "pictures"
     files = tuple(str(folder / f"{number:06d}") for number in range(len(spec["labels"])))
-    from gatf.incremental.learn import Outcome, learn_given
+    from gatf.incremental.update_file import Outcome, update_model_file
     from gatf.training.loop import Interrupted
+    from gatf.training.memory import keep_freed_memory
+
+    keep_freed_memory()
 
     def learn() -> Outcome:
-        return learn_given(
-            Path(spec["model"]), ImageInput(Files(files)), np.array(spec["labels"]), folder,
+        return update_model_file(
+            Path(spec["model"]), folder, images=(ImageInput(Files(files)), np.array(spec["labels"])),
             parameters=spec["parameters"], keep=spec["keep"], skip_bad=True, listener=reporter,
             announce=lambda text: reporter.report("chosen", text=text), request=job, job=job.parent.name,
         )  # fmt: skip

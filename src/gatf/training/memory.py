@@ -18,8 +18,11 @@ def keep_freed_memory() -> bool:
 
     By default blocks of some megabytes go back to the system when they are freed. A step allocates each of its
     activations anew, so that the system has to clear and map the same pages again, several thousand per step of a small
-    network. What that costs depends on the machine and the size of images (benchmarks/training.py). Who has set one of
-    glibc's own variables keeps what they say.
+    network. What that costs depends on the machine and the size of images (benchmarks/training.py). If the user has set
+    one of glibc's own variables, nothing changes.
+
+    The setting holds for the whole process, so only entry points call this (the command line and worker processes). The
+    library must not change its host process.
     """
     named = any(name.startswith("MALLOC_") or name == "GLIBC_TUNABLES" for name in os.environ)
     if named or platform.libc_ver()[0] != "glibc":

@@ -1,5 +1,6 @@
-"""What a model says of images: labels, probabilities, which answers are certified, which images are of no class it
-knows. Without scikit-learn, whose import would take longer than the answer."""
+"""Predictions of a model: labels, probabilities, certificates, and the rejection of unknown classes.
+
+Without scikit-learn, whose import takes longer than a prediction."""
 
 from typing import Any
 
@@ -8,42 +9,42 @@ import torch
 
 from gatf.data.inputs import read_images
 from gatf.errors import UserError
-from gatf.model.judge import combined_novelty, rejection_threshold, softmax_with_temperature
-from gatf.model.said import Answers
+from gatf.model.calibration import softmax_with_temperature
+from gatf.model.novelty import combined_novelty, rejection_threshold
+from gatf.model.predictions import Predictions
 from gatf.model.state import ForwardOutput, Label, Model
 
 REJECTION_WARNINGS = {
-    "estimated": (
-        "the rate at which images of known classes are called unknown is estimated, not promised, for classes older "
-        "than the last update"
-    ),
+    "estimated": ("the rate of wrong rejections is estimated, not guaranteed, for classes older than the last update"),
     "withdrawn": (
-        "nothing is rejected as unknown: nothing shows how far an update moved the images of older classes; an update "
-        "with images of every class brings it back"
+        "no image is rejected as unknown, because no held-out image shows how far an update moved the older classes; "
+        "an update with images of every class restores rejection"
     ),
 }
-"""What is said of rejections, by `Model.rejection`."""
+"""Cautions about rejection, by `Model.rejection`."""
 
 
 def forward(model: Model, images: Any, *, features: bool = False, once: bool = False) -> ForwardOutput:
-    """Scores and features of images in any form that `read_images` takes; `features` and `once` as `Model.forward` has
-    them. A model whose scores are not finite has no answer, which is a `UserError`."""
+    """Scores and features of images in any form that `read_images` takes; `features` and `once` as in `Model.forward`.
+
+    Raises a `UserError` if scores are not finite.
+    """
     outputs = model.forward(model.preprocessing.images(read_images(images)), features=features, once=once)
     if not bool(outputs.scores.isfinite().all()):
         raise UserError(
-            "the model's scores are not finite, so it cannot answer: its numbers are not what training leaves; put an "
-            "older version back (gatf rollback), or get the file again"
+            "the model's scores are not finite, so it cannot predict; restore an older version (gatf rollback) or "
+            "get the file again"
         )
     return outputs
 
 
-def answer(
+def predictions_from(
     model: Model, outputs: ForwardOutput, *, certificate: bool = False, unknown: float | None = None,
     unknown_label: Label | None = None,
-) -> Answers:  # fmt: skip
-    """Everything there is to say about images from one look at them.
+) -> Predictions:  # fmt: skip
+    """Labels, probabilities and certificates from the outputs of one forward pass.
 
-    With `unknown`, images unlike every class are answered with `unknown_label`, at this rate of wrong rejections.
+    With `unknown`, images unlike every class get `unknown_label`, at this rate of wrong rejections.
     """
     numbers = outputs.scores.argmax(1)
     names = np.array(model.labels)
@@ -55,12 +56,13 @@ def answer(
         labels = _with_unknown(labels, rejected, model.labels, unknown_label)
         warning = REJECTION_WARNINGS.get(model.rejection)
     if certificate:
-        certified = model.judge.certificates(_features(outputs, model), numbers).numpy() & ~rejected
-    return Answers(labels, softmax_with_temperature(outputs.scores, model.temperature).numpy(), certified, warning)
+        certified = model.certifier.certificates(_features(outputs, model), numbers).numpy() & ~rejected
+    probabilities = softmax_with_temperature(outputs.scores, model.temperature).numpy()
+    return Predictions(labels, probabilities, certified, warning)
 
 
 def _rejected(model: Model, outputs: ForwardOutput, rate: float) -> np.ndarray:
-    """Which images are stranger than all but a share `rate` of known ones; none where that is no longer known."""
+    """Which images have a higher novelty than all but a share `rate` of known ones; none where it is withdrawn."""
     if not 0 < rate < 1:
         raise UserError(f"unknown is the rate of known images that may be rejected, between 0 and 1, not {rate!r}")
     if model.rejection == "withdrawn":
@@ -69,28 +71,28 @@ def _rejected(model: Model, outputs: ForwardOutput, rate: float) -> np.ndarray:
     threshold = rejection_threshold(combined_novelty(known, known), rate) if len(known) else float("inf")
     if threshold == float("inf"):
         raise UserError(
-            f"too few images were kept back ({len(model.novelty)}) to reject at a rate of {rate}; raise unknown "
-            "or held_out"
+            f"too few images were held out ({len(model.novelty)}) to reject at a rate of {rate}; raise unknown or "
+            "held_out"
         )
     return (combined_novelty(model.novelty_of(outputs), known) > threshold).numpy()
 
 
 def _with_unknown(
-    answers: np.ndarray, rejected: np.ndarray, known: tuple[Label, ...], label: Label | None
+    labels: np.ndarray, rejected: np.ndarray, known: tuple[Label, ...], label: Label | None
 ) -> np.ndarray:
-    text = answers.dtype.kind == "U"
+    text = labels.dtype.kind == "U"
     if label is None:
         label = "unknown" if text else -1
     if label in known:
         raise UserError(f"{label!r} is the name of a class; choose another unknown_label")
-    kind = np.result_type(answers, np.array(label)) if isinstance(label, str) == text else object
-    mixed = answers.astype(kind)
+    kind = np.result_type(labels, np.array(label)) if isinstance(label, str) == text else object
+    mixed = labels.astype(kind)
     mixed[rejected] = label
     return mixed
 
 
 def _features(outputs: ForwardOutput, model: Model) -> torch.Tensor:
     if outputs.features is None:
-        _ = model.judge  # says what is missing
+        _ = model.stored  # raises the error that names the method
         raise UserError("this method keeps no Gaussians")
     return outputs.features

@@ -1,0 +1,46 @@
+"""How a model turns pictures into the input of its network."""
+
+from dataclasses import dataclass, replace
+
+from torch import Tensor, nn
+
+from gatf.data.augment import Pipeline, parse_augmentation
+from gatf.data.base import ImageSet
+from gatf.data.decode import CENTRAL_SHARE, SMALL
+from gatf.data.inputs import ImageInput, image_set
+from gatf.errors import UserError
+from gatf.settings import DataConfig
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """From pictures to the network's input: (pixels/255 − mean)/std of a central square of uint8 pixels."""
+
+    shape: tuple[int, int, int]
+    """Channels, height, width."""
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    central_share: float = CENTRAL_SHARE
+    """Share of the shorter side that the test view of large images keeps; small images are kept whole."""
+
+    def suited_to(self, backbone: nn.Module) -> "Preprocessing":
+        """The same with the mean, deviation and central share that a pretrained backbone declares."""
+        suited = self
+        expected = getattr(backbone, "normalisation", None)
+        if expected is not None and len(expected[0]) == self.shape[0]:
+            suited = replace(suited, mean=expected[0], std=expected[1])
+        share = getattr(backbone, "central_share", None)
+        if share is not None and self.shape[1] > SMALL:
+            if not 0 < share <= 1:
+                raise UserError(f"a backbone's central_share is above 0 and at most 1, not {share!r}")
+            suited = replace(suited, central_share=share)
+        return suited
+
+    def images(self, given: ImageInput, labels: Tensor | None = None) -> ImageSet:
+        """The test views of pictures, not yet normalised, with class numbers."""
+        return image_set(given, self.shape, labels, central_share=self.central_share)
+
+    def pipeline(self, config: DataConfig) -> Pipeline:
+        """The training and test pipeline with the configured augmentation and test crop."""
+        steps = parse_augmentation(config.augment)
+        return Pipeline(steps, self.mean, self.std, config.test_crop).check(self.shape)
