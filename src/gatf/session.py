@@ -19,7 +19,7 @@ from gatf.data.base import ImageSet
 from gatf.data.decode import CENTRAL_SHARE, SMALL
 from gatf.data.inputs import ImageInput, image_set
 from gatf.data.loader import TaskData, TaskInfo, views
-from gatf.devices import set_determinism
+from gatf.devices import check_float64, set_determinism
 from gatf.errors import Diverged, UserError
 from gatf.io.events import FeaturesExtracted, Listener, Trained
 from gatf.methods import Method, method_class
@@ -112,6 +112,7 @@ class Session:
         if how is not None:
             self.warnings.append(how)
         self.fabric = open_alone(config.device, precision) if alone else open_fabric(config.device, precision)
+        check_float64(self.device)
         set_determinism(config.deterministic, self.device)
         self.method = build_method(config, preprocessing.shape, backbone, self.warnings).to(self.device)
         self.preprocessing = preprocessing.suited_to(self.method.backbone)
