@@ -27,6 +27,16 @@ def available_device(name: str) -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
+def check_float64(device: torch.device) -> None:
+    """Refuse a device that has no float64, in which the geometry is computed."""
+    try:
+        torch.zeros((), dtype=torch.float64, device=device)
+    except (TypeError, RuntimeError):
+        raise UserError(
+            f"device={device.type} cannot be used: it has no float64, in which the geometry is computed; use device=cpu"
+        ) from None
+
+
 def upload(tensor: Tensor, device: torch.device) -> Tensor:
     """The tensor on `device`. From the CPU to another device it goes through pinned memory and is not waited for."""
     if tensor.device.type != "cpu" or device.type == "cpu":

@@ -17,7 +17,7 @@ from gatf.config import RunConfig, differences
 from gatf.data.base import ImageSet
 from gatf.data.loader import TaskData, TaskInfo, views
 from gatf.data.preprocessing import Preprocessing
-from gatf.devices import set_determinism
+from gatf.devices import check_float64, set_determinism
 from gatf.errors import Diverged, UserError
 from gatf.io.events import FeaturesExtracted, Trained
 from gatf.methods import Method, method_class
@@ -59,6 +59,7 @@ class Session:
         if how is not None:
             self.warnings.append(how)
         self.fabric = open_alone(config.device, precision) if alone else open_fabric(config.device, precision)
+        check_float64(self.device)
         set_determinism(config.deterministic, self.device)
         self.method = build_method(config, preprocessing.shape, backbone, self.warnings).to(self.device)
         self.preprocessing = preprocessing.suited_to(self.method.backbone)

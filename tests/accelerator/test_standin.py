@@ -100,6 +100,7 @@ def counted() -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
+WITHOUT_FLOAT64 = {"name": "no float64", "kind": "without_float64", "method": "gatf", "settings": SMALL_FEATURES}
 COMPARED, RESUMED, COUNTED = compared(), resumed(), counted()
 Outcome = Callable[[str], dict[str, Any]]
 
@@ -116,7 +117,7 @@ def outcome(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
         pytest.skip("no g++ here: the stand-in accelerator cannot be compiled")
     standin.build()
     folder = tmp_path_factory.mktemp("standin")
-    cases = [*COMPARED, *RESUMED, *COUNTED]
+    cases = [*COMPARED, *RESUMED, *COUNTED, WITHOUT_FLOAT64]
     started = []
     for number in range(2):
         environment = {**os.environ, "GATF_CACHE": str(folder / f"cache{number}"), "OMP_NUM_THREADS": "1"}
@@ -158,3 +159,9 @@ def test_launches_per_step_do_not_creep_up(method: str, outcome: Outcome) -> Non
     found = outcome(f"launches of {method}")
     assert "failed" not in found, found["failed"]
     assert found["operations"] <= LAUNCHES[method]
+
+
+def test_a_device_without_float64_is_refused_in_one_sentence(outcome: Outcome) -> None:
+    found = outcome("no float64")
+    assert found["error"] == "UserError"
+    assert found["text"].startswith("device=standin cannot be used: it has no float64")

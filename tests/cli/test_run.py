@@ -6,6 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from gatf.config import load_config, parse_overrides
+from gatf.io.run_folder import RunFolder
+
 SMALL = [
     "--epochs", "2", "--batch-size", "48", "--set", "data.max_per_class=30", "--set", "backbone.width=8",
     "--set", "scenario.stop_after=2",
@@ -96,3 +99,18 @@ def test_a_run_that_diverges_exits_with_2_and_the_command_it_offers_works(call, 
     assert code == 0
     assert "optimisation.next.lr was 1000000000000.0, is 0.01" in " ".join(text.split())
     assert call("run", "--force-config")[0] == 2
+
+
+def test_a_run_goes_on_on_another_device(call, tmp_path: Path) -> None:
+    """A config that asks for a device which this machine lacks; `--device` with `--resume` changes only that."""
+    out = tmp_path / "run"
+    small = ["optimisation.first.epochs=1", "optimisation.next.epochs=1", "scenario.stop_after=1", "device=cpu"]
+    config = load_config("digits", method="finetune", overrides=parse_overrides(small)).model_copy(
+        update={"device": "mps"}
+    )
+    RunFolder(out).create(config.to_yaml())
+    code, _, error = call("run", "--resume", out)
+    assert code == 2
+    assert "device=mps cannot be used" in error
+    code, _, error = call("run", "--resume", out, "--device", "cpu", "--no-report")
+    assert code == 0, error

@@ -70,7 +70,7 @@ def run(
         _refuse_with_resume(
             dataset=dataset, method=method, tasks=tasks, seed=seed, epochs=epochs, batch_size=batch_size, out=out,
             recipe=recipe, set=None if force_config else settings, data_root=data_root, on_bad_image=on_bad_image,
-            device=device, diagnostics=diagnostics,
+            diagnostics=diagnostics,
         )  # fmt: skip
     elif force_config:
         raise UserError("--force-config is only for --resume: a new run has no checkpoint")
@@ -107,9 +107,9 @@ def run(
 
     console = Console()
     begin = partial(experiment.start, networks_from=networks_from)
+    changes = parse_overrides(settings or []) | ({} if device is None else {"device": device})
     go_on = partial(
-        experiment.resume, force_config=force_config, overrides=parse_overrides(settings or []),
-        networks_from=networks_from,
+        experiment.resume, force_config=force_config, overrides=changes, networks_from=networks_from
     )  # fmt: skip
     if not tells():
         begin(chosen, folder) if chosen else go_on(folder)
