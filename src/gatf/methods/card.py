@@ -33,13 +33,13 @@ class MethodCard:
         return f"{people}, {self.title}, {self.venue} {self.year}"
 
     def bibtex(self, key: str) -> str:
-        """A BibTeX entry; "" where there is no paper."""
+        """A BibTeX entry, without the address since a report names none; "" where there is no paper."""
         if not self.title:
             return ""
         kind, place = ("article", "journal") if self.journal else ("inproceedings", "booktitle")
         fields = {
             "author": " and ".join(self.authors), "title": f"{{{self.title}}}", place: self.venue,
-            "year": str(self.year), "url": self.url,
+            "year": str(self.year),
         }  # fmt: skip
         lines = [f"  {name} = {{{value}}}" for name, value in fields.items() if value]
         return f"@{kind}{{{key}{self.year},\n" + ",\n".join(lines) + "\n}"
