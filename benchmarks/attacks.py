@@ -143,9 +143,7 @@ def attacks(question: bytes) -> list[Attack]:
     largest = png(Image.new("L", (SIDE, SIDE)))
     phone = png(Image.effect_noise((1900, 1900), 60))
     small = [("image", png(Image.effect_noise((32, 32), 60)))]
-    classes_of = [(b"new", 0), (b"newer", 128)]
-    taught = [part for name, grey in classes_of
-              for part in (("label", name), *[("image", png(Image.new("L", (8, 8), grey + k))) for k in range(40)])]  # fmt: skip
+    taught = [("label", b"5"), *[("image", png(Image.effect_noise((8, 8), 5 + number))) for number in range(40)]]
     return [
         Attack("nobody attacks", lambda port, end: None),
         Attack("JSON of 1 MB with wrong items, to predict", posting_json(predict, images, b"1,", MEGABYTE)),
@@ -159,11 +157,13 @@ def attacks(question: bytes) -> list[Attack]:
         Attack("256 small images per request", posting(predict, small * 256)),
         Attack("single small images from 32 connections",
                partial(repeat, path=predict, body=question, kind=FORM["content-type"]), threads=16),
+        Attack("single small images from 128 connections",
+               partial(repeat, path=predict, body=question, kind=FORM["content-type"]), threads=64),
         Attack("300 idle connections, 256 file descriptors", partial(hold, sockets=75, text=b""), descriptors=256),
         Attack("300 half-sent headers, 256 file descriptors", partial(hold, sockets=75, text=b"GET /healthz HT"),
                descriptors=256),
         Attack("uploads of an update at one byte per second", partial(trickle, path=updates)),
-        Attack("32 predictions at one byte per second", partial(trickle, path=predict), threads=16),
+        Attack("100 predictions at one byte per second", partial(trickle, path=predict), threads=50),
         Attack("updates that train, one after the other", posting(updates, taught), threads=1),
     ]  # fmt: skip
 
@@ -205,9 +205,7 @@ def under(attack: Attack, model: Path, questions: list[bytes], seconds: float) -
         ask_often(port, questions[:20], [], Counter())
         before, logged = status("VmRSS", process.pid), log.seek(0, os.SEEK_END)
         end = time.monotonic() + seconds
-        attackers = [
-            forking.Process(target=in_threads, args=(attack.act, attack.threads, port, end)) for _ in range(2)
-        ]
+        attackers = [forking.Process(target=in_threads, args=(attack.act, attack.threads, port, end)) for _ in range(2)]
         for attacker in attackers:
             attacker.start()
         time.sleep(0.5)

@@ -32,15 +32,17 @@ class Part:
 
     file: str
     chosen: str = ""
-    """pytest's `-k`."""
+    """pytest's `-k`, or the argument of a script."""
     option: str = ""
     full: int = 1
     """Without an option the tests have one size."""
 
     def command(self, number: int, *, test: str = "") -> list[str]:
         """Arguments of Python: a script in benchmarks/ or pytest."""
-        start = [self.file] if self.file.startswith("benchmarks/") else ["-m", "pytest", "-s", "-q", self.file + test]
-        return [*start, *(["-k", self.chosen] if self.chosen else []), *([self.option, str(number)] * bool(self.option))]
+        count = [self.option, str(number)] if self.option else []
+        if self.file.startswith("benchmarks/"):
+            return [self.file, self.chosen, *count]
+        return ["-m", "pytest", "-s", "-q", self.file + test, *(["-k", self.chosen] if self.chosen else []), *count]
 
 
 CRASHES, STORE = "tests/test_crashes.py", "tests/test_artifact_store.py"
@@ -55,8 +57,10 @@ PARTS = {
     "files": Part(STORE, "mode_and_owner or linked_model or what_is_no_file"),
     "history": Part("tests/test_long_life.py", "taught_again or could_not_be_written"),
     "cache": Part("tests/data/test_cache.py", "damaged or owner_only or other_pixels or another_user or rotten"),
-    "load": Part("benchmarks/load.py", "", "--predictions", 10_000),
-    "attacks": Part("benchmarks/attacks.py", "", "--seconds", 60),
+    "load": Part("benchmarks/load.py", "digits", "--predictions", 10_000),
+    "photo-load": Part("benchmarks/load.py", "photos", "--predictions", 10_000),
+    "attacks": Part("benchmarks/attacks.py", "digits", "--seconds", 60),
+    "photo-attacks": Part("benchmarks/attacks.py", "photos", "--seconds", 60),
 }
 """In the order in which they run. No command has 1 000 file operations, so crash points are all of them."""
 
