@@ -49,6 +49,7 @@ VOLATILE = {
     "date",
     "events",
     "machine",
+    "job",
 }
 FAULTS = (KILL, HALF, FULL, NO_SPACE)
 

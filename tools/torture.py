@@ -42,7 +42,7 @@ class Part:
         count = [self.option, str(number)] if self.option else []
         if self.file.startswith("benchmarks/"):
             return [self.file, self.chosen, *count]
-        return ["-m", "pytest", "-s", "-q", self.file + test, *(["-k", self.chosen] if self.chosen else []), *count]
+        return ["-m", "pytest", "-s", self.file + test, *(["-k", self.chosen] if self.chosen else []), *count]
 
 
 CRASHES, STORE = "tests/test_crashes.py", "tests/test_artifact_store.py"
