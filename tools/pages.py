@@ -705,8 +705,9 @@ def server_attacks() -> str:
         f"{len(found) - missed} of {len(found)} attacks met the goal. Each lasted {number(found[0]['seconds'])} s, "
         f"with {min(one['predictions'] for one in found)} to {max(one['predictions'] for one in found)} predictions of "
         f"the other client. The server may use {size(found[0]['memory_allowed'])} above the model and PyTorch. After "
-        f"SIGTERM it ended within {duration(max(one['stop_seconds'] for one in found))}. The load average of the machine was "
-        f"{number(min(loads))} to {number(max(loads))}.\n\n" + table(("attack", *columns, "goal met"), rows)
+        f"SIGTERM it ended within {duration(max(one['stop_seconds'] for one in found))}. The load average "
+        f"of the machine was {number(min(loads))} to {number(max(loads))}.\n\n"
+        + table(("attack", *columns, "goal met"), rows)
     )
 
 
