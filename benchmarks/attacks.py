@@ -15,6 +15,7 @@ import json
 import multiprocessing
 import os
 import shutil
+import signal
 import socket
 import struct
 import sys
@@ -238,6 +239,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--only", default="", help="attacks whose name contains this")
     asked = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(1))  # so that servers are ended, too
     missed = 0
     with learnt(asked.model) as (model, questions):
         for attack in attacks(questions[0]):

@@ -129,6 +129,7 @@ def main() -> int:
     parser.add_argument("model", choices=("digits", "photos"))
     parser.add_argument("--predictions", type=int, default=10_000)
     asked = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(1))  # so that servers are ended, too
     with learnt(asked.model) as (model, bodies):
         with server(model, cores=SERVER_CORES) as (port, process):
             ask_often(port, (bodies * 100)[:100], [], Counter())
