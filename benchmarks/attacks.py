@@ -14,6 +14,7 @@ import io
 import json
 import multiprocessing
 import os
+import re
 import shutil
 import signal
 import socket
@@ -196,6 +197,15 @@ def ask(port: int, question: bytes, deadline: float, refusals: Counter[str]) -> 
     return float("inf")
 
 
+def responses(port: int) -> dict[str, int]:
+    """The server's own count of responses by status, to attackers and client, and of updates that ended."""
+    found: Counter[str] = Counter()
+    for line in Client(port).get("/metrics").body.decode().splitlines():
+        if counted := re.match(r'gatf_requests_total.*status="(\d+)"\} (\d+)|gatf_(updates_done)_total (\d+)', line):
+            found[counted[1] or counted[3]] += int(counted[2] or counted[4])
+    return dict(found)
+
+
 def under(attack: Attack, model: Path, questions: list[bytes], seconds: float) -> dict[str, Any]:
     """The figures of one attack."""
     forking = multiprocessing.get_context("fork")
@@ -219,6 +229,7 @@ def under(attack: Attack, model: Path, questions: list[bytes], seconds: float) -
         for attacker in attackers:
             attacker.join(10)
             attacker.kill()
+        answers = responses(port)
         begun = time.monotonic()
         process.terminate()
         process.wait(120)
@@ -227,6 +238,7 @@ def under(attack: Attack, model: Path, questions: list[bytes], seconds: float) -
     latency = quantiles(taken)
     return {
         "what": attack.what, "seconds": seconds, "predictions": len(taken), **latency, "refusals": dict(refusals),
+        "responses": answers,
         "memory_before": before, "memory_more": peak, "memory_allowed": MOST_MEMORY, "log_bytes": logged,
         "stop_seconds": stopped, "load_average": os.getloadavg()[0],
         "met": latency["p99"] <= LONGEST_P99 and peak <= MOST_MEMORY,

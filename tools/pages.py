@@ -684,6 +684,9 @@ def server_load() -> str:
     return text if found else f"Not run on {tortured().date}: `make torture TORTURE='load photo-load'`\n"
 
 
+ATTACK_COLUMNS = ("n", "p50 ms", "p99 ms", "refusals", "more MB")
+
+
 def server_attacks() -> str:
     """What another client noticed, and the memory of the server."""
     found = tortured().figures("attacks")
@@ -698,13 +701,13 @@ def server_attacks() -> str:
          "yes" if all(one["met"] for one in each.values()) else "**no**")
         for what, each in by_attack.items()
     ]  # fmt: skip
-    columns = [f"{model}: {column}" for model in models for column in ("p50 ms", "p99 ms", "refusals", "more MB")]
+    columns = [f"{model}: {column}" for model in models for column in ATTACK_COLUMNS]
     loads = [one["load_average"] for one in found]
-    missed = sum(not one["met"] for one in found)
+    real = [one for one in found if one["what"] != "nobody attacks"]
     return (
-        f"{len(found) - missed} of {len(found)} attacks met the goal. Each lasted {number(found[0]['seconds'])} s, "
-        f"with {min(one['predictions'] for one in found)} to {max(one['predictions'] for one in found)} predictions of "
-        f"the other client. The server may use {size(found[0]['memory_allowed'])} above the model and PyTorch. After "
+        f"{sum(one['met'] for one in real)} of {len(real)} attacks met the goal. Each lasted "
+        f"{number(found[0]['seconds'])} s; n is the number of predictions of the other client, and with few of them the "
+        f"p99 is nearly the longest. The server may use {size(found[0]['memory_allowed'])} above its memory before. After "
         f"SIGTERM it ended within {duration(max(one['stop_seconds'] for one in found))}. The load average "
         f"of the machine was {number(min(loads))} to {number(max(loads))}.\n\n"
         + table(("attack", *columns, "goal met"), rows)
@@ -714,9 +717,14 @@ def server_attacks() -> str:
 def attack_cells(one: Record | None) -> list[str]:
     """Latency in milliseconds, refusals, and memory in megabytes above that before the attack."""
     if one is None:
-        return [MISSING] * 4
+        return [MISSING] * len(ATTACK_COLUMNS)
     latency = [f"{1000 * one[key]:.0f}" if one[key] < float("inf") else "no answer" for key in ("p50", "p99")]
-    return [*latency, str(sum(one["refusals"].values())), f"{max(one['memory_more'], 0) / 1e6:.0f}"]
+    return [
+        str(one["predictions"]),
+        *latency,
+        str(sum(one["refusals"].values())),
+        f"{max(one['memory_more'], 0) / 1e6:.0f}",
+    ]
 
 
 def mutants() -> str:
