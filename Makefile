@@ -31,7 +31,7 @@ bench: $(VENV)/.installed-dev
 	$(VENV)/bin/python benchmarks/run.py
 	$(VENV)/bin/python tools/update_docs.py --figures
 
-# kills, crash points, fuzzing, 200 tasks, 1 000 updates: hours; shorter as e.g. make torture TORTURE="kills=10 tasks=50",
+# kills, crash points, fuzzing, long runs, load and attacks: hours; shorter as e.g. make torture TORTURE="kills=10 load",
 # and with TORTURE=--missing it goes on where it was ended
 torture: $(VENV)/.installed-dev
 	$(VENV)/bin/python tools/torture.py $(TORTURE)

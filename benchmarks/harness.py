@@ -198,9 +198,9 @@ def measured(call: Call, clock: Callable[[], float]) -> tuple[float, int]:
     return taken, max(peak, 0)
 
 
-def status(name: str) -> int:
-    """A size in bytes from /proc/self/status."""
-    lines = Path("/proc/self/status").read_text().splitlines()
+def status(name: str, process: int | str = "self") -> int:
+    """A size in bytes from /proc/PROCESS/status."""
+    lines = Path(f"/proc/{process}/status").read_text().splitlines()
     return next(1024 * int(line.split()[1]) for line in lines if line.startswith(name + ":"))
 
 

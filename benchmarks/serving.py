@@ -10,7 +10,7 @@ information.
 
 import http.client
 import os
-import socket
+import resource
 import subprocess
 import sys
 import tempfile
@@ -19,6 +19,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 from harness import Report, options, take_turns
@@ -62,20 +63,24 @@ def ask(port: int, bodies: list[bytes]) -> None:
 
 
 @contextmanager
-def server(model: Path) -> Iterator[tuple[int, int]]:
-    """Its port and its process."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "gatf", "serve", str(model), "--port", str(port)]
+def server(
+    model: Path, *, cores: set[int] = OURS, descriptors: int | None = None, log: IO[bytes] | int = subprocess.DEVNULL
+) -> Iterator[tuple[int, "subprocess.Popen[bytes]"]]:
+    """`gatf serve` on these cores, with at most this many file descriptors: its port and its process."""
+
+    def prepare() -> None:
+        os.sched_setaffinity(0, cores)
+        if descriptors is not None:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors, descriptors))
+
+    command = [sys.executable, "-m", "gatf", "serve", str(model), "--port", "0", "--device", "cpu"]
     process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "1"},
-        preexec_fn=lambda: os.sched_setaffinity(0, OURS),
+        command, stdout=subprocess.PIPE, stderr=log, env={**os.environ, "OMP_NUM_THREADS": str(len(cores))},
+        preexec_fn=prepare,
     )  # fmt: skip
     try:
         assert process.stdout is not None
-        process.stdout.readline()
-        yield port, process.pid
+        yield int(process.stdout.readline().rsplit(b":", 1)[1]), process
     finally:
         process.terminate()
         process.wait()
@@ -87,7 +92,7 @@ def first_answer(model: Path, picture: Path) -> tuple[float, float]:
     with server(model) as (port, process):
         ask(port, [body(picture)])
         waited = time.perf_counter() - started
-        user, system = Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[11:13]
+        user, system = Path(f"/proc/{process.pid}/stat").read_text().rsplit(")", 1)[1].split()[11:13]
         return waited, (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 

@@ -49,6 +49,7 @@ VOLATILE = {
     "date",
     "events",
     "machine",
+    "job",
 }
 FAULTS = (KILL, HALF, FULL, NO_SPACE)
 
@@ -328,14 +329,17 @@ def test_another_command_does_what_it_reports(
     model under the same name."""
     whole = undisturbed(command)
     points = pytestconfig.getoption("--crash-points") or whole.operations
+    died = tried = 0
     for number, fault in enumerate(FAULTS):
         stride = -(-whole.operations // points)
         for at in range(number % stride, whole.operations, stride):
             hurt = command(tmp_path / f"{fault} {at}")
             hurt.prepare()
-            with_fault(hurt.act, hurt.root, at, fault)
+            died, tried = died + (with_fault(hurt.act, hurt.root, at, fault) != 0), tried + 1
             DOES[then](hurt.store, (fault, at))
             shutil.rmtree(hurt.root)
+    figures = {"command": command.name, "then": then, "tried": tried, "died": died}
+    print(f"\nfigure: {json.dumps({'aftermath': figures})}")  # noqa: T201
 
 
 def rolls_back(store: Store, what: object) -> None:

@@ -2,6 +2,8 @@
 
 import os
 import signal
+import threading
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -40,4 +42,17 @@ def test_what_cannot_be_locked_says_why(tmp_path: Path) -> None:
         pytest.raises(UserError, match=r"cannot write \(.*\)"),
         exclusive(tmp_path / "file" / "lock", busy="busy", blocked="cannot write"),
     ):
+        pass
+
+
+def test_another_thread_may_release_the_lock(tmp_path: Path) -> None:
+    """A server takes it in one thread and gives it up in the thread of its event loop."""
+    place = tmp_path / "lock"
+    with ExitStack() as held:
+        held.enter_context(exclusive(place, busy="busy", blocked="blocked"))
+        thread = threading.Thread(target=held.close)
+        thread.start()
+        thread.join()
+        assert not place.exists()
+    with exclusive(place, busy="busy", blocked="blocked"):
         pass

@@ -153,3 +153,28 @@ def test_markers_are_filled_and_unknown_ones_refused(pages: ModuleType) -> None:
     assert pages.filled(page, {"one": lambda: "new\n"}) == "a\n<!-- one -->\nnew\n<!-- /one -->\nb\n"
     with pytest.raises(SystemExit, match="'one'"):
         pages.filled(page, {})
+
+
+def test_torture_runs_show_one_date_only(pages: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Figures of another date are not shown; a smaller run keeps the count of the larger one before it."""
+    torture = importlib.import_module("torture")
+    monkeypatch.setattr(torture, "OUT", tmp_path / "torture.json")
+    monkeypatch.setattr(pages, "BENCHMARKS", tmp_path)
+    crash = {"command": "run", "operations": 70, "tried": 8, "died": 7}
+    kills = {"commands": 100, "died": {"run": 100}}
+    old = {
+        "crashes": {"number": 1000, "date": "2000-01-01", "passed": True, "figures": [{"crashes": crash}]},
+        "kills": {"number": 100, "date": "2000-01-01", "passed": True, "figures": [{"kills": kills}]},
+    }
+    torture.OUT.write_text(json.dumps(old), encoding="utf-8")
+    assert "| `gatf run` | 70 | 8 (7) |" in pages.torture_faults()
+    kills = {"commands": 6, "died": {"run": 5}}
+    torture.record("kills", 6, f"figure: {json.dumps({'kills': kills})}\n1 failed, 2 passed in 3 s", passed=False)
+    runs = pages.torture_runs()
+    assert "| `kills` | 100 kills | 6 kills | 1 failed | 100 kills, 2000-01-01 |" in runs
+    assert "| `crashes` | all operations | – | not run: `make torture TORTURE=crashes` |" in runs
+    faults = pages.torture_faults()
+    assert "5 in 6 commands" in faults
+    assert "gatf run` | 70" not in faults
+    assert "Not run on" in pages.server_attacks()
+    assert "Not run on" in pages.server_load()

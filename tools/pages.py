@@ -564,63 +564,167 @@ def growth_table(first: str, rows: dict[str, tuple[dict[str, float], float | Non
 # docs/reliability.md, docs/contributing.md
 
 
-def torture() -> str:
-    """What `make torture` ran, and its figures."""
-    found = read(BENCHMARKS, "torture")
-    figures: dict[str, list[Record]] = {}
-    for job in found.values():
-        for entry in job["figures"]:
-            for kind, values in entry.items():
-                figures.setdefault(kind, []).append(values)
-    parts = [torture_runs(found)]
-    if crashes := figures.get("crashes"):
-        rows = [(f"`gatf {one['command']}`", one["operations"], one["tried"], one["died"]) for one in crashes]
-        parts.append(table(("command", "file operations", "faults injected", "crashes and refusals"), rows))
-        if found["crashes"]["passed"]:
-            parts.append("After every fault the repeated command produced the same files with the same bits.\n")
-    for one in figures.get("kills", ()):
-        died = ", ".join(f"{count} of `gatf {name}`" for name, count in one["died"].items())
-        parts.append(
-            f"Kills at random moments: {one['commands']} commands, {sum(one['died'].values())} kills ({died}). "
-            + ("Every repeated command produced the same files with the same bits.\n" * found["kills"]["passed"])
-        )
-    if fuzzed := figures.get("fuzz"):
-        rows = [(one["reader"], one["files"], one["failures"]) for one in fuzzed]
-        parts.append(table(("reader", "mutated files", "failures"), rows))
-    if tasks := figures.get("tasks"):
-        rows = [
-            (f"`{one['method']}`", one["tasks"], *(f"{1000 * one[when]:.0f} ms" for when in ("first", "last")),
-             *(f"{megabytes:.0f} MB" for megabytes in one["resident"]), one["class_bytes"], f"{one['accuracy']:.1f}")
-            for one in tasks
-        ]  # fmt: skip
-        head = ("method", "tasks of one class", "CPU time per task, first quarter", "last quarter",
-                "process memory after a quarter", "at the end", "bytes per class", "A_last %")  # fmt: skip
-        parts.append(table(head, rows))
-    for one in figures.get("updates", ()):
-        first, full, last = one["bytes"]
-        parts.append(
-            f"{one['updates']} updates of one model with new images of the same two classes: "
-            f"{1000 * one['first']:.0f} ms of CPU time per update in the first quarter, {1000 * one['last']:.0f} ms in "
-            f"the last. The file has {first} bytes after the first update, {full} with a full history, {last} at the "
-            "end.\n"
-        )
-    return "\n".join(parts)
+@dataclass(frozen=True)
+class Torture:
+    """What `make torture` recorded. Only the jobs of the newest date have figures here."""
+
+    jobs: dict[str, Record]
+
+    @property
+    def date(self) -> str:
+        return max(job["date"] for job in self.jobs.values())
+
+    def figures(self, kind: str) -> list[Record]:
+        today = [job for job in self.jobs.values() if job["date"] == self.date]
+        return [entry[kind] for job in today for entry in job["figures"] if kind in entry]
 
 
-def torture_runs(found: dict[str, Record]) -> str:
+def tortured() -> Torture:
+    return Torture(read(BENCHMARKS, "torture"))
+
+
+def torture_runs() -> str:
+    """A row per part: its full count, the count of the newest date, the outcome, and the largest earlier run."""
     from torture import PARTS as WANTED
     from torture import jobs
 
+    found = tortured()
     rows = []
     for name, part in WANTED.items():
-        done = [found[job] for job in jobs(name, 1) if job in found]
-        counts = sorted({one["number"] for one in done})
-        everything = "all operations" if name == "crashes" else part[-1]
-        ran = " and ".join(str(everything if count >= part[-1] else count) for count in counts) or NOT_RUN
-        failed = sum(not one["passed"] for one in done)
-        outcome = MISSING if not done else "passed" if not failed else f"{failed} failed"
-        rows.append((f"`{name}`", everything, ran, " and ".join(sorted({one["date"] for one in done})), outcome))
-    return table(("part", "goal", "run", "date", "outcome"), rows, left=5)
+        names = list(jobs(name, 1))
+        done = [found.jobs[job] for job in names if job in found.jobs]
+        today = [one for one in done if one["date"] == found.date]
+        earlier = [one for one in (*(one.get("larger") for one in done), *done) if one and one["date"] != found.date]
+        failed = sum(not one["passed"] for one in today)
+        outcome = f"{failed} failed" if failed else "passed"
+        if not today:
+            outcome = f"not run: `make torture TORTURE={name}`"
+        elif len(today) < len(names):
+            outcome += f"; {len(names) - len(today)} of {len(names)} not run"
+        before = max(earlier, key=lambda one: one["number"], default=None)
+        ran = torture_count(part, [one["number"] for one in today])
+        last = f"{torture_count(part, [before['number']])}, {before['date']}" if before else MISSING
+        rows.append((f"`{name}`", torture_count(part, [part.full]), ran, outcome, last))
+    return table(("part", "full count", f"count on {found.date}", "outcome", "earlier, larger run"), rows, left=5)
+
+
+def torture_count(part: Any, counts: Sequence[int]) -> str:
+    """The count of a part with its unit."""
+    if not counts:
+        return MISSING
+    if not part.option:
+        return "all"
+    if part.option == "--crash-points" and max(counts) >= part.full:
+        return "all operations"
+    units = {"--crash-points": "per fault", "--fuzz": "per reader", "--seconds": "s per attack"}
+    return f"{number(max(counts))} {units.get(part.option, part.option.removeprefix('--'))}"
+
+
+def torture_faults() -> str:
+    """Faults in file operations, with the next command, and kills."""
+    found = tortured()
+    repeated = {one["command"]: one for one in found.figures("crashes")}
+    cells: dict[str, dict[str, str]] = {}
+    for one in (*({**each, "then": "the same command"} for each in repeated.values()), *found.figures("aftermath")):
+        cells.setdefault(one["command"], {})[one["then"]] = f"{one['tried']} ({one['died']})"
+    nexts = list(dict.fromkeys(then for row in cells.values() for then in row))
+    rows = [
+        (f"`gatf {name}`", repeated[name]["operations"] if name in repeated else MISSING,
+         *(row.get(then, MISSING) for then in nexts))
+        for name, row in cells.items()
+    ]  # fmt: skip
+    text = table(("command", "file operations", *(f"then {then}" for then in nexts)), rows)
+    for one in found.figures("kills"):
+        died = ", ".join(f"{count} of `gatf {name}`" for name, count in one["died"].items())
+        text += f"\nKills at random moments: {sum(one['died'].values())} in {one['commands']} commands ({died}).\n"
+    if fuzzed := found.figures("fuzz"):
+        files, failures = (sum(one[key] for one in fuzzed) for key in ("files", "failures"))
+        text += f"\nMutated files: {number(files)} for {len(fuzzed)} readers, {failures} failures.\n"
+    return text
+
+
+def torture_long() -> str:
+    """Runs of many tasks, and models with many updates."""
+    found = tortured()
+    rows = [
+        (f"`{one['method']}`", one["tasks"], *(f"{1000 * one[when]:.0f} ms" for when in ("first", "last")),
+         *(f"{megabytes:.0f} MB" for megabytes in one["resident"]), one["class_bytes"])
+        for one in found.figures("tasks")
+    ]  # fmt: skip
+    head = ("method", "tasks of one class", "CPU time per task, first quarter", "last quarter",
+            "memory after a quarter", "at the end", "bytes per class")  # fmt: skip
+    text = table(head, rows)
+    for one in found.figures("updates"):
+        first, full, last = one["bytes"]
+        text += (
+            f"\n{one['updates']} updates of one model with new images of the same two classes: "
+            f"{duration(one['first'])} of CPU time per update in the first quarter, {duration(one['last'])} in the "
+            f"last. The file has {size(first)} after the first update, {size(full)} with a full history, {size(last)} "
+            "at the end.\n"
+        )
+    return text
+
+
+def server_load() -> str:
+    """Latency for several numbers of clients, memory and recovery."""
+    found = tortured().figures("load")
+    rows = [
+        (one["model"], level["clients"], number(level["predictions"]), level["refused"], duration(level["p50"]),
+         duration(level["p99"]), number(level["per_second"]))
+        for one in found for level in one["levels"]
+    ]  # fmt: skip
+    text = table(("model", "clients", "predictions", "refused", "p50", "p99", "predictions per second"), rows)
+    for one in found:
+        text += (
+            f"\n{one['model'].capitalize()}: {size(one['memory_after_100'])} of memory after 100 predictions, "
+            f"{size(one['memory_after_all'])} after {number(one['predictions'] + 100)}. After `kill -9` a new server "
+            f"answered within {duration(one['recovery'])} (median; longest {duration(one['recovery_longest'])}). "
+            f"Load average of the machine: {number(one['load_average'])}.\n"
+        )
+    return text if found else f"Not run on {tortured().date}: `make torture TORTURE='load photo-load'`\n"
+
+
+ATTACK_COLUMNS = ("n", "p50 ms", "p99 ms", "refusals", "more MB")
+
+
+def server_attacks() -> str:
+    """What another client noticed, and the memory of the server."""
+    found = tortured().figures("attacks")
+    if not found:
+        return f"Not run on {tortured().date}: `make torture TORTURE='attacks photo-attacks'`\n"
+    models = list(dict.fromkeys(one["model"] for one in found))
+    by_attack: dict[str, dict[str, Record]] = {}
+    for one in found:
+        by_attack.setdefault(one["what"], {})[one["model"]] = one
+    rows = [
+        (what, *(cell for model in models for cell in attack_cells(each.get(model))),
+         "yes" if all(one["met"] for one in each.values()) else "**no**")
+        for what, each in by_attack.items()
+    ]  # fmt: skip
+    columns = [f"{model}: {column}" for model in models for column in ATTACK_COLUMNS]
+    loads = [one["load_average"] for one in found]
+    real = [one for one in found if one["what"] != "nobody attacks"]
+    return (
+        f"{sum(one['met'] for one in real)} of {len(real)} attacks met the goal. Each lasted "
+        f"{number(found[0]['seconds'])} s; n is the number of predictions of the other client, and with few of them the "
+        f"p99 is nearly the longest. The server may use {size(found[0]['memory_allowed'])} above its memory before. After "
+        f"SIGTERM it ended within {duration(max(one['stop_seconds'] for one in found))}. The load average "
+        f"of the machine was {number(min(loads))} to {number(max(loads))}.\n\n"
+        + table(("attack", *columns, "goal met"), rows)
+    )
+
+
+def attack_cells(one: Record | None) -> list[str]:
+    """Latency in milliseconds, refusals, and memory in megabytes above that before the attack."""
+    if one is None:
+        return [MISSING] * len(ATTACK_COLUMNS)
+    latency = [f"{1000 * one[key]:.0f}" if one[key] < float("inf") else "no answer" for key in ("p50", "p99")]
+    return [
+        str(one["predictions"]),
+        *latency,
+        str(sum(one["refusals"].values())),
+        f"{max(one['memory_more'], 0) / 1e6:.0f}",
+    ]
 
 
 def mutants() -> str:
@@ -778,7 +882,11 @@ PARTS: dict[str, Part] = {
     "precision": precisions,
     "growth": growth,
     "growth-commands": growth_of_commands,
-    "torture": torture,
+    "torture": torture_runs,
+    "torture:faults": torture_faults,
+    "torture:long": torture_long,
+    "torture:load": server_load,
+    "torture:attacks": server_attacks,
     "slowest": slowest,
     "mutants": mutants,
     "coverage": coverage,

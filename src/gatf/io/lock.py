@@ -16,7 +16,7 @@ def exclusive(path: Path, *, busy: str, blocked: str) -> Iterator[None]:
     A folder that is made is for its owner only. `busy` is what the user is told when another process is inside,
     `blocked` when the file cannot be made, and why follows. A forked child does not hold its parent's lock.
     """
-    lock = FileLock(path, blocking=False, fallback_to_soft=False)
+    lock = FileLock(path, blocking=False, fallback_to_soft=False, thread_local=False)
     try:
         _acquire(lock, path.parent)
     except Timeout:

@@ -71,11 +71,12 @@ class Batcher:
         self._thread.join()
 
     async def ask(self, question: Question) -> dict[str, Any]:
-        """The answer; a `Problem` if too many images wait already."""
+        """The answer; a `Problem` if too many images wait already. A single image is always accepted: the number of
+        predictions in progress bounds those, and requests with many images cannot keep them out."""
         waiting = _Waiting(question, asyncio.get_running_loop().create_future())
         count = len(question.pixels)
         with self._changed:
-            if self.waiting_images and self.waiting_images + count > self.queue:
+            if count > 1 and self.waiting_images and self.waiting_images + count > self.queue:
                 raise busy("too many images wait for the network")
             self.waiting_images += count
             self._waiting.append(waiting)
