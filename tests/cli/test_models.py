@@ -141,7 +141,7 @@ def test_mistakes_are_one_sentence_and_lose_nothing(call: Any, shop: Path, photo
         (["learn", shop, tmp_path / "bad"], "broken.png cannot be decoded"),
         (["learn", shop, tmp_path / "bad", "--skip-bad"], "no image that can be decoded"),
         (["learn", shop, month, "--method", "ewc"], "was fixed when it was created"),
-        (["learn", shop, month, "--set", "method.rige=1"], "did you mean 'ridge'"),
+        (["learn", shop, month, "--set", "method.rige=1"], "did you mean 'method.anchor.ridge'"),
         (["learn", tmp_path / "not.gatf", month], "zip archive"),
         (["learn", tmp_path / "new.gatf", tmp_path / "one"], "at least two classes"),
         (["predict", shop, tmp_path / "nowhere.png"], "there is no image"),

@@ -49,7 +49,8 @@ def learn(
     seed: Annotated[int | None, typer.Option(help="New models only: random seed. [default: 0]")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="Any other setting, e.g. method.ridge=0.1.")
+        list[str] | None,
+        typer.Option("--set", metavar="PATH=VALUE", help="Any other setting, e.g. method.anchor.ridge=0.1."),
     ] = None,
     keep: Annotated[int, typer.Option(min=0, help="Older versions to keep for `gatf rollback`.")] = 1,
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Skip images that cannot be decoded.")] = False,

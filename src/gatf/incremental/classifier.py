@@ -83,8 +83,8 @@ class IncrementalClassifier(TransformerMixin, ClassifierMixin, BaseEstimator):
     random_state : int, RandomState or None, default 0
         The same number gives the same model on the same machine; None draws a seed.
     settings : mapping or None
-        Any other setting by its dotted name, e.g. {"method.ridge": 0.1, "optimisation.next.lr": 0.02}. One of them is
-        the parameter "settings__method.ridge" of `set_params`, and of a grid search.
+        Any other setting by its dotted name, e.g. {"method.anchor.ridge": 0.1, "optimisation.next.lr": 0.02}.
+        `set_params` and grid searches take one of them as the parameter "settings__method.anchor.ridge".
     verbose : int, default 0
         1 prints the chosen settings and the record of each update.
 
@@ -140,14 +140,14 @@ class IncrementalClassifier(TransformerMixin, ClassifierMixin, BaseEstimator):
     # --- parameters
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
-        """Parameters by name; with `deep` also each given setting, as "settings__method.ridge"."""
+        """Parameters by name; with `deep` also each given setting, as "settings__method.anchor.ridge"."""
         params: dict[str, Any] = super().get_params(deep)
         if deep and isinstance(self.settings, Mapping):
             params |= {f"settings__{path}": value for path, value in self.settings.items()}
         return params
 
     def set_params(self, **params: Any) -> Self:
-        """Change parameters; "settings__method.ridge" changes one setting and leaves the others."""
+        """Change parameters; "settings__method.anchor.ridge" changes one setting and leaves the others."""
         named = [name for name in params if name.startswith("settings__")]
         dotted = {name.removeprefix("settings__"): params.pop(name) for name in named}
         super().set_params(**params)
