@@ -706,8 +706,8 @@ def server_attacks() -> str:
     real = [one for one in found if one["what"] != "nobody attacks"]
     return (
         f"{sum(one['met'] for one in real)} of {len(real)} attacks met the goal. Each lasted "
-        f"{number(found[0]['seconds'])} s; n is the number of predictions of the other client, and with few of them the "
-        f"p99 is nearly the longest. The server may use {size(found[0]['memory_allowed'])} above its memory before. After "
+        f"{number(found[0]['seconds'])} s; n counts the predictions of the other client. If they are few, the p99 is "
+        f"nearly the longest. The server may use {size(found[0]['memory_allowed'])} more than before the attack. After "
         f"SIGTERM it ended within {duration(max(one['stop_seconds'] for one in found))}. The load average "
         f"of the machine was {number(min(loads))} to {number(max(loads))}.\n\n"
         + table(("attack", *columns, "goal met"), rows)
