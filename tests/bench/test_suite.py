@@ -15,7 +15,7 @@ from rich.console import Console
 from gatf import experiment
 from gatf.bench.executors import InProcess, Processes, prepare
 from gatf.bench.plan import Plan, load_plan
-from gatf.bench.probe import seconds_of
+from gatf.bench.probe import measured
 from gatf.bench.progress import LiveTable
 from gatf.bench.suite import run_plan
 from gatf.errors import UserError
@@ -136,7 +136,7 @@ def test_an_estimate_scales_with_the_epochs_of_the_run(
 
     monkeypatch.setattr(experiment.Experiment, "run", one_second_epochs)
     guesses = [
-        seconds_of(load_plan(str(tmp_path / "bench.yaml"), overrides=overrides).runs[0].config)
+        measured(load_plan(str(tmp_path / "bench.yaml"), overrides=overrides).runs[0].config.to_yaml())[0]
         for overrides in ({f"optimisation.{stage}.epochs": n for stage in ("first", "next")} for n in (4, 40))
     ]
     assert 8 < guesses[1] / guesses[0] < 12

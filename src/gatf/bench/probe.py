@@ -43,7 +43,7 @@ def estimate(plan: Plan) -> list[Estimate]:
     found = []
     for (setting, row), runs in _rows(plan).items():
         try:
-            found.append(Estimate(setting, row, len(runs), seconds_of(runs[0].config)))
+            found.append(Estimate(setting, row, len(runs), measured(runs[0].config.to_yaml())[0]))
         except UserError as error:
             found.append(Estimate(setting, row, len(runs), None, str(error)))
     return found
@@ -72,11 +72,6 @@ def _rows(plan: Plan) -> dict[tuple[str, str], list[PlannedRun]]:
     for run in plan.runs:
         groups.setdefault((run.setting, run.row), []).append(run)
     return groups
-
-
-def seconds_of(config: RunConfig) -> float:
-    """How long a run will take."""
-    return measured(config.to_yaml())[0]
 
 
 def measured(text: str, *, steps: int = PROBE_STEPS) -> tuple[float, float]:

@@ -8,7 +8,7 @@ import typer
 from gatf.cli.report import report_of_run
 from gatf.cli.terminal import tell
 from gatf.errors import ExitCode, UserError
-from gatf.io.text import harmless
+from gatf.io.text import duration, harmless
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -140,11 +140,3 @@ def print_rehearsal(plan: "Plan", console: "Console") -> int:
         summary += f"; {runs} runs would take about {duration(sum(known))} one after the other"
     tell(console, summary)
     return failed
-
-
-def duration(seconds: float) -> str:
-    """`45 s`, `12 min`, `3.5 h`, `9 d`."""
-    for unit, size, limit in (("s", 1, 90), ("min", 60, 90 * 60), ("h", 3600, 48 * 3600)):
-        if seconds < limit:
-            return f"{seconds / size:.1f} {unit}" if unit == "h" else f"{seconds / size:.0f} {unit}"
-    return f"{seconds / 86400:.0f} d"

@@ -115,7 +115,7 @@ BENCHMARKS: dict[str, Benchmark] = {
         "100 classes, 32×32 colour, 50 000 training and 10 000 test images",
         "no licence is stated; cite Krizhevsky, 2009",
         "uoft-cs/cifar100",
-        Layout("the folder cifar-100-python", originals.has_cifar_pickles, originals.read_cifar_pickles),
+        Layout("the folder cifar-100-python", originals.cifar_folder, originals.read_cifar_pickles),
         Traits(
             (0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761), size=32, classes=100,
             train_per_class=(500, 500), test_per_class=(100, 100), published_order=cifar100_order(),
@@ -126,7 +126,7 @@ BENCHMARKS: dict[str, Benchmark] = {
         "200 classes, 64×64 colour, 100 000 training and 10 000 test (its validation) images",
         "ImageNet's terms: non-commercial research and education",
         "zh-plus/tiny-imagenet",
-        Layout("the folder tiny-imagenet-200", originals.has_tiny, originals.read_tiny),
+        Layout("the folder tiny-imagenet-200", originals.tiny_folder, originals.read_tiny),
         Traits(
             IMAGENET_MEAN, IMAGENET_STD, size=64, classes=200, train_per_class=(500, 500), test_per_class=(50, 50),
         ),
@@ -137,7 +137,8 @@ BENCHMARKS: dict[str, Benchmark] = {
         "ImageNet's terms: non-commercial research and education",
         "clane9/imagenet-100",
         Layout(
-            "an ImageNet folder with train/<wnid> and val/<wnid>", imagenet100.has_imagenet, imagenet100.read_imagenet
+            "an ImageNet folder with train/<wnid> and val/<wnid>", imagenet100.imagenet_folders,
+            imagenet100.read_imagenet,
         ),
         Traits(
             IMAGENET_MEAN, IMAGENET_STD, size=224, classes=100, train_per_class=(732, 1300), test_per_class=(50, 50),
@@ -150,7 +151,7 @@ BENCHMARKS: dict[str, Benchmark] = {
         "200 bird species at 224×224, 5 994 training and 5 794 test images",
         "images belong to their photographers: non-commercial research and education; cite Wah et al., 2011",
         None,
-        Layout("the folder CUB_200_2011", originals.has_cub, originals.read_cub),
+        Layout("the folder CUB_200_2011", originals.cub_folder, originals.read_cub),
         Traits(
             IMAGENET_MEAN, IMAGENET_STD, size=224, classes=200, train_per_class=(29, 30), test_per_class=(11, 30),
         ),

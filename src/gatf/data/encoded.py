@@ -5,6 +5,7 @@ Sources of runs and the images given to a classifier both come through here.
 
 import hashlib
 import io
+from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ from functools import lru_cache
 from io import BytesIO
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,38 +28,40 @@ from gatf.errors import UserError
 from gatf.io.files import is_special, new_file
 
 
-class Encoded(Protocol):
-    """Numbered images as bytes. Cheap to send to another process: it holds places, not contents."""
+class Encoded(ABC):
+    """Numbered images as bytes. It stores their places, not their contents, so it is cheap to send to a process."""
 
+    @abstractmethod
     def __len__(self) -> int: ...
 
+    @abstractmethod
     def read(self, number: int) -> bytes: ...
 
+    @abstractmethod
     def name(self, number: int) -> str:
-        """Where the image lies, for messages."""
-        ...
+        """The image's path or place, for messages."""
 
-    def in_order(self) -> Iterator[bytes]:
-        """All of them, by the fastest way to read them once; after a `BadImage` it goes on with the next."""
-        ...
-
+    @abstractmethod
     def take(self, numbers: Sequence[int]) -> "Encoded": ...
 
-    def prepare(self) -> None:
-        """Make reading in any order quick; called once before other processes read."""
-        ...
-
+    @abstractmethod
     def content(self) -> str:
         """A digest of every byte."""
-        ...
 
+    @abstractmethod
     def stamp(self) -> str:
-        """A digest of names, sizes and times of change: as good as `content` for most purposes, without reading."""
-        ...
+        """A digest of names, sizes and modification times: a substitute for `content` that reads no file."""
+
+    def in_order(self) -> Iterator[bytes]:
+        """All images, in the fastest way to read them once. The iterator continues after a `BadImage`."""
+        return map(self.read, range(len(self)))  # a generator would end at the first error
+
+    def prepare(self) -> None:  # noqa: B027
+        """Make random access fast; called once before other processes read."""
 
 
 @dataclass(frozen=True)
-class Files:
+class Files(Encoded):
     """One file per image."""
 
     paths: tuple[str, ...]
@@ -81,14 +84,8 @@ class Files:
     def name(self, number: int) -> str:
         return self.paths[number]
 
-    def in_order(self) -> Iterator[bytes]:
-        return map(self.read, range(len(self)))  # unlike a generator, goes on after a file that cannot be read
-
     def take(self, numbers: Sequence[int]) -> "Files":
         return Files(tuple(self.paths[number] for number in numbers))
-
-    def prepare(self) -> None:
-        pass
 
     def content(self) -> str:
         total = hashlib.blake2b(digest_size=16)
@@ -105,7 +102,7 @@ class Files:
 
 
 @dataclass(frozen=True)
-class Pictures:
+class Pictures(Encoded):
     """PIL images, as if each were a file: written without loss, so that all images go through one decoder."""
 
     items: tuple[Any, ...]
@@ -123,14 +120,8 @@ class Pictures:
     def name(self, number: int) -> str:
         return f"image {number}"
 
-    def in_order(self) -> Iterator[bytes]:
-        return map(self.read, range(len(self)))
-
     def take(self, numbers: Sequence[int]) -> "Pictures":
         return Pictures(tuple(self.items[number] for number in numbers))
-
-    def prepare(self) -> None:
-        pass
 
     def content(self) -> str:
         total = hashlib.blake2b(digest_size=16)
@@ -143,7 +134,7 @@ class Pictures:
 
 
 @dataclass(frozen=True)
-class ParquetRows:
+class ParquetRows(Encoded):
     """Rows of parquet files whose `column` holds {bytes, path}, as on the Hugging Face hub.
 
     Parquet is read front to back. The first random access copies the bytes once into a memory-mapped Arrow file.

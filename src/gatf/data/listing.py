@@ -110,9 +110,10 @@ class Layout:
     """One way a data set can lie on disk."""
 
     name: str
-    matches: Callable[[Path], bool]
+    matches: Callable[[Path], object]
+    """Whether a folder has this layout: anything that is true."""
     read: Callable[[Path, DataConfig], Listing]
-    matches_base: Callable[[Path], bool] | None = None
+    matches_base: Callable[[Path], object] | None = None
     """The same question of the base folder, which may hold other data sets too; None: asked in the same way."""
 
 

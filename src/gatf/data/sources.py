@@ -14,8 +14,8 @@ from gatf.data.cache import cache_folder
 from gatf.data.digits import load_digits
 from gatf.data.glyphs import load_glyphs
 from gatf.data.layouts.folder import has_class_folders, read_folder
-from gatf.data.layouts.npz import has_npz, read_npz
-from gatf.data.layouts.parquet import has_parquet, read_parquet
+from gatf.data.layouts.npz import find_npz, read_npz
+from gatf.data.layouts.parquet import find_parquet, read_parquet
 from gatf.data.listing import Layout, Listing, find_layout, problem_of
 from gatf.errors import UserError, near_misses
 from gatf.settings import DataConfig
@@ -65,12 +65,12 @@ OWN: dict[str, Own] = {
     ),
     "parquet": Own(
         "your parquet files with the hub's columns (image, label)",
-        Layout("a folder with train*.parquet and test*.parquet, or one parquet file", has_parquet, read_parquet),
+        Layout("a folder with train*.parquet and test*.parquet, or one parquet file", find_parquet, read_parquet),
         ("label_column",),
     ),
     "npz": Own(
         "your NumPy archive of uint8 images and labels",
-        Layout("an .npz file with x_train, y_train and perhaps x_test, y_test", has_npz, read_npz),
+        Layout("an .npz file with x_train, y_train and perhaps x_test, y_test", find_npz, read_npz),
     ),
 }
 

@@ -44,6 +44,14 @@ def _is_number(text: str) -> bool:
     return True
 
 
+def duration(seconds: float) -> str:
+    """`45 s`, `12 min`, `3.5 h`, `9 d`."""
+    for unit, size, limit in (("s", 1, 90), ("min", 60, 90 * 60), ("h", 3600, 48 * 3600)):
+        if seconds < limit:
+            return f"{seconds / size:.1f} {unit}" if unit == "h" else f"{seconds / size:.0f} {unit}"
+    return f"{seconds / 86400:.0f} d"
+
+
 def as_typed(words: Sequence[str]) -> str:
     """The command for people to see; of folders elsewhere the name alone, for a report tells nobody's folders."""
 

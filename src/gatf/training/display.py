@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gatf.io import events
-from gatf.io.text import harmless
+from gatf.io.text import duration, harmless
 
 SECONDS_BETWEEN_LINES = 10.0
 """Where there is no terminal to redraw a line on, a new one is written this often."""
@@ -97,7 +97,7 @@ class LiveDisplay:
         if self._extracting is not None:
             seen, images = self._extracting.images, self._extracting.of
             spent = monotonic() - self._extracting_since
-            left = f"≈ {lasting((images - seen) * spent / seen)} left" if seen and spent >= ENOUGH_SECONDS else ""
+            left = f"≈ {duration((images - seen) * spent / seen)} left" if seen and spent >= ENOUGH_SECONDS else ""
             return task, f"extracting features {seen}/{images}", "", left
         return (
             task,
@@ -112,14 +112,7 @@ class LiveDisplay:
         if self._all_steps == 0 or (self._all_steps < ENOUGH_STEPS and spent < ENOUGH_SECONDS):
             return ""
         steps = self._steps_of_task - self._steps_done + (self._tasks - self._task - 1) * self._steps_of_task
-        return f"≈ {lasting(max(steps, 0) * spent / self._all_steps)} left"
-
-
-def lasting(seconds: float) -> str:
-    """A length of time in a unit that suits it."""
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+        return f"≈ {duration(max(steps, 0) * spent / self._all_steps)} left"
 
 
 def by_task(accuracies: list[float], width: int) -> str:

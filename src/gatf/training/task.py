@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -71,8 +72,8 @@ def train_task(
                 phase, data, fabric,
                 listener=listener,
                 position=position,
-                save=_at(save, number),
-                restore=_restorer(here.tensors) if here else None,
+                save=partial(save, number),
+                restore=partial(checkpoint.restore_optimiser, tensors=here.tensors) if here else None,
                 stop=stop,
                 save_every=save_every,
             )  # fmt: skip
@@ -84,11 +85,3 @@ def _noticing(phase: Phase, position: Position, task: int) -> AbstractContextMan
         return diverged(task, f"phase '{phase.name}', epoch {position.epoch + 1}", what, phase.stage, rate=phase.rate)
 
     return noticing(tell, lambda: [*position.sums.values(), *weights(phase)])
-
-
-def _at(save: SaveAt, phase: int) -> Callable[[Position, torch.optim.Optimizer], None]:
-    return lambda position, optimiser: save(phase, position, optimiser)
-
-
-def _restorer(tensors: dict[str, Tensor]) -> Callable[[torch.optim.Optimizer], None]:
-    return lambda optimiser: checkpoint.restore_optimiser(optimiser, tensors)

@@ -27,10 +27,6 @@ HUB_FIRST = (
 first: it is known by them."""
 
 
-def has_imagenet(folder: Path) -> bool:
-    return imagenet_folders(folder) is not None
-
-
 def imagenet_folders(folder: Path) -> tuple[Path, Path] | None:
     """The training and the test images: train/ with val/ (or validation/, test/), here or as Kaggle has them."""
     for place in (folder / KAGGLE / "data", folder / "data", folder):

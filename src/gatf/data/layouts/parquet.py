@@ -47,10 +47,6 @@ def _parts_in(place: Path) -> dict[str, tuple[Path, ...]]:
     return {name: tuple(files) for name, files in chosen.items() if files} if "train" in parts else {}
 
 
-def has_parquet(folder: Path) -> bool:
-    return bool(find_parquet(folder))
-
-
 def has_both_parts(folder: Path) -> bool:
     return len(find_parquet(folder)) == 2
 
