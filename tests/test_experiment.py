@@ -193,7 +193,7 @@ def test_nothing_is_written_when_the_config_cannot_run(tmp_path: Path, tiny_conf
 
 
 def test_a_folder_in_use_or_not_writable_is_refused(whole: Path, tmp_path: Path, tiny_config: Tiny) -> None:
-    with pytest.raises(UserError, match="already holds a run"):
+    with pytest.raises(UserError, match="already contains a run"):
         start(tiny_config("gatf"), whole)
     blocked = tmp_path / "file"
     blocked.write_text("x", encoding="utf-8")
@@ -209,7 +209,7 @@ def test_a_second_run_in_the_folder_is_refused(tmp_path: Path, tiny_config: Tiny
     def again(event: Event) -> None:
         if isinstance(event, Task):
             for act in (partial(resume, folder), partial(start, tiny_config("joint"), folder)):
-                with pytest.raises(UserError, match="is being run by another process") as caught:
+                with pytest.raises(UserError, match="is in use by another process") as caught:
                     act()
                 refused.append(caught)
 

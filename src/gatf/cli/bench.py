@@ -37,7 +37,7 @@ def bench(
         typer.Option(
             "--rehearse",
             help="Run every row with its real network, batch and image size, but two short tasks, each in a process of "
-            "its own; print hours and peak memory of the real thing and what fails.",
+            "its own; print the estimated hours and peak memory, and errors.",
         ),
     ] = False,
     executor: Annotated[Literal["local", "ray"], typer.Option(help="Where to execute runs.")] = "local",
@@ -120,7 +120,7 @@ def print_plan(plan: "Plan", folder: Path, jobs: int, console: "Console") -> Non
 
 
 def print_rehearsal(plan: "Plan", console: "Console") -> int:
-    """What the real thing would take, row by row; returns how many rows failed."""
+    """Print time and memory estimates per row; returns the number of failed rows."""
     from gatf.bench.probe import Estimate, rehearse
 
     def finished(one: Estimate) -> None:

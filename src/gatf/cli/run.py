@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gatf.cli.launch import launch, tells
+from gatf.cli.launch import is_first_process, launch
 from gatf.cli.report import report_of_run
 from gatf.cli.terminal import tell
 from gatf.errors import ExitCode, UserError
@@ -111,7 +111,7 @@ def run(
     go_on = partial(
         experiment.resume, force_config=force_config, overrides=changes, networks_from=networks_from
     )  # fmt: skip
-    if not tells():
+    if not is_first_process():
         begin(chosen, folder) if chosen else go_on(folder)
         return
     display = LiveDisplay(console)

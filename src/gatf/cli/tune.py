@@ -68,7 +68,7 @@ def tune(
     folder = out or Path("runs") / f"tune-{base.data.name}-{base.method.name.replace(':', '.')}"
     tell(console, f"objective: {what.objective}")
     try:
-        found = tuning.search(what, folder, trials, tell=lambda tried: _tell(tried, trials, console))
+        found = tuning.search(what, folder, trials, report=lambda tried: _print_trial(tried, trials, console))
     except Interrupted:
         console.print("stopped; run the same command to continue with the next trial")
         raise typer.Exit(ExitCode.INTERRUPTED) from None
@@ -83,7 +83,7 @@ def tune(
     tell(console, tuning.command(words, found[0].settings))
 
 
-def _tell(tried: "Tried", trials: int, console: "Console") -> None:
+def _print_trial(tried: "Tried", trials: int, console: "Console") -> None:
     chosen = "  ".join(f"{path}={value}" for path, value in tried.settings.items())
     accuracy = "diverged" if tried.diverged else f"{tried.accuracy:.1f} %"
     tell(console, f"trial {tried.number}/{trials}: {accuracy}  {harmless(chosen)}")

@@ -1,4 +1,4 @@
-"""A live display of a run for people, from the events it tells."""
+"""The live display of a run, from its events."""
 
 from time import monotonic
 
@@ -11,15 +11,16 @@ from gatf.io import events
 from gatf.io.text import duration, harmless
 
 SECONDS_BETWEEN_LINES = 10.0
-"""Where there is no terminal to redraw a line on, a new one is written this often."""
+"""Without a terminal, a new line is printed this often."""
 ENOUGH_STEPS, ENOUGH_SECONDS = 5, 3.0
-"""Whichever comes first, from then on the time left is told: a step of photos may take that long by itself."""
+"""The display shows the remaining time after whichever comes first; one step with photos may take seconds."""
 
 
 class LiveDisplay:
-    """Task, phase, epoch, losses and time left: redrawn in place on a terminal, a line every ten seconds elsewhere.
+    """Task, phase, epoch, losses and remaining time: redrawn in place on a terminal, otherwise a line every ten
+    seconds.
 
-    With `lines` there is also one after each task, which stays.
+    With `lines` it also prints a permanent line after each task.
     """
 
     def __init__(self, console: Console, lines: bool = True) -> None:
@@ -71,7 +72,7 @@ class LiveDisplay:
             self._live.update(self._line())
 
     def _write_now_and_then(self) -> None:
-        """A line where there is no terminal, if the last one was long ago."""
+        """Without a terminal, print a line if the last one is old enough."""
         if self._live is None and monotonic() - self._last_line >= SECONDS_BETWEEN_LINES:
             self._last_line = monotonic()
             line = "  ".join(part for part in self._parts() if part)
@@ -107,7 +108,7 @@ class LiveDisplay:
         )
 
     def _left(self) -> str:
-        """Time left, taking every task to come as long as this one, by the speed so far."""
+        """Remaining time at the current speed, with as many steps per later task as in this one."""
         spent = self._training_seconds + (monotonic() - self._started if self._started else 0.0)
         if self._all_steps == 0 or (self._all_steps < ENOUGH_STEPS and spent < ENOUGH_SECONDS):
             return ""
@@ -116,7 +117,7 @@ class LiveDisplay:
 
 
 def by_task(accuracies: list[float], width: int) -> str:
-    """The accuracy on every task as far as there is room: without decimals, or the first and the newest alone."""
+    """The accuracy on every task; on a narrow terminal without decimals, or only on the first and the newest task."""
     forms = [f"by task: {'  '.join(f'{accuracy:5.1f}' for accuracy in accuracies)}"]
     forms.append(f"by task: {' '.join(f'{accuracy:3.0f}' for accuracy in accuracies)}")
     first, newest = accuracies[0], accuracies[-1]
