@@ -337,7 +337,7 @@ def test_closed_data_cannot_be_touched(tiny_config: Tiny) -> None:
     data = Experiment(tiny_config("gatf")).task_data(0)
     next(iter(data.batches("train")))
     data.close()
-    with pytest.raises(RuntimeError, match="images of task 0 are gone"):
+    with pytest.raises(RuntimeError, match="images of task 0 are deleted"):
         next(iter(data.batches("train")))
 
 
@@ -349,7 +349,7 @@ def test_a_method_that_looks_back_is_caught(tiny_config: Tiny, tmp_path: Path) -
     experiment.run(tmp_path, ())
     assert len(kept) == 3
     for data in kept:
-        with pytest.raises(RuntimeError, match="are gone"):
+        with pytest.raises(RuntimeError, match="are deleted"):
             next(iter(data.batches("test")))
 
 

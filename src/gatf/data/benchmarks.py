@@ -1,4 +1,4 @@
-"""The four published benchmarks: where they come from, how they lie on disk, and what they must contain."""
+"""The four published benchmarks: origin, file layouts and expected contents."""
 
 import re
 from dataclasses import dataclass, replace
@@ -29,10 +29,9 @@ class Benchmark:
     traits: Traits
     parquet: Layout = PARQUET
     hub_list: str | None = None
-    """The class list (`data.class_list`) of the copy on the hub, where there are several lists to choose from."""
+    """The class list (`data.class_list`) of the copy on the hub, if there are several lists."""
     first_class: str | None = None
-    """A pattern that the first class's name fits, in small letters and without punctuation. None: the layouts compare
-    the classes they read with those asked for."""
+    """A pattern for the first class's name in lower case without punctuation. None: the layouts check the classes."""
 
     @property
     def layouts(self) -> tuple[Layout, Layout]:
@@ -48,7 +47,7 @@ class Benchmark:
         return build_source(config.name, self.listing(config), config, self.traits)
 
     def listing(self, config: DataConfig) -> Listing:
-        """What the files hold, or an error where there are none or they are another data set's."""
+        """The images and labels of the files; a `UserError` if there are none or they belong to another data set."""
         found = find_layout(config, self.layouts)
         if found is None:
             raise UserError(not_found(config, self.layouts, self._get(config)))
@@ -61,7 +60,7 @@ class Benchmark:
         return problem_of(self.listing, config)
 
     def _get(self, config: DataConfig) -> str | None:
-        """The command that gets it; empty where none does, None where it is the usual one."""
+        """The download command; empty if there is none, None for the default command."""
         if self.hub_list is not None:
             known = config.class_list == self.hub_list
             return f"gatf data get {config.name} --set data.class_list={self.hub_list}" if known else ""
@@ -94,7 +93,7 @@ class Benchmark:
 
 
 def refuse_other_classes(name: str, benchmark: Benchmark, place: Path, class_names: tuple[str, ...]) -> None:
-    """Training on another data set under this one's name would give a number that means nothing."""
+    """Raise a `UserError` if the files contain another data set: its results would be meaningless under this name."""
     if benchmark.first_class is None:
         return
     elsewhere = (

@@ -1,6 +1,6 @@
-"""Encoded images (JPEG, PNG, …) by number, wherever their bytes are stored, and their pixels.
+"""Encoded images (JPEG, PNG, …) by number, from files, PIL images or parquet, and their pixels.
 
-Sources of runs and the images given to a classifier both come through here.
+Sources of runs and users' images for a classifier share this module.
 """
 
 import hashlib
@@ -103,7 +103,7 @@ class Files(Encoded):
 
 @dataclass(frozen=True)
 class Pictures(Encoded):
-    """PIL images, as if each were a file: written without loss, so that all images go through one decoder."""
+    """PIL images, encoded without loss, so that all images share one decoder."""
 
     items: tuple[Any, ...]
 
@@ -135,15 +135,15 @@ class Pictures(Encoded):
 
 @dataclass(frozen=True)
 class ParquetRows(Encoded):
-    """Rows of parquet files whose `column` holds {bytes, path}, as on the Hugging Face hub.
+    """Rows of parquet files whose `column` has {bytes, path}, as on the Hugging Face hub.
 
-    Parquet is read front to back. The first random access copies the bytes once into a memory-mapped Arrow file.
+    Parquet files are read sequentially. The first random access copies the bytes into a memory-mapped Arrow file.
     """
 
     files: tuple[Path, ...]
     column: str
     ends: tuple[int, ...]
-    """The row after the last of each file, counted through all of them."""
+    """Cumulative number of rows after each file."""
     stamps: tuple[str, ...]
     rows: tuple[int, ...] | range
 
@@ -219,7 +219,7 @@ def _stamp(path: Path) -> str:
 
 @contextmanager
 def readable_parquet(file: Path) -> Iterator[None]:
-    """Inside, a parquet file that cannot be read is one sentence."""
+    """Convert errors of an unreadable parquet file to one sentence."""
     import pyarrow as pa
 
     try:
@@ -241,7 +241,7 @@ def _byte_chunks(file: Path, column: str) -> Iterator[Any]:
 
 @lru_cache(maxsize=64)
 def arrow_copy(file: Path, column: str, stamp: str) -> Path:
-    """The Arrow file in the cache that holds one parquet file's image bytes; made if it is not there."""
+    """The cached Arrow file with one parquet file's image bytes; created if needed."""
     target = cache.cached_file(f"rows-{cache.digest(stamp, column)}.arrow")
     if not cache.is_intact(target):
         try:
@@ -270,7 +270,7 @@ def _write_arrow(target: Path, file: Path, column: str) -> None:
 
 @lru_cache(maxsize=64)
 def _arrow_chunks(path: Path) -> tuple[list[Any], list[int]]:
-    """The memory-mapped arrays of an Arrow file, and the row after the last of each."""
+    """The memory-mapped arrays of an Arrow file, and the cumulative number of rows."""
     import pyarrow as pa
 
     chunks = pa.ipc.open_file(pa.memory_map(str(path))).read_all().column(0).chunks
@@ -278,21 +278,21 @@ def _arrow_chunks(path: Path) -> tuple[list[Any], list[int]]:
 
 
 LARGE_DEFAULT = 224
-"""Height and width that images of larger or differing sizes are given."""
+"""Height and width of images with large or different sizes."""
 GREY_MODES = ("1", "L", "LA", "F")
-LOOKED_AT = 64
-"""Images whose size is looked up to choose one for all."""
+SAMPLED = 64
+"""Images whose headers are read to choose a common size."""
 
 
 def natural_side(images: Encoded, smallest: int = 1) -> int:
-    """The side to give images: small ones that all have one size keep it, others become 224."""
+    """The common side of images: small ones of one size keep it, others become 224."""
     sizes = {(header.width, header.height) for header in _headers(images)} or {(LARGE_DEFAULT, LARGE_DEFAULT)}
     side = max(max(size) for size in sizes)
     return side if smallest <= side <= SMALL and sizes == {(side, side)} else LARGE_DEFAULT
 
 
 def photo_side(images: Encoded) -> int | None:
-    """The shorter side of a typical image; None where most images are grey."""
+    """The median shorter side; None if most images are grey."""
     seen = _headers(images)
     if not seen or 2 * sum(header.grey for header in seen) > len(seen):
         return None
@@ -307,10 +307,10 @@ class _Header:
 
 
 def _headers(images: Encoded) -> list[_Header]:
-    """What some images, spread over the set, say of themselves; damaged ones are met later, when decoding."""
+    """The headers of some images, spread over the set, without damaged ones, which decoding reports."""
     seen = []
     with careful_pillow():
-        for number in range(0, len(images), -(-len(images) // LOOKED_AT)):
+        for number in range(0, len(images), -(-len(images) // SAMPLED)):
             try:
                 data = images.read(number)
                 with Image.open(io.BytesIO(data), formats=likely_formats(data)) as image:
@@ -325,8 +325,8 @@ def _headers(images: Encoded) -> list[_Header]:
 def decode_all(
     images: Encoded, size: int, *, skip: bool = False, choose: ChooseBox = centre_box
 ) -> tuple[Tensor, Tensor]:
-    """Pixels uint8 [n, 3, size, size] and which images they are, [n]; with `skip` without those that cannot be
-    decoded, else the first of them is a `BadImage`."""
+    """Pixels uint8 [n, 3, size, size] and the numbers of their images, [n]. `skip` omits images that cannot be decoded;
+    otherwise the first of them raises `BadImage`."""
     pixels = np.empty((len(images), size, size, 3), np.uint8)
     kept: list[int] = []
     with careful_pillow():

@@ -17,7 +17,7 @@ from gatf.geometry.readout import Sampler
 from gatf.geometry.vectors import CHUNK_ELEMENTS, CHUNK_ROWS, as_vectors
 
 FIT_STEPS = 10
-"""Alternating steps of `fit_low_rank`. The first is principal components, of which a covariance that is fitted anew
+"""Alternating steps of `fit_low_rank`. The first is principal components, of which a covariance that is re-fitted
 after every task loses more each time; after ten a fit of the fit is nearly itself."""
 FLOOR = 1e-4
 """Variance of a class that has none: what spd.cholesky raises eigenvalues to."""

@@ -22,7 +22,7 @@ FIRST_RUNG = 1e-6
 RUNGS = 3
 """Jitters tried, each ten times the last, before eigenvalues are clipped."""
 CLIP_GUARD = 1e-10
-"""Eigenvalues are never clipped below this fraction of the largest: float64 could not tell them from zero."""
+"""Eigenvalues are never clipped below this fraction of the largest: float64 could not distinguish them from zero."""
 
 
 def symmetrise(m: Tensor) -> Tensor:

@@ -57,14 +57,14 @@ def read_imagenet_parquet(folder: Path, config: DataConfig) -> Listing:
         # sorted and published order differ in AdaGauss's list: plain numbers could mean either
         if config.class_list in (None, "adagauss") or len(names) != len(wanted):
             raise UserError(
-                f"the classes in {folder} have numbers for names, so which of ImageNet's they are cannot be told; if "
+                f"the classes in {folder} have only numbers for names, which do not identify classes of ImageNet; if "
                 "they are the hub's clane9/imagenet-100 say so with data.class_list=cmc, else name them by wnid"
             )
         listing, held = replace(listing, class_names=wanted), wanted
     else:
         raise UserError(
             f"the classes in {folder} are called {some(list(names))}: neither wnids nor the names of the hub's "
-            "clane9/imagenet-100, so which list they are cannot be told; name them by wnid, or use data.name=parquet"
+            "clane9/imagenet-100, so their list is unknown; name them by wnid, or use data.name=parquet"
         )
     _check(folder, wanted, held, config)
     return _noted(_chosen(listing, [held.index(wnid) for wnid in wanted]), config)

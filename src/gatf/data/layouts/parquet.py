@@ -144,8 +144,8 @@ def _labels(
         number = {name: place for place, name in enumerate(names)}
         for word in words:
             if word not in number:
-                told = f"has {word[:80]!r}, which is none of its {len(names)} class names"
-                raise UserError(f"column '{column}' of {files[0]} {told}")
+                problem = f"has {word[:80]!r}, which is none of its {len(names)} class names"
+                raise UserError(f"column '{column}' of {files[0]} {problem}")
         return torch.tensor([number[word] for word in words]), names
     if not types.is_integer(values.type):
         raise UserError(f"column '{column}' of {files[0]} holds {values.type}, not class numbers or names")
