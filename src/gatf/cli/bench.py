@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from gatf.cli.report import report_of_run
-from gatf.cli.terminal import tell
+from gatf.cli.terminal import print_plain
 from gatf.errors import ExitCode, UserError
 from gatf.io.text import duration, harmless
 
@@ -112,11 +112,11 @@ def print_plan(plan: "Plan", folder: Path, jobs: int, console: "Console") -> Non
         table.add_row(*(Text(harmless(text)) for text in (one.setting, one.row, one.runs, *times)))
     console.print(table)
     for why in dict.fromkeys(one.why for one in estimates if one.why):
-        tell(console, f"no estimate: {harmless(why)}")
+        print_plain(console, f"no estimate: {harmless(why)}")
     known = [one.seconds * one.runs for one in estimates if one.seconds is not None]
     total = f", about {duration(sum(known))} sequentially" if known else ""
     total += f" ({jobs} at once share this machine)" if known and jobs > 1 else ""
-    tell(console, f"{len(plan.runs)} runs into {folder}{total}")
+    print_plain(console, f"{len(plan.runs)} runs into {folder}{total}")
 
 
 def print_rehearsal(plan: "Plan", console: "Console") -> int:
@@ -126,10 +126,10 @@ def print_rehearsal(plan: "Plan", console: "Console") -> int:
     def finished(one: Estimate) -> None:
         row = f"{one.setting}, {one.row}"
         if one.seconds is None or one.memory_mb is None:
-            tell(console, harmless(f"{row}: failed after {duration(one.probed)}: {one.why}"))
+            print_plain(console, harmless(f"{row}: failed after {duration(one.probed)}: {one.why}"))
             return
         each = f"{duration(one.seconds)} per run, peak memory {one.memory_mb / 1024:.1f} GB"
-        tell(console, harmless(f"{row}: {each} (rehearsed in {duration(one.probed)})"))
+        print_plain(console, harmless(f"{row}: {each} (rehearsed in {duration(one.probed)})"))
 
     found = rehearse(plan, finished)
     known = [one.seconds * one.runs for one in found if one.seconds is not None]
@@ -138,5 +138,5 @@ def print_rehearsal(plan: "Plan", console: "Console") -> int:
     if known:
         runs = sum(one.runs for one in found if one.seconds is not None)
         summary += f"; {runs} runs would take about {duration(sum(known))} one after the other"
-    tell(console, summary)
+    print_plain(console, summary)
     return failed

@@ -12,7 +12,7 @@ import typer
 
 from gatf.cli.launch import is_first_process, launch
 from gatf.cli.report import report_of_run
-from gatf.cli.terminal import tell
+from gatf.cli.terminal import print_plain
 from gatf.errors import ExitCode, UserError
 
 if TYPE_CHECKING:
@@ -121,14 +121,14 @@ def run(
         summary = begin(chosen, folder, listeners) if chosen else go_on(folder, listeners)
     except Interrupted:
         display.close()
-        tell(console, f"stopped and saved; continue with: gatf run --resume {shlex.quote(str(folder))}")
+        print_plain(console, f"stopped and saved; continue with: gatf run --resume {shlex.quote(str(folder))}")
         raise typer.Exit(ExitCode.INTERRUPTED) from None
     finally:
         display.close()
         for tracker in trackers:
             tracker.close()
     print_summary(summary, console)
-    tell(console, f"run folder: {folder}")
+    print_plain(console, f"run folder: {folder}")
     if not no_report:
         report_of_run(folder, console)
 

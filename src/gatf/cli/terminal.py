@@ -15,6 +15,6 @@ def say(text: str, *, err: bool = False) -> None:
     typer.echo(harmless(text, lines=True), err=err)
 
 
-def tell(console: "Console", text: str) -> None:
+def print_plain(console: "Console", text: str) -> None:
     """Print plain text to a rich console: no markup, no colours, no wrapping."""
     console.print(harmless(text, lines=True), markup=False, highlight=False, soft_wrap=True)

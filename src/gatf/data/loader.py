@@ -161,7 +161,7 @@ class TaskData:
             yield Batch(images, labels, epoch, step, for_loss, len(numbers))
 
     def close(self) -> None:
-        """Forget the images, where they lie, and what is known of them."""
+        """Delete the references to images and features."""
         self._images = self._features = None
 
     def _open(self) -> ImageSet:

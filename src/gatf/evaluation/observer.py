@@ -23,7 +23,7 @@ from gatf.geometry.gaussians import Gaussians
 from gatf.geometry.moments import class_moments
 from gatf.io import events
 from gatf.io.container import write_plain
-from gatf.io.files import remove, telling, write_text
+from gatf.io.files import remove, write_errors, write_text
 from gatf.io.run_folder import RunFolder
 
 DRIFT_IMAGES = 50
@@ -130,7 +130,7 @@ class DiagnosticsObserver:
 
     def _begin(self, resumed_at: int | None) -> None:
         """Load the tables of a resumed run up to its checkpoint."""
-        with telling(self.folder):
+        with write_errors(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
         epochs = [event for event in self._run.read_events() if isinstance(event, events.Epoch)]
         self._epochs = len(epochs)
@@ -210,7 +210,7 @@ class DiagnosticsObserver:
             rows = diagnostics.margin_density(margins[old])
             self._add("margins", [{"after_task": task, "form": form, **row} for row in rows])
         kept = self.folder / f"features{task}.safetensors"
-        with telling(kept):
+        with write_errors(kept):
             write_plain(kept, {"features": features.float()})
         remove(self.folder / f"features{task - 2}.safetensors")
         for name in self.tables:

@@ -68,7 +68,7 @@ def is_special(path: Path) -> bool:
 
 
 @contextmanager
-def telling(path: Path) -> Iterator[None]:
+def write_errors(path: Path) -> Iterator[None]:
     """Convert an `OSError` (full disk, deleted or read-only folder) to a `CannotWrite` with one sentence."""
     try:
         yield
@@ -79,7 +79,7 @@ def telling(path: Path) -> Iterator[None]:
 
 
 def write_text(path: Path, text: str) -> None:
-    with telling(path), new_file(path) as partial:
+    with write_errors(path), new_file(path) as partial:
         partial.write_text(text, encoding="utf-8")
 
 
@@ -88,7 +88,7 @@ def write_bytes(
 ) -> None:
     """Write pieces of bytes durably. `check` receives the temporary file and may raise to cancel the write. `like` as
     in `new_file`."""
-    with telling(path), new_file(path, durable=True, like=like) as partial:
+    with write_errors(path), new_file(path, durable=True, like=like) as partial:
         with partial.open("wb") as file:
             for piece in pieces:
                 file.write(piece)
@@ -99,7 +99,7 @@ def write_bytes(
 def copy(source: Path, target: Path) -> None:
     """Copy a file that is never modified in place: a hard link where possible."""
     partial = _partial(target)
-    with telling(target):
+    with write_errors(target):
         try:
             try:
                 os.link(source, partial)
@@ -115,7 +115,7 @@ def copy(source: Path, target: Path) -> None:
 
 def remove(path: Path) -> None:
     """Delete a file if it exists."""
-    with telling(path):
+    with write_errors(path):
         path.unlink(missing_ok=True)
 
 

