@@ -193,7 +193,7 @@ def test_nothing_is_written_when_the_config_cannot_run(tmp_path: Path, tiny_conf
 
 
 def test_a_folder_in_use_or_not_writable_is_refused(whole: Path, tmp_path: Path, tiny_config: Tiny) -> None:
-    with pytest.raises(UserError, match="already holds a run"):
+    with pytest.raises(UserError, match="already contains a run"):
         start(tiny_config("gatf"), whole)
     blocked = tmp_path / "file"
     blocked.write_text("x", encoding="utf-8")
@@ -209,7 +209,7 @@ def test_a_second_run_in_the_folder_is_refused(tmp_path: Path, tiny_config: Tiny
     def again(event: Event) -> None:
         if isinstance(event, Task):
             for act in (partial(resume, folder), partial(start, tiny_config("joint"), folder)):
-                with pytest.raises(UserError, match="is being run by another process") as caught:
+                with pytest.raises(UserError, match="is in use by another process") as caught:
                     act()
                 refused.append(caught)
 
@@ -337,7 +337,7 @@ def test_closed_data_cannot_be_touched(tiny_config: Tiny) -> None:
     data = Experiment(tiny_config("gatf")).task_data(0)
     next(iter(data.batches("train")))
     data.close()
-    with pytest.raises(RuntimeError, match="images of task 0 are gone"):
+    with pytest.raises(RuntimeError, match="images of task 0 are deleted"):
         next(iter(data.batches("train")))
 
 
@@ -349,7 +349,7 @@ def test_a_method_that_looks_back_is_caught(tiny_config: Tiny, tmp_path: Path) -
     experiment.run(tmp_path, ())
     assert len(kept) == 3
     for data in kept:
-        with pytest.raises(RuntimeError, match="are gone"):
+        with pytest.raises(RuntimeError, match="are deleted"):
             next(iter(data.batches("test")))
 
 

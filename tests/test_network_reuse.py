@@ -136,7 +136,7 @@ def test_what_differs_later_has_the_first_task_in_common(
 def test_another_first_task_is_refused(
     settings: dict[str, Any], words: str, lends_first: Path, tiny_config: Tiny, tmp_path: Path
 ) -> None:
-    with pytest.raises(UserError, match="has trained other networks than this run would: ") as told:
+    with pytest.raises(UserError, match="trained other networks than this run would: ") as told:
         NetworkSource(lends_first, tiny_config("gatf", **{"method.topology": 1.0} | settings))
     assert words in str(told.value)
 
@@ -196,7 +196,7 @@ def test_a_run_that_goes_on_may_train_the_rest(network_source: Path, tiny_config
 def test_what_would_train_another_network_is_refused(
     network_source: Path, method: str, settings: dict[str, Any], words: str, tiny_config: Tiny, tmp_path: Path
 ) -> None:
-    with pytest.raises(UserError, match="has trained other networks than this run would: ") as told:
+    with pytest.raises(UserError, match="trained other networks than this run would: ") as told:
         start(tiny_config(method, **settings), tmp_path / "run", networks_from=network_source)
     assert words in str(told.value)
     assert not (tmp_path / "run").exists()
@@ -204,9 +204,9 @@ def test_what_would_train_another_network_is_refused(
 
 def test_what_cannot_lend_is_refused(network_source: Path, tiny_config: Tiny, tmp_path: Path) -> None:
     start(tiny_config("sdc"), tmp_path / "forgetful")
-    with pytest.raises(UserError, match="has not kept the networks of tasks 1, 2: run it again with --set keep_net"):
+    with pytest.raises(UserError, match="did not keep the networks of tasks 1, 2: run it again with --set keep_net"):
         start(tiny_config("adc"), tmp_path / "run", networks_from=tmp_path / "forgetful")
-    with pytest.raises(UserError, match="holds no finished run"):
+    with pytest.raises(UserError, match="contains no finished run"):
         start(tiny_config("adc"), tmp_path / "run", networks_from=tmp_path / "nowhere")
 
 

@@ -217,13 +217,9 @@ class Experiment:
         return kept + round(len(images) * math.prod(self.scenario.source.image_shape) / classes)
 
     def run(
-        self,
-        folder: Path,
-        listeners: tuple[Listener, ...],
-        *,
-        force_config: bool = False,
+        self, folder: Path, listeners: tuple[Listener, ...], *, force_config: bool = False,
         network_source: NetworkSource | None = None,
-    ) -> Summary:
+    ) -> Summary:  # fmt: skip
         """Learn all tasks; of several processes the first one writes files and reports events. `force_config` as in
         `resume`."""
         place = RunFolder(folder)
@@ -302,13 +298,8 @@ class _Run:
         self, experiment: Experiment, folder: RunFolder, written: JsonLines, listeners: tuple[Listener, ...],
         stop: Callable[[], bool], network_source: NetworkSource | None = None,
     ) -> None:  # fmt: skip
-        self.experiment, self.folder, self.written, self.stop, self.network_source = (
-            experiment,
-            folder,
-            written,
-            stop,
-            network_source,
-        )
+        self.experiment, self.folder, self.written = experiment, folder, written
+        self.stop, self.network_source = stop, network_source
         self.session, self.method, self.config = experiment.session, experiment.method, experiment.config
         self.listeners: tuple[Listener, ...] = (written, *listeners)
         self.progress = RunProgress()
@@ -331,18 +322,10 @@ class _Run:
             self.emit(events.WarningEvent(text=sentence))
         if found is not None and found.changes:
             self._record_changes(found)
-        if (
-            self.network_source is not None
-            and self.network_source.why_first_alone is not None
-            and first == 0
-            and resumed is None
-        ):
-            later = f"later ones would differ ({self.network_source.why_first_alone})"
-            self.emit(
-                events.WarningEvent(
-                    text=f"only the first task's network of {self.network_source.name} is reused; {later}"
-                )
-            )
+        source = self.network_source
+        if source is not None and source.why_first_alone is not None and first == 0 and resumed is None:
+            text = f"only the first task's network of {source.name} is reused; later ones would differ "
+            self.emit(events.WarningEvent(text=f"{text}({source.why_first_alone})"))
         for task in range(first, tasks):
             self._learn(task, resumed if task == first else None)
             if self.stop() and task + 1 < tasks:

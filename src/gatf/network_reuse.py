@@ -1,9 +1,8 @@
-"""The networks of a finished run, for another one that would train the same.
+"""Reuse of a finished run's networks by a run that would train the same ones.
 
-`sdc`, `adc`, `ldc` and `dpcr` train their network alike and differ in what follows; so do runs of `gatf` or `adagauss`
-with other read-outs. What one of them has trained, the others can take: the same bits in a fraction of the time, and
-transports compared on the very same networks. Runs that differ in how they hold on to old classes have at least their
-first task in common, which is where many protocols spend most of their time.
+`sdc`, `adc`, `ldc` and `dpcr` train the same networks and differ in what follows, and so do runs of `gatf` or
+`adagauss` with other readouts. Reuse gives the same bits in a fraction of the time and compares transports on identical
+networks. Runs that differ in how they protect old classes can still share the first task, often the longest.
 """
 
 from pathlib import Path
@@ -20,49 +19,49 @@ from gatf.settings import flat
 from gatf.training import checkpoint
 
 LATER, BY_ALL_TASKS = "optimisation.next.", frozenset({"optimisation.next.batch_size"})
-"""Settings of later tasks, and those of them that act in the first one too."""
+"""Prefix of the settings of later tasks, and those of them that also affect the first task."""
 
 
 class NetworkSource:
-    """A finished run that has kept the network of every task, and trained it as `config` would, or that of the first
-    task at least."""
+    """A finished run that kept the networks of all tasks and trained them, or at least the first one, as `config`
+    would."""
 
     def __init__(self, folder: Path, config: RunConfig) -> None:
         place = RunFolder(folder)
         if not place.finished:
-            raise UserError(f"{folder} holds no finished run whose networks could be taken")
+            raise UserError(f"{folder} contains no finished run whose networks could be reused")
         summary, theirs = place.read_summary(), validated(read_recipe(str(place.config)))
         self.tasks = summary.tasks
-        """Of which it lends the networks, from the first on."""
+        """The number of tasks, from the first, whose networks can be reused."""
         self.why_first_alone: str | None = None
         differing = _differences(_training(theirs), _training(config)) or summary.config_changes
         if differing:
-            told = "; ".join(differing)
+            differences = "; ".join(differing)
             if summary.config_changes or _differences(_first_training(theirs), _first_training(config)):
-                raise UserError(f"{folder} has trained other networks than this run would: {told}")
-            self.tasks, self.why_first_alone = 1, told
+                raise UserError(f"{folder} trained other networks than this run would: {differences}")
+            self.tasks, self.why_first_alone = 1, differences
         missing = [str(task + 1) for task in range(self.tasks) if not place.after_task(task).is_file()]
         if missing:
             tasks = f"task{'s' * (len(missing) > 1)} {', '.join(missing)}"
             raise UserError(
-                f"{folder} has not kept the networks of {tasks}: run it again with --set keep_networks=true"
+                f"{folder} did not keep the networks of {tasks}: run it again with --set keep_networks=true"
             )
         self.place = place
         if not self.trained(0):
-            raise UserError(f"{folder} has trained nothing that could be taken, or with a version that did not keep it")
+            raise UserError(f"{folder} trained nothing that could be reused, or its version of gatf did not keep it")
 
     @property
     def name(self) -> str:
         return self.place.path.resolve().name
 
     def trained(self, task: int) -> dict[str, Tensor]:
-        """What it has trained in a task, by place in its method."""
+        """The tensors trained in a task, by their name in the method."""
         return under(checkpoint.load(self.place.after_task(task))[0], TRAINED)
 
 
 def network_source_beside(folder: Path) -> Path | None:
-    """A run beside that in a folder whose networks it can take, the first by name that has them all, or else that has
-    the first task's; None where there is none."""
+    """A run beside the one in `folder` whose networks it can reuse: the first by name with all networks, else the first
+    with the network of the first task; None if there is none."""
     config = validated(read_recipe(str(RunFolder(folder).config)))
     first_alone = None
     for place in map(RunFolder, sorted(folder.resolve().parent.iterdir())):
@@ -78,19 +77,19 @@ def network_source_beside(folder: Path) -> Path | None:
 
 
 def _differences(there: dict[str, Any], here: dict[str, Any]) -> list[str]:
-    """Settings in which the two differ, each as a half sentence."""
+    """The settings in which the two differ, as text."""
     paths = [path for path in {**there, **here} if there.get(path) != here.get(path)]
     return [f"{path} is {there.get(path)} there and {here.get(path)} here" for path in paths]
 
 
 def _training(config: RunConfig) -> dict[str, Any]:
-    """What the networks of a run depend on, by dotted path."""
+    """The settings that all networks of a run depend on, by dotted path."""
     return _settings(config, config.method.training())
 
 
 def _first_training(config: RunConfig) -> dict[str, Any]:
-    """What that of the first task depends on. The size of later batches is part of it: the number of threads and the
-    precision are chosen by the larger one, once for all tasks."""
+    """The settings that the first task's network depends on. They include the later batch size: the larger batch
+    determines the number of threads and the precision of all tasks."""
     found = _settings(config, config.method.first_training())
     return {path: value for path, value in found.items() if not path.startswith(LATER) or path in BY_ALL_TASKS}
 

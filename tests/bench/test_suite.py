@@ -15,7 +15,7 @@ from rich.console import Console
 from gatf import experiment
 from gatf.bench.executors import InProcess, Processes, prepare
 from gatf.bench.plan import Plan, load_plan
-from gatf.bench.probe import seconds_of
+from gatf.bench.probe import measured
 from gatf.bench.progress import LiveTable
 from gatf.bench.suite import run_plan
 from gatf.errors import UserError
@@ -61,11 +61,11 @@ def test_a_stopped_bench_goes_on(plan: Plan, tmp_path: Path) -> None:
     folder = tmp_path / "out"
     with pytest.raises(Interrupted):
         run_plan(plan, folder, quiet(), StopsInTheSecond())
-    assert "1 of 4 runs so far" in (folder / "results.md").read_text(encoding="utf-8")
+    assert "1 of 4 runs are finished" in (folder / "results.md").read_text(encoding="utf-8")
     first = (folder / plan.runs[0].name / "summary.json").stat().st_mtime_ns
     assert run_plan(plan, folder, quiet()) == {}
     assert (folder / plan.runs[0].name / "summary.json").stat().st_mtime_ns == first
-    assert "runs so far" not in (folder / "results.md").read_text(encoding="utf-8")
+    assert "runs are finished" not in (folder / "results.md").read_text(encoding="utf-8")
     assert len(json.loads((folder / "bench.json").read_text())["runs"]) == 4
     experiment.start(plan.runs[1].config, tmp_path / "whole")
     for name in ("a_last", "accuracy_by_class"):
@@ -136,7 +136,7 @@ def test_an_estimate_scales_with_the_epochs_of_the_run(
 
     monkeypatch.setattr(experiment.Experiment, "run", one_second_epochs)
     guesses = [
-        seconds_of(load_plan(str(tmp_path / "bench.yaml"), overrides=overrides).runs[0].config)
+        measured(load_plan(str(tmp_path / "bench.yaml"), overrides=overrides).runs[0].config.to_yaml())[0]
         for overrides in ({f"optimisation.{stage}.epochs": n for stage in ("first", "next")} for n in (4, 40))
     ]
     assert 8 < guesses[1] / guesses[0] < 12
@@ -194,7 +194,7 @@ def test_a_run_that_diverges_or_breaks_is_told_and_the_others_are_done(
 def test_a_second_bench_in_the_folder_is_refused(plan: Plan, tmp_path: Path) -> None:
     class Again(InProcess):
         def execute(self, jobs: Any, folder: Path, watcher: Any) -> None:
-            with pytest.raises(UserError, match="is being filled by another bench"):
+            with pytest.raises(UserError, match="is in use by another bench"):
                 run_plan(plan, folder, quiet())
 
     run_plan(plan, tmp_path / "out", quiet(), Again())

@@ -45,7 +45,8 @@ MATRIX = [[90.0], [60.0, 80.0], [50.0, 70.0, 88.0]]
 
 
 def test_forgetting_stands_beside_what_was_learnt_at_all() -> None:
-    """A method that never learns a task has nothing to forget: joint − when new is intransigence (Chaudhry et al.)."""
+    """A method that never learns a task has nothing to forget: joint − after learning is intransigence (Chaudhry et
+    al.)."""
     tasks = {"tasks": 3, "accuracy_matrix": MATRIX, "accuracy_seen": [90.0, 70.0, 60.0]}
     one = summary("gatf", 60.0, 73.3, 15.0, **tasks)
     assert one.accuracy_new == (90 + 80 + 88) / 3
@@ -60,7 +61,8 @@ def test_forgetting_stands_beside_what_was_learnt_at_all() -> None:
     assert table[1]["intransigence"] == 0
     lines = to_markdown(table).splitlines()
     assert lines[0] == (
-        "| method | seeds | A_last % | A_inc % | when new % | forgetting | intransigence | seconds | bytes per class |"
+        "| method | seeds | A_last % | A_inc % | after learning % | forgetting | intransigence | seconds "
+        "| bytes per class |"
     )
     assert lines[2].startswith("| gatf | 2 | 60.0 ± 0.0 | 73.3 ± 0.0 | 86.0 ± 0.0 | 15.0 ± 0.0 | 10.0 | ")
     assert "intransigence" not in to_markdown(aggregate([Result("s", "gatf", one)])).splitlines()[0]

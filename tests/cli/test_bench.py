@@ -6,8 +6,8 @@ import pytest
 from typer.testing import CliRunner
 
 from gatf import cli
-from gatf.cli.bench import duration
 from gatf.errors import UserError
+from gatf.io.text import duration
 
 
 @pytest.fixture

@@ -89,8 +89,8 @@ def test_a_killed_process_ends_the_job_with_one_message_and_the_run_resumes(undi
     _, told = job.communicate(timeout=60)
     assert job.returncode == 1
     assert told.splitlines() == [
-        f"gatf: process 1 of 2 was killed by SIGKILL, so the others were stopped; what was saved is kept. Go on with: "
-        f"gatf run --resume {folder} --devices 2"
+        f"gatf: process 1 of 2 was killed by SIGKILL, so the others were stopped; saved checkpoints are kept. "
+        f"Continue with: gatf run --resume {folder} --devices 2"
     ]
     assert not (folder / "summary.json").exists()
     done = together(sys.executable, "-m", "gatf", "run", "--resume", str(folder), "--devices", "2", "--no-report")
@@ -141,7 +141,7 @@ def test_a_folder_that_holds_a_run_is_refused_before_processes_start(
 ) -> None:
     monkeypatch.setattr("gatf.cli.run.launch", lambda *_, **__: pytest.fail("launched"))
     code, _, told = call("run", "--out", undisturbed / "run", "--devices", 2)
-    assert (code, told.count("already holds a run"), len(told.splitlines())) == (2, 1, 1)
+    assert (code, told.count("already contains a run"), len(told.splitlines())) == (2, 1, 1)
 
 
 def test_several_nodes_need_to_know_of_each_other(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -128,7 +128,7 @@ def test_no_image_of_a_task_can_be_had_after_it(method: str, finished: Runs) -> 
     assert [data.info.index for data in handed] == [0, 1, 2]
     for data in handed:
         for view in ("train", "test"):
-            with pytest.raises(RuntimeError, match="are gone"):
+            with pytest.raises(RuntimeError, match="are deleted"):
                 next(data.batches(view))
 
 

@@ -197,12 +197,12 @@ def test_imagenet100_from_files_that_name_wnids(tmp_path: Path, hub_copy: Build)
 def test_imagenet100_from_files_that_do_not_say_their_classes(tmp_path: Path, hub_copy: Build) -> None:
     hundred(hub_copy, tmp_path / "numbers")
     config = DataConfig(name="imagenet100", root=str(tmp_path / "numbers"), workers=0)
-    with pytest.raises(UserError, match=r"cannot be told; .*data.class_list=cmc"):
+    with pytest.raises(UserError, match=r"do not identify classes of ImageNet; .*data.class_list=cmc"):
         open_source(config)
     assert open_source(config.model_copy(update={"class_list": "cmc"})).class_names == imagenet100_wnids("cmc")
     hundred(hub_copy, tmp_path / "words", names=[f"word {number}" for number in range(100)])
     for class_list in (None, "cmc"):
-        with pytest.raises(UserError, match=r"cannot be told; .*data.name=parquet"):
+        with pytest.raises(UserError, match=r"list is unknown; .*data.name=parquet"):
             open_source(DataConfig(name="imagenet100", root=str(tmp_path / "words"), class_list=class_list))
 
 
@@ -395,7 +395,7 @@ def test_a_file_that_cannot_be_read_is_a_bad_image_too(tmp_path: Path, image_fol
 
 
 def test_a_folder_that_is_not_one(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"'folder' is your own data: name a folder with .* with --data-root"):
+    with pytest.raises(UserError, match=r"'folder' is for your own data: name a folder with .* with --data-root"):
         open_source(DataConfig(name="folder"))
     with pytest.raises(UserError, match="/nowhere is not there"):
         open_source(DataConfig(name="folder", root="/nowhere"))

@@ -94,9 +94,9 @@ def test_nothing_comes_out_after_closing(files: Files, lazy: bool) -> None:
     under_way = data.batches("train", batch_size=20)
     next(under_way)
     data.close()
-    with pytest.raises(RuntimeError, match="the images of task 0 are gone"):
+    with pytest.raises(RuntimeError, match="the images of task 0 are deleted"):
         next(under_way)
-    with pytest.raises(RuntimeError, match="are gone"):
+    with pytest.raises(RuntimeError, match="are deleted"):
         next(data.batches("test"))
     assert data._images is None
 

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.usefixtures("no_network")
 def test_the_card_counts_and_finds_nothing_off(real_cifar: Path) -> None:
     rows = dict(source_card("cifar100", DataConfig(root=str(real_cifar))))
     assert rows["images"] == "50000 for training, 10000 for testing"
-    assert rows["checks"] == "counts by class are as they should be"
+    assert rows["checks"] == "counts per class are as expected"
 
 
 def test_its_test_images(real_cifar: Path, tmp_path: Path) -> None:

@@ -61,9 +61,6 @@ def test_a_dead_feature_correlates_with_nothing():
 def test_clip_eigenvalues_by_hand():
     diagonal = torch.tensor([-1.0, 0.5, 4.0]).diag()
     torch.testing.assert_close(clip_eigenvalues(diagonal, 1.0), torch.tensor([1.0, 1, 4], dtype=torch.float64).diag())
-    torch.testing.assert_close(
-        clip_eigenvalues(diagonal, 0.5, relative=True), torch.tensor([2.0, 2, 4], dtype=torch.float64).diag()
-    )
 
 
 def test_clip_eigenvalues_keeps_the_eigenvectors(make_spd):
@@ -87,13 +84,13 @@ def test_cholesky_of_a_good_matrix_is_plain(make_spd):
     factor = cholesky(cov)
     assert torch.equal(factor.lower, torch.linalg.cholesky(cov))
     assert factor.jitter.shape == factor.clipped.shape == (2, 3)
-    assert not factor.climbed
+    assert not factor.repaired.any()
 
 
 def test_cholesky_adds_the_jitter_asked_for_and_does_not_call_it_a_repair():
     factor = cholesky(torch.eye(3), 0.44)
     torch.testing.assert_close(factor.lower, 1.2 * torch.eye(3, dtype=torch.float64))
-    assert not factor.climbed
+    assert not factor.repaired.any()
 
 
 def test_cholesky_stops_at_the_lowest_rung_that_holds():
@@ -104,7 +101,7 @@ def test_cholesky_stops_at_the_lowest_rung_that_holds():
     torch.testing.assert_close(
         factor.lower @ factor.lower.mT, cov + 1e-5 * mean_variance * torch.eye(3, dtype=torch.float64)
     )
-    assert factor.climbed
+    assert factor.repaired.any()
     assert not factor.clipped
 
 
@@ -170,7 +167,7 @@ def test_cholesky_never_fails_on_finite_input_and_only_ever_adds(seed, dim, rank
     added = torch.linalg.eigvalsh(factor.lower @ factor.lower.mT - cov)
     size = max(1e-4, cov.abs().max().item())
     assert added.min() > -1e-9 * size
-    if not factor.climbed:
+    if not factor.repaired.any():
         assert added.max() < 1e-9 * size
 
 
@@ -204,7 +201,7 @@ def test_an_ill_conditioned_covariance_gives_finite_distances(condition: float) 
     vectors = torch.linalg.qr(torch.randn(dim, dim, dtype=torch.float64, generator=torch.Generator().manual_seed(0))).Q
     values = torch.logspace(0, -math.log10(condition), dim, dtype=torch.float64)
     factor = spd.cholesky((vectors * values) @ vectors.T)
-    assert not factor.climbed
+    assert not factor.repaired.any()
     whitened = torch.linalg.solve_triangular(factor.lower, vectors * values.sqrt(), upper=False)
     assert whitened.square().sum(0).sub(1).abs().max() < 1e-15 * condition * dim
 

@@ -328,7 +328,7 @@ class TestFeaturesAreComputedOnce:
         data = Experiment(tiny_config("ncm", **FROZEN["ncm"])).task_data(0)
         assert data.known_features() is not None
         data.close()
-        with pytest.raises(RuntimeError, match="are gone"):
+        with pytest.raises(RuntimeError, match="are deleted"):
             data.known_features()
 
 

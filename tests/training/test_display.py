@@ -7,7 +7,7 @@ from rich.console import Console
 
 from gatf.io.events import Epoch, FeaturesExtracted, RunStart, Step, Task, TaskStart
 from gatf.training import display as display_module
-from gatf.training.display import LiveDisplay, lasting
+from gatf.training.display import LiveDisplay
 
 
 @pytest.mark.parametrize("tasks", [3, 10, 20, 100])
@@ -101,9 +101,3 @@ def test_nothing_is_said_of_epochs_before_the_first() -> None:
     display(RunStart(tasks=1, method="slda", resumed_at=None))
     display(TaskStart(task=0, classes=5, images=640, steps=0))
     assert display._parts() == ("task 1/1", "", "", "")
-
-
-def test_a_length_of_time_in_words() -> None:
-    assert [lasting(seconds) for seconds in (0, 119, 121, 5_400, 9_000)] == [
-        "0 s", "119 s", "2 min", "90 min", "2.5 h",
-    ]  # fmt: skip

@@ -1,7 +1,7 @@
-"""Where the runs of a bench happen: in this process, in several on this machine, or on a Ray cluster.
+"""Executors of a bench: this process, several processes on this machine, or a Ray cluster.
 
-Every job is a prepared run folder (`prepare`), and doing it is resuming it: a job that was killed, or whose worker was
-lost, is done again from its last checkpoint.
+A job is a prepared run folder (`prepare`), and executing it means resuming it. A job whose process was killed continues
+from its last checkpoint.
 """
 
 import os
@@ -27,7 +27,7 @@ POLL_SECONDS = 0.5
 
 
 class Watcher(Protocol):
-    """Is told how the jobs of a bench go."""
+    """Receives the progress of the jobs of a bench."""
 
     def listener(self, run: PlannedRun) -> Listener: ...
 
@@ -41,56 +41,56 @@ class Watcher(Protocol):
 
 
 class Executor(Protocol):
-    """Does jobs; raises `Interrupted` when it was asked to stop and everything is saved."""
+    """Executes jobs; raises `Interrupted` after a requested stop, when everything is saved."""
 
     def execute(self, jobs: Sequence[PlannedRun], folder: Path, watcher: Watcher) -> None: ...
 
 
 def prepare(run: PlannedRun, folder: Path) -> None:
-    """Make the run's folder hold its config, so that resuming it begins it; refuse a folder with another config.
+    """Write the run's config into its folder, so that it can be resumed; refuse a folder with another config.
 
-    A folder of an earlier version is as if it had the defaults of settings that were added since."""
+    Settings that a folder of an earlier version lacks have their defaults."""
     target = RunFolder(folder / run.name)
     if not target.begun:
         target.create(run.config.to_yaml())
     elif validated(read_recipe(str(target.config))).to_yaml() != run.config.to_yaml():
-        raise UserError(f"{target.path} holds a run of another config; remove it or choose another --out")
+        raise UserError(f"{target.path} contains a run of another config; delete it or choose another --out")
 
 
-def told(error: Exception) -> str:
-    """Why a run failed, in one line."""
-    said = " ".join(str(error).split())
-    return said if isinstance(error, UserError) else f"{type(error).__name__}: {said}"
+def description(error: Exception) -> str:
+    """The reason of a failed run, in one line."""
+    text = " ".join(str(error).split())
+    return text if isinstance(error, UserError) else f"{type(error).__name__}: {text}"
 
 
 class InProcess:
-    """One after the other, here."""
+    """One after the other, in this process."""
 
     def execute(self, jobs: Sequence[PlannedRun], folder: Path, watcher: Watcher) -> None:
         for run in jobs:
             watcher.started(run)
             try:
-                go_on(folder / run.name, (watcher.listener(run),))
+                continue_run(folder / run.name, (watcher.listener(run),))
             except Interrupted:
                 raise
-            except Exception as error:  # one run's failure, foreseen or not, is not the end of the others
-                watcher.failed(run, told(error))
+            except Exception as error:  # the other runs continue after any failure
+                watcher.failed(run, description(error))
             else:
                 watcher.finished(run)
 
 
 @dataclass
 class Processes:
-    """Several at once on this machine, each a process of its own with its share of the threads."""
+    """Several processes on this machine, each with its share of the threads."""
 
     count: int
     retries: int = 1
-    """How often a job whose process died is done again."""
+    """Retries of a job whose process was killed."""
     threads: int = 0
-    """Threads a process; 0: the cores shared out."""
+    """Threads per process; 0: cores divided by processes."""
     _running: dict[str, tuple[PlannedRun, subprocess.Popen[str]]] = field(default_factory=dict)
     _slots: dict[str, int] = field(default_factory=dict)
-    """Which of the `count` places each run that is under way has."""
+    """The slot, below `count`, of each running job."""
 
     def execute(self, jobs: Sequence[PlannedRun], folder: Path, watcher: Watcher) -> None:
         waiting, tries = list(jobs), dict.fromkeys((run.name for run in jobs), 0)
@@ -123,7 +123,7 @@ class Processes:
         self, run: PlannedRun, process: subprocess.Popen[str], watcher: Watcher, waiting: list[PlannedRun],
         tries: dict[str, int],
     ) -> None:  # fmt: skip
-        """A process has ended: well, asked to stop, with an error, or killed (a negative code, then once more)."""
+        """Handle the end of a process: success, a requested stop, an error, or a signal (negative code: retry)."""
         said = process.communicate()[1].strip()
         if process.returncode == ExitCode.DONE:
             watcher.finished(run)
@@ -138,7 +138,7 @@ class Processes:
 
 
 def one_gpu(slot: int) -> dict[str, str]:
-    """The environment in which a process sees one GPU of this machine, in turn by its place; nothing without GPUs."""
+    """The environment that shows a process one GPU, chosen in turn by its slot; empty without GPUs."""
     import torch
 
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -148,15 +148,15 @@ def one_gpu(slot: int) -> dict[str, str]:
 
 @dataclass
 class RayCluster:
-    """On the workers of a Ray cluster (extra `cluster`), whose nodes share the bench's folder."""
+    """Workers of a Ray cluster (extra `cluster`) whose nodes share the bench's folder."""
 
     address: str | None = None
-    """Of a running cluster, `auto` for the one of this machine; None starts one here."""
+    """Address of a running cluster, `auto` for one on this machine; None starts a local one."""
     cpus: float = 1
     gpus: float | None = None
-    """Of each run; fractions share a GPU. None: one where the cluster has GPUs and the runs may use them."""
+    """GPUs per run; fractions share a GPU. None: one if the cluster has GPUs and the runs may use them."""
     retries: int = 3
-    """How often a run is taken up again after its worker was lost."""
+    """Retries of a run whose worker was lost."""
 
     def execute(self, jobs: Sequence[PlannedRun], folder: Path, watcher: Watcher) -> None:
         try:
@@ -194,14 +194,14 @@ class RayCluster:
 
 
 def run_job(folder: str, threads: int) -> str:
-    """One job, wherever it is: go on with the run in a folder."""
+    """One job on a worker: continue the run in a folder."""
     import torch
 
     torch.set_num_threads(max(1, threads))
-    go_on(Path(folder))
+    continue_run(Path(folder))
     return folder
 
 
-def go_on(folder: Path, listeners: tuple[Listener, ...] = ()) -> None:
-    """Do the run in a folder, with the networks of one beside it that has trained the same and kept them."""
+def continue_run(folder: Path, listeners: tuple[Listener, ...] = ()) -> None:
+    """Continue the run in a folder. It reuses the networks of a run beside it that trained and kept the same ones."""
     experiment.resume(folder, listeners, networks_from=network_source_beside(folder))

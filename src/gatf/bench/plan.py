@@ -1,4 +1,4 @@
-"""What a bench will run: settings × rows × seeds, read from a bench recipe."""
+"""The plan of a bench: settings × rows × seeds, read from a bench recipe."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,20 +13,20 @@ from gatf.io.text import rejoined
 from gatf.settings import Strict, explain
 
 HARMLESS = ELSEWHERE | {"precision"}
-"""Settings that leave a protocol what it is. A bench with others is not shown beside published numbers."""
+"""Settings that do not change a protocol. A bench that overrides others is not compared with published numbers."""
 
 
 class Row(Strict):
-    """A line of the table: a method, or a method with settings of its own."""
+    """A table row: a method, possibly with changed settings."""
 
     row: str
-    """What it is called."""
+    """Its name."""
     method: str
-    """Which method it runs."""
+    """Its method."""
     set: dict[str, Any] = Field(default_factory=dict)
     """Settings that this row changes, by dotted path."""
     seeds: tuple[int, ...] | None = None
-    """Seeds of this row, where they differ from the bench's."""
+    """Seeds of this row if they differ from the bench's."""
 
     @model_validator(mode="before")
     @classmethod
@@ -35,18 +35,18 @@ class Row(Strict):
 
 
 class BenchRecipe(Strict):
-    """A bench recipe as written."""
+    """The content of a bench recipe."""
 
     title: str | None = None
     """Heading of the plan that `--dry-run` prints. Default: the recipe's name."""
     recipe: str | None = None
-    """The run recipe, where there is one."""
+    """The run recipe, if there is one."""
     recipes: tuple[str, ...] = ()
-    """Run recipes, where there are several: each is a setting."""
+    """Several run recipes: each is a setting."""
     methods: tuple[Row, ...]
-    """Lines of the table, in order."""
+    """Table rows, in order."""
     seeds: tuple[int, ...]
-    """One run of every line and setting for each of these seeds; a line may name its own."""
+    """Seeds of every row and setting; a row may have its own."""
     set: dict[str, Any] = Field(default_factory=dict)
     """Settings for every run, by dotted path."""
 
@@ -74,14 +74,14 @@ class PlannedRun:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a bench will run."""
+    """The runs of a bench."""
 
     name: str
     title: str
     runs: tuple[PlannedRun, ...]
 
     def index(self) -> dict[str, Any]:
-        """What a report needs to know: which folder is which row of which setting."""
+        """Folder, setting, row and seed of each run, for reports."""
         entries = [
             {"folder": run.name, "setting": run.setting, "row": run.row, "seed": run.config.seed} for run in self.runs
         ]
@@ -91,7 +91,7 @@ class Plan:
 def load_plan(
     recipe: str, *, methods: str | None = None, seeds: str | None = None, overrides: dict[str, Any] | None = None
 ) -> Plan:
-    """Read a bench recipe, keep only some of its rows or seeds, and change settings of all runs."""
+    """Read a bench recipe, select rows and seeds, and override settings of all runs."""
     try:
         content = BenchRecipe.model_validate(read_recipe(recipe, BENCH_RECIPES))
     except ValidationError as error:
@@ -112,7 +112,7 @@ def load_plan(
 
 
 def _chosen(rows: Sequence[Row], wanted: str | None, recipe: str) -> list[Row]:
-    """Rows by name; the name of a method that no row has takes all rows of that method."""
+    """Rows by name; a method's name that is no row selects all rows of that method."""
     if wanted is None:
         return list(rows)
     chosen = []

@@ -1,4 +1,4 @@
-"""How long a bench will take and how much memory: a few steps of every row, measured, and multiplied."""
+"""Estimates of time and memory of a bench: a few measured steps of every row, extrapolated."""
 
 import multiprocessing
 import tempfile
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gatf import experiment
-from gatf.bench.executors import told
+from gatf.bench.executors import description
 from gatf.bench.plan import Plan, PlannedRun
 from gatf.config import RunConfig, validated
 from gatf.data.loader import TaskInfo
@@ -19,13 +19,13 @@ from gatf.io.parsing import parse_yaml
 from gatf.io.run_folder import RunFolder
 
 PROBE_EPOCHS = 2
-"""Enough for phases of half the epochs to have one."""
+"""Two, so that a phase with half the epochs has one."""
 PROBE_STEPS = 3
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """Seconds of one run of a row; None where it cannot be probed, and why."""
+    """Estimated seconds of one run of a row; None with a reason if it cannot be measured."""
 
     setting: str
     row: str
@@ -33,9 +33,9 @@ class Estimate:
     seconds: float | None
     why: str = ""
     memory_mb: float | None = None
-    """Peak of the GPU or, on a CPU, of the process; known of rows that had a process of their own."""
+    """Peak memory of the GPU or the process; None if the row did not have its own process."""
     probed: float = 0.0
-    """Seconds that the measurement itself took."""
+    """Seconds of the measurement itself."""
 
 
 def estimate(plan: Plan) -> list[Estimate]:
@@ -43,15 +43,15 @@ def estimate(plan: Plan) -> list[Estimate]:
     found = []
     for (setting, row), runs in _rows(plan).items():
         try:
-            found.append(Estimate(setting, row, len(runs), seconds_of(runs[0].config)))
+            found.append(Estimate(setting, row, len(runs), measured(runs[0].config.to_yaml())[0]))
         except UserError as error:
             found.append(Estimate(setting, row, len(runs), None, str(error)))
     return found
 
 
 def rehearse(plan: Plan, finished: Callable[[Estimate], object]) -> list[Estimate]:
-    """As `estimate`, but each row in a process of its own, so that its memory is known and a failure is only its own;
-    `finished` hears of each row."""
+    """As `estimate`, but each row in its own process, which isolates memory and failures; `finished` receives each
+    row."""
     found = []
     for (setting, row), runs in _rows(plan).items():
         began = time.monotonic()
@@ -59,8 +59,8 @@ def rehearse(plan: Plan, finished: Callable[[Estimate], object]) -> list[Estimat
             try:
                 seconds, memory = process.submit(measured, runs[0].config.to_yaml(), steps=1).result()
                 one = Estimate(setting, row, len(runs), seconds, "", memory, time.monotonic() - began)
-            except Exception as error:  # whatever ends a row is what the rehearsal is to find
-                one = Estimate(setting, row, len(runs), None, told(error), None, time.monotonic() - began)
+            except Exception as error:  # a rehearsal exists to find any error
+                one = Estimate(setting, row, len(runs), None, description(error), None, time.monotonic() - began)
         found.append(one)
         finished(one)
     return found
@@ -74,16 +74,11 @@ def _rows(plan: Plan) -> dict[tuple[str, str], list[PlannedRun]]:
     return groups
 
 
-def seconds_of(config: RunConfig) -> float:
-    """How long a run will take."""
-    return measured(config.to_yaml())[0]
-
-
 def measured(text: str, *, steps: int = PROBE_STEPS) -> tuple[float, float]:
     """Seconds that a run with this config (YAML) will take, and the peak of its memory in MB.
 
-    Time two tasks for two epochs of a few steps each, then count images × epochs of the whole run. Tasks after the
-    first are taken to be like the second; statistics and evaluation cost what they cost in the probe.
+    Time two tasks with two epochs of a few steps each, then scale by images × epochs of the whole run. All later tasks
+    count like the second one; statistics and evaluation count as measured.
     """
     config = validated(parse_yaml(text))
     whole = experiment.Experiment(config)
@@ -100,7 +95,7 @@ def measured(text: str, *, steps: int = PROBE_STEPS) -> tuple[float, float]:
     total = 0.0
     for task, count in enumerate(images):
         like = min(task, len(phases) - 1)
-        total += sum(one.an_image * count * epochs[like].get(one.name, 0.0) for one in phases[like])
+        total += sum(one.per_image * count * epochs[like].get(one.name, 0.0) for one in phases[like])
         total += max(summary.seconds[like] - sum(one.training for one in phases[like]), 0.0)
     return total, max(summary.peak_memory_mb)
 
@@ -109,14 +104,14 @@ def measured(text: str, *, steps: int = PROBE_STEPS) -> tuple[float, float]:
 class _TimedPhase:
     name: str
     epochs: int
-    an_image: float
-    """Seconds an image and epoch, of the last epoch: the first warms up."""
+    per_image: float
+    """Seconds per image and epoch, of the last epoch: the first one warms up."""
     training: float
-    """Seconds of all its epochs."""
+    """Seconds of all epochs."""
 
 
 def _phases(events: list[Event], task: int) -> list[_TimedPhase]:
-    """What the probe's task was made of."""
+    """The timed phases of a task of the probe."""
     images = next(event.images for event in events if isinstance(event, TaskStart) and event.task == task)
     seconds: dict[str, list[float]] = {}
     for event in events:
@@ -126,7 +121,7 @@ def _phases(events: list[Event], task: int) -> list[_TimedPhase]:
 
 
 def _epochs_later(probe: experiment.Experiment, config: RunConfig) -> dict[str, float]:
-    """Epochs of every phase of a later task under the whole run's settings, asked of the method after the probe."""
+    """Epochs per phase of a later task with the whole run's settings; the method reports them after the probe."""
     last = probe.task_info(len(probe.scenario) - 1)
     following = TaskInfo(last.index + 1, last.seen, last.new, last.images)
     probe.method.optimisation = config.optimisation

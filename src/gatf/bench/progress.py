@@ -1,4 +1,4 @@
-"""The live table of a bench: what is done, what is running and how far, numbers as they come in."""
+"""The live table of a bench: finished and running jobs, and their results."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -18,7 +18,7 @@ from gatf.io.text import harmless
 
 
 class LiveTable:
-    """Redrawn in place on a terminal; elsewhere a line for every finished run."""
+    """Redrawn in place on a terminal; otherwise one line per finished run."""
 
     def __init__(self, runs: Sequence[PlannedRun], folder: Path, console: Console) -> None:
         self.runs, self.folder, self.console = runs, folder, console
@@ -41,13 +41,13 @@ class LiveTable:
 
     @property
     def results(self) -> list[Result]:
-        """Of the finished runs, in the plan's order."""
+        """Results of the finished runs, in the plan's order."""
         return [
             Result(run.setting, run.row, self._summaries[run.name]) for run in self.runs if run.name in self._summaries
         ]
 
     def known(self, run: PlannedRun) -> bool:
-        """Take the summary of a run that was finished before; False if it was not."""
+        """Load the summary of a finished run; False if the run is not finished."""
         folder = RunFolder(self.folder / run.name)
         if not folder.finished:
             return False
@@ -76,15 +76,15 @@ class LiveTable:
         return partial(self._hear, run.name)
 
     def tick(self) -> None:
-        """For runs in other processes: read on in the events they write."""
+        """Read new events of runs in other processes."""
         if self._live is None:
             return
         for name in self._state:
             path = RunFolder(self.folder / name).events
             if path.is_file():
-                cut_back = path.stat().st_size < self._read.get(name, 0)  # by a run that goes on from a checkpoint
-                told, self._read[name] = read_events(path, 0 if cut_back else self._read.get(name, 0))
-                for event in told:
+                cut_back = path.stat().st_size < self._read.get(name, 0)  # by a run that continues from a checkpoint
+                new, self._read[name] = read_events(path, 0 if cut_back else self._read.get(name, 0))
+                for event in new:
                     self._hear(name, event)
 
     def _hear(self, name: str, event: Event) -> None:

@@ -1,4 +1,4 @@
-"""Published numbers, from one file with their sources, and how far ours are from them."""
+"""Published numbers with their sources, and our differences from them."""
 
 import math
 from functools import cache
@@ -15,11 +15,11 @@ OUTSIDE = "≠"
 
 
 class PublishedSource(Strict):
-    """Where numbers were printed."""
+    """The source of published numbers."""
 
     text: str
     weighting: Literal["tasks", "images"]
-    """What weighs the same in its averages."""
+    """Whether its averages give equal weights to tasks or to images."""
 
 
 class Published(Strict):
@@ -34,7 +34,7 @@ class Published(Strict):
 
 
 class PublishedFile(Strict):
-    """All of them: setting → row → numbers, the one to compare with first."""
+    """All published numbers: setting → row → cells. Comparisons use the first cell."""
 
     sources: dict[str, PublishedSource]
     numbers: dict[str, dict[str, list[Published]]]
@@ -42,7 +42,7 @@ class PublishedFile(Strict):
 
 @cache
 def load_published() -> PublishedFile:
-    """The shipped file, checked."""
+    """The validated file of the package."""
     text = files("gatf.bench").joinpath("published.yaml").read_text(encoding="utf-8")
     try:
         return PublishedFile.model_validate(yaml.safe_load(text))
@@ -51,29 +51,29 @@ def load_published() -> PublishedFile:
 
 
 def published(setting: str, row: str) -> list[Published]:
-    """What was published of a row in a setting; empty where nothing was."""
+    """Published cells of a row in a setting; may be empty."""
     return load_published().numbers.get(setting, {}).get(row, [])
 
 
 def weighting(cell: Published) -> str:
-    """What weighs the same in the averages of the cell's source: `tasks` or `images`."""
+    """The weighting of the cell's source: `tasks` or `images`."""
     return load_published().sources[cell.source].weighting
 
 
 def own_column(cell: Published, column: str) -> str:
-    """Which of our columns is averaged as the cell is: `column` itself or, where tasks weigh the same, its twin."""
+    """Our column with the cell's weighting: `column`, or its task-weighted variant."""
     return f"{column}_task_weighted" if weighting(cell) == "tasks" else column
 
 
 def difference(row: dict[str, Any], cell: Published, column: str) -> float | None:
-    """Ours minus theirs, in points."""
+    """Ours minus published, in points."""
     own = row[own_column(cell, column)]
     return None if own is None else own - getattr(cell, column)
 
 
 def is_outside(row: dict[str, Any], cell: Published, column: str) -> bool:
-    """Whether the difference is more than two standard deviations: ours over seeds and theirs, where printed, combined.
-    With one seed nothing can be said."""
+    """Whether the difference exceeds two standard deviations (ours over seeds combined with the published one, if any).
+    False with one seed."""
     gap, own = difference(row, cell, column), row[f"{own_column(cell, column)}_std"]
     if gap is None or own is None:
         return False

@@ -1,4 +1,4 @@
-"""A bench: do what is not done yet, then one table. The same command goes on where it stopped."""
+"""A bench: execute the unfinished runs, then write one table. The same command continues an interrupted bench."""
 
 import json
 from collections.abc import Mapping
@@ -19,10 +19,10 @@ INDEX = "bench.json"
 
 
 def run_plan(plan: Plan, folder: Path, console: Console, executor: Executor | None = None) -> dict[str, str]:
-    """Run what is not finished yet and write the tables; returns the runs that failed and why.
+    """Execute the unfinished runs and write the tables; returns the failed runs with reasons.
 
-    Tables are written also when the bench is stopped, of what is there."""
-    busy = f"{folder} is being filled by another bench; wait until that has ended"
+    An interrupted bench also writes tables, of the finished runs."""
+    busy = f"{folder} is in use by another bench; wait until it has ended"
     with exclusive(folder / LOCK, busy=busy, blocked=f"cannot write to {folder}"):
         remove_leftovers(folder)
         return _run_plan(plan, folder, console, executor or InProcess())
@@ -49,20 +49,19 @@ def _run_plan(plan: Plan, folder: Path, console: Console, executor: Executor) ->
 
 
 def write_tables(plan: Plan, results: list[Result], folder: Path, failures: Mapping[str, str] | None = None) -> None:
-    """results.csv, results.md and results.tex; the second one also names the runs that failed, and why, and those that
-    took the networks of another one."""
+    """Write results.csv, results.md and results.tex. results.md also lists failed runs and reused networks."""
     table = aggregate(results)
     beside = comparison(table)
     text = to_markdown(table)
-    text += f"\n{len(results)} of {len(plan.runs)} runs so far.\n" if len(results) < len(plan.runs) else ""
+    text += f"\n{len(results)} of {len(plan.runs)} runs are finished.\n" if len(results) < len(plan.runs) else ""
     notes = [f"- failed: {name}: {why}\n" for name, why in (failures or {}).items()]
     notes += [
-        f"- {each.row}, seed {each.summary.seed}: with {each.summary.taken}; its seconds are without that training\n"
+        f"- {each.row}, seed {each.summary.seed}: reused {each.summary.taken}; its seconds exclude that training\n"
         for each in results
         if each.summary.networks_from
     ]
     text += "".join(["\n", *notes] if notes else [])
-    text += f"\nBeside published numbers:\n\n{beside}" if beside else ""
+    text += f"\nComparison with published numbers:\n\n{beside}" if beside else ""
     write_text(folder / "results.csv", to_csv(table))
     write_text(folder / "results.md", text)
     write_text(folder / "results.tex", to_latex(table))

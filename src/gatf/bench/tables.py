@@ -22,26 +22,26 @@ COLUMNS = (
     "intransigence", "backward_transfer", "total_seconds",
 )  # fmt: skip
 HEADINGS = {
-    "a_last": "A_last %", "a_inc": "A_inc %", "accuracy_new": "when new %", "forgetting": "forgetting",
+    "a_last": "A_last %", "a_inc": "A_inc %", "accuracy_new": "after learning %", "forgetting": "forgetting",
     "intransigence": "intransigence", "total_seconds": "seconds",
 }  # fmt: skip
-"""Of these columns, those that tables show; the intransigence only where `joint` is among the rows."""
+"""Columns of the tables; intransigence is shown only if `joint` is among the rows."""
 ALSO = {"area_under_curve": "area %", "backward_transfer": "backward transfer"}
-"""Those that reports, which have room for more, show at the end."""
+"""Further columns of reports."""
 MISSING = "–"
-CEILING = "joint"
-"""The row that shows what could have been learnt."""
+UPPER_BOUND = "joint"
+"""The row with training on all images at once."""
 AVERAGED = (
-    "Averaged over tasks: each task weighs the same; over images: each test image does. Ours is averaged as the source "
-    "averages."
+    "Averaged over tasks: equal weights for tasks; over images: equal weights for test images. Ours use the source's "
+    "weighting."
 )
 MOST_LEFT_OUT = 5
-"""Columns a narrow terminal may lose: bytes, seconds, and what stands before them."""
+"""Columns that a narrow terminal may omit, from the right."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """One finished run and where it stands in the table."""
+    """One finished run and its place in the table."""
 
     setting: str
     row: str
@@ -49,16 +49,16 @@ class Result:
 
 
 def aggregate(results: Iterable[Result]) -> list[dict[str, Any]]:
-    """A row for every (setting, row) in the order of the runs, with mean and sample standard deviation over seeds."""
+    """One row per (setting, row) in the order of the runs, with mean and sample standard deviation over seeds."""
     groups: dict[tuple[str, str], list[Summary]] = {}
     for result in results:
         groups.setdefault((result.setting, result.row), []).append(result.summary)
     table = []
     for (setting, name), runs in groups.items():
         row: dict[str, Any] = {"setting": setting, "row": name, "method": runs[0].method, "seeds": len(runs)}
-        ceilings = {run.seed: run for run in groups.get((setting, CEILING), ())}
+        upper_bounds = {run.seed: run for run in groups.get((setting, UPPER_BOUND), ())}
         for column in COLUMNS:
-            values = [value for run in runs if (value := measure(run, column, ceilings.get(run.seed))) is not None]
+            values = [value for run in runs if (value := measure(run, column, upper_bounds.get(run.seed))) is not None]
             row[column] = statistics.fmean(values) if values else None
             row[f"{column}_std"] = statistics.stdev(values) if len(values) > 1 else None
         row["bytes_per_class"] = runs[0].bytes_per_class
@@ -66,26 +66,26 @@ def aggregate(results: Iterable[Result]) -> list[dict[str, Any]]:
     return table
 
 
-def measure(run: Summary, column: str, ceiling: Summary | None) -> float | None:
-    """One of `COLUMNS`. The intransigence (Chaudhry et al., 2018) is by how much the accuracy on a task when it is new
-    lies below that of `joint` at that time, mean over tasks; it needs a run of `joint` of the same seed."""
+def measure(run: Summary, column: str, upper_bound: Summary | None) -> float | None:
+    """One of `COLUMNS`. Intransigence (Chaudhry et al., 2018) is the gap between the accuracies of `joint` and of the
+    method after learning a task, mean over tasks; it needs a run of `joint` with the same seed."""
     if column != "intransigence":
         value: float | None = getattr(run, column)
         return value
-    if ceiling is None or ceiling.tasks != run.tasks:
+    if upper_bound is None or upper_bound.tasks != run.tasks:
         return None
-    return ceiling.accuracy_new - run.accuracy_new
+    return upper_bound.accuracy_new - run.accuracy_new
 
 
 def spread(mean: float | None, std: float | None, *, plus_minus: str = " ± ") -> str:
-    """`81.2 ± 0.4`, without the second part where there is one seed."""
+    """`81.2 ± 0.4`, or `81.2` with one seed."""
     if mean is None:
         return MISSING
     return f"{mean:.1f}" + ("" if std is None else f"{plus_minus}{std:.1f}")
 
 
 def to_csv(table: Sequence[dict[str, Any]]) -> str:
-    """All columns, numbers in full, with what was published beside them."""
+    """All columns with unrounded numbers, and published numbers."""
     table = [{**row, **_published_columns(row)} for row in table]
     text = io.StringIO()
     writer = csv.DictWriter(text, fieldnames=list(table[0]) if table else [], lineterminator="\n")
@@ -95,7 +95,7 @@ def to_csv(table: Sequence[dict[str, Any]]) -> str:
 
 
 def shown_columns(table: Sequence[dict[str, Any]], known: Mapping[str, str] = HEADINGS) -> dict[str, str]:
-    """Columns and their headings: those of `known` that any row has."""
+    """The columns of `known` that any row has, with their headings."""
     return {column: name for column, name in known.items() if any(row[column] is not None for row in table)}
 
 
@@ -107,7 +107,7 @@ def headings(table: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def cells(table: Sequence[dict[str, Any]]) -> list[list[str]]:
-    """The rows as text that can be shown."""
+    """The rows as printable text."""
     several = len({row["setting"] for row in table}) > 1
     columns = shown_columns(table)
     return [
@@ -123,7 +123,7 @@ def cells(table: Sequence[dict[str, Any]]) -> list[list[str]]:
 
 
 def to_markdown(table: Sequence[dict[str, Any]]) -> str:
-    """A Markdown table, numbers to the right."""
+    """A Markdown table with right-aligned numbers."""
     names = headings(table)
     left = 2 if names[0] == "setting" else 1
     lines = ["| " + " | ".join(names) + " |", "|" + "|".join(["---"] * left + ["---:"] * (len(names) - left)) + "|"]
@@ -142,7 +142,7 @@ def _published_columns(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def comparison(table: Sequence[dict[str, Any]]) -> str:
-    """Ours beside published, as Markdown; empty where nothing was published of these rows."""
+    """Our and published numbers as Markdown; empty if none of these rows was published."""
     lines, used = [], []
     for row in table:
         for cell in published(row["setting"], row["row"]):
@@ -165,22 +165,20 @@ def comparison(table: Sequence[dict[str, Any]]) -> str:
     head = ["| " + " | ".join([*names, "averaged over", "source"]) + " |", "|---|---|" + "---:|" * 6 + "---|---|"]
     sources = load_published().sources
     notes = [f"- {key}: {sources[key].text}" for key in dict.fromkeys(used)]
-    legend = (
-        f"{OUTSIDE} differs by more than two standard deviations (ours over seeds and theirs, where printed, combined)."
-    )
+    legend = f"{OUTSIDE} differs by more than two standard deviations (ours over seeds and the published one combined)."
     return "\n".join([*head, *lines, "", legend, AVERAGED, "", *notes]) + "\n"
 
 
 def to_latex(table: Sequence[dict[str, Any]]) -> str:
-    """A booktabs table: methods down, settings across, A_last and A_inc each; in brackets published and difference.
+    """A booktabs table: one row per method, A_last and A_inc per setting; in brackets published number and difference.
 
-    Where numbers were published, ours are averaged as theirs are, over tasks or over images."""
+    Beside published numbers, ours use the same weighting, of tasks or of images."""
     settings = list(dict.fromkeys(row["setting"] for row in table))
     rows = list(dict.fromkeys(row["row"] for row in table))
     cells = {(row["setting"], row["row"]): row for row in table}
     lines = [
         r"% needs \usepackage{booktabs}; in brackets: published, difference; \neq: over two standard deviations",
-        "% beside published numbers, ours are averaged as theirs: each task, or each image, weighs the same",
+        "% beside published numbers, ours use their weighting: equal weights for tasks or for images",
         r"\begin{tabular}{l" + "cc" * len(settings) + "}",
         r"\toprule",
         " & ".join(["", *(rf"\multicolumn{{2}}{{c}}{{{_tex(setting)}}}" for setting in settings)]) + r" \\",
@@ -220,7 +218,7 @@ def _tex(text: str) -> str:
 
 
 def print_table(table: list[dict[str, Any]], console: Console) -> None:
-    """The results; on a narrow terminal the last columns are left out before a number would be cut."""
+    """Print the results; a narrow terminal omits the last columns instead of truncating numbers."""
     names = headings(table)
     columns = len(names)
     while columns > len(names) - MOST_LEFT_OUT and not fits(_first_columns(table, names[:columns]), console):

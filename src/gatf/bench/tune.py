@@ -1,10 +1,10 @@
-"""Searching settings with Optuna, by what a learner may honestly look at: validation images of the task in hand.
+"""Search of settings with Optuna, by accuracy on validation images of the newest task.
 
-Settings that are chosen by test images, or by images of older classes, promise what cannot be kept: a learner without
-old images has none of these when it must choose. So a trial learns the first task, or the first few, and is judged by
-training images that were held out from it (`data.val_fraction`), of each task after learning it.
+An exemplar-free learner has neither test images nor images of older classes when it chooses its settings. So a trial
+learns the first task, or the first few, and its score is the accuracy on held-out training images (`data.val_fraction`)
+of each task after learning it.
 
-The study is Optuna's own, in its journal file; killed and repeated, a search ends with the same trials.
+The study is Optuna's own, in its journal file. A search that was killed and repeated ends with the same trials.
 """
 
 import math
@@ -29,16 +29,16 @@ from gatf.training.loop import Interrupted
 
 STUDY = "study.log"
 DIGITS = 3
-"""Significant digits of a number that is tried, so that the command at the end has the very numbers."""
+"""Significant digits of sampled numbers, so that the printed command has the exact values."""
 FIXED = ("data.", "scenario.", "seed", "class_order_seed", "method.name", "device")
-"""Beginnings of settings that make another problem, or leave it as it is: comparing trials would say nothing."""
+"""Prefixes of settings that change the problem or have no effect on it, so trials would not be comparable."""
 STARTUP = 8
-"""Trials drawn at random before Optuna's estimator (TPE) has something to go by."""
+"""Random trials before Optuna's estimator (TPE) begins."""
 
 
 @dataclass(frozen=True)
 class Range:
-    """Numbers from low to high; whole ones where both ends are."""
+    """Numbers from low to high; integers if both ends are."""
 
     low: float
     high: float
@@ -94,7 +94,7 @@ def parse_space(texts: Sequence[str]) -> dict[str, Range | Choice]:
                 f"identity], not '{text}'"
             )
         if path.startswith(FIXED):
-            raise UserError(f"--search {path}: this makes another problem, so that trials could not be compared")
+            raise UserError(f"--search {path}: this changes the problem, so trials would not be comparable")
         space[path] = _choice(path, values) if values.startswith("[") else _range(path, values)
     return space
 
@@ -106,7 +106,7 @@ def _choice(path: str, text: str) -> Choice:
         values = None
     plain = isinstance(values, list) and all(isinstance(each, str | int | float | None) for each in values)
     if not plain or not values:
-        raise UserError(f"--search {path}={text}: a list holds numbers, words, true, false or null")
+        raise UserError(f"--search {path}={text}: a list may contain numbers, words, true, false or null")
     return Choice(tuple(values))
 
 
@@ -129,21 +129,21 @@ class Tried:
     """One trial."""
 
     number: int
-    """From 1, of those that were finished."""
+    """Position among the finished trials, from 1."""
     settings: dict[str, Any]
     accuracy: float
-    """Percent of validation images; 0 where training diverged."""
+    """Percent of validation images; 0 if training diverged."""
     diverged: bool
 
 
 @dataclass(frozen=True)
 class Search:
-    """What is searched, and by what it is judged."""
+    """The search space and the objective."""
 
     base: RunConfig
     space: Space
     tasks: int = 1
-    """Tasks that are learnt in a trial, each judged just after it; 1: the first alone."""
+    """Tasks that a trial learns, each evaluated after learning it; 1: only the first."""
     val_fraction: float = 0.2
 
     def __post_init__(self) -> None:
@@ -152,10 +152,10 @@ class Search:
             raise UserError(f"the first task alone does not depend on {later[0]}: add --learn 2, or search another")
         for path, values in self.space.items():
             for value in values.ends:
-                self.config({path: value})  # a UserError where it is no setting, or not a value of it
+                self.config({path: value})  # a UserError for an unknown setting or an invalid value
 
     def config(self, settings: Mapping[str, Any]) -> RunConfig:
-        """Of a trial: only training images are at hand, and of these some are held out."""
+        """The config of a trial: a share of the training images is held out, test images are not used."""
         only = {
             "data.val_fraction": self.val_fraction, "data.evaluate_on": "validation", "scenario.stop_after": self.tasks,
         }  # fmt: skip
@@ -163,7 +163,7 @@ class Search:
 
     @property
     def defaults(self) -> dict[str, Any] | None:
-        """What the config has, if the space holds it."""
+        """The values of the config, if they are in the space."""
         known = flat(self.base.model_dump(mode="json"))
         own = {path: known.get(path) for path in self.space}
         return own if all(self.space[path].holds(value) for path, value in own.items()) else None
@@ -176,7 +176,7 @@ class Search:
         return f"accuracy on validation images ({share}) of {of}; test images and those of older tasks are not used"
 
     def described(self) -> dict[str, Any]:
-        """What a study must share with another to be gone on with."""
+        """What must be equal for a search to continue a study."""
         space = {path: str(values) for path, values in self.space.items()}
         return {
             "config": self.base.model_dump(mode="json"),
@@ -186,8 +186,8 @@ class Search:
         }
 
 
-def judge(config: RunConfig, stop: Callable[[], bool] = lambda: False) -> float:
-    """Learn the config's tasks; the mean over tasks of the accuracy on each one's own images just after it."""
+def accuracy_after_learning(config: RunConfig, stop: Callable[[], bool] = lambda: False) -> float:
+    """Learn the config's tasks; returns the mean over tasks of the accuracy after learning the task."""
     experiment = Experiment(config)
     found = []
     for task in range(len(experiment.scenario)):
@@ -198,17 +198,17 @@ def judge(config: RunConfig, stop: Callable[[], bool] = lambda: False) -> float:
 
 
 def search(
-    what: Search, folder: Path, trials: int, *, tell: Callable[[Tried], None] = lambda tried: None,
-    judged: Callable[[RunConfig, Callable[[], bool]], float] = judge,
+    what: Search, folder: Path, trials: int, *, report: Callable[[Tried], None] = lambda tried: None,
+    score: Callable[[RunConfig, Callable[[], bool]], float] = accuracy_after_learning,
 ) -> list[Tried]:  # fmt: skip
-    """Try settings until there are so many trials, going on with those in the folder; all of them, best first.
+    """Continue the study in the folder until it has `trials` trials; returns all of them, best first.
 
-    A trial's draws depend on the seed and on the trials before it alone: killed anywhere and repeated, the search gives
-    what it would have given. Settings that come up twice are judged once.
+    A trial's draws depend only on the seed and the trials before it, so a search that was killed and repeated has the
+    same result. Settings that are drawn twice are evaluated once.
     """
     optuna = extra("optuna", "tune")
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    busy = f"{folder} is being filled by another search; wait until that has ended"
+    busy = f"{folder} is in use by another search; wait until it has ended"
     with exclusive(folder / LOCK, busy=busy, blocked=f"cannot write to {folder}"), stop_signals() as stop:
         study = _study(optuna, what, folder)
         done = _finished(optuna, study)
@@ -221,29 +221,29 @@ def search(
             trial = study.ask()
             settings = {path: values.suggest(trial, path) for path, values in what.space.items()}
             same = next((each for each in done if each.settings == settings), None)
-            accuracy, diverged = (same.accuracy, same.diverged) if same else _judged(what, settings, stop, judged)
+            accuracy, diverged = (same.accuracy, same.diverged) if same else _scored(what, settings, stop, score)
             if stop():
                 raise Interrupted
             trial.set_user_attr("settings", settings)
             trial.set_user_attr("diverged", diverged)
             study.tell(trial, accuracy)
             done.append(Tried(len(done) + 1, settings, accuracy, diverged))
-            tell(done[-1])
+            report(done[-1])
     return sorted(done, key=lambda tried: -tried.accuracy)  # of equals the first one tried stays first
 
 
-def _judged(
+def _scored(
     what: Search, settings: dict[str, Any], stop: Callable[[], bool],
-    judged: Callable[[RunConfig, Callable[[], bool]], float],
+    score: Callable[[RunConfig, Callable[[], bool]], float],
 ) -> tuple[float, bool]:  # fmt: skip
     try:
-        return judged(what.config(settings), stop), False
+        return score(what.config(settings), stop), False
     except Diverged:
         return 0.0, True
 
 
 def _study(optuna: Any, what: Search, folder: Path) -> Any:
-    """The folder's study, or a new one; what a killed process was at is given up."""
+    """The folder's study, or a new one. The unfinished trial of a killed process is marked as failed."""
     journal = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(folder / STUDY)))
     study = optuna.create_study(storage=journal, study_name="gatf", direction="maximize", load_if_exists=True)
     kept, now = study.user_attrs.get("search"), what.described()
@@ -252,7 +252,7 @@ def _study(optuna: Any, what: Search, folder: Path) -> Any:
     elif flat(kept) != flat(now):
         before, after = flat(kept), flat(now)
         differing = [path for path in {**before, **after} if before.get(path) != after.get(path)]
-        raise UserError(f"{folder} holds another search ({', '.join(differing)}); choose another --out")
+        raise UserError(f"{folder} contains another search ({', '.join(differing)}); choose another --out")
     for trial in study.get_trials(deepcopy=False):
         if not trial.state.is_finished():
             study.tell(trial.number, state=optuna.trial.TrialState.FAIL, skip_if_finished=True)
@@ -268,7 +268,7 @@ def _finished(optuna: Any, study: Any) -> list[Tried]:
 
 
 def command(words: Sequence[str], settings: Mapping[str, Any]) -> str:
-    """`gatf run …` with these words and settings, as a shell takes it."""
+    """`gatf run …` with these words and settings, quoted for a shell."""
     chosen = [word for path, value in settings.items() for word in ("--set", f"{path}={_yaml(value)}")]
     return shlex.join(["gatf", "run", *words, *chosen])
 

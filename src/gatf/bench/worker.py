@@ -1,9 +1,9 @@
-"""One run of a bench in a process of its own: `python -m gatf.bench.worker RUN_FOLDER`."""
+"""One run of a bench in a separate process: `python -m gatf.bench.worker RUN_FOLDER`."""
 
 import sys
 from pathlib import Path
 
-from gatf.bench.executors import go_on
+from gatf.bench.executors import continue_run
 from gatf.errors import ExitCode, UserError
 from gatf.io.text import harmless
 from gatf.training.loop import Interrupted
@@ -11,10 +11,10 @@ from gatf.training.memory import keep_freed_memory
 
 
 def main(folder: str) -> ExitCode:
-    """Exit codes as the command line's: done, a mistake, stopped and saved."""
+    """Returns the exit codes of the command line: done, user error, interrupted."""
     keep_freed_memory()
     try:
-        go_on(Path(folder))
+        continue_run(Path(folder))
     except UserError as error:
         sys.stderr.write(f"gatf: {harmless(error)}\n")
         return ExitCode.MISTAKE

@@ -13,7 +13,7 @@ import typer
 
 from gatf import __version__
 from gatf.cli import bench, data, doctor, methods, models, report, run, serve, tune
-from gatf.cli.launch import LAUNCHER, tells
+from gatf.cli.launch import LAUNCHER, is_first_process
 from gatf.cli.terminal import say
 from gatf.errors import ExitCode, LostProcess, UserError
 from gatf.io.text import COMMAND, as_typed, harmless
@@ -42,9 +42,8 @@ DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG})
 """Errors of a full or read-only disk, reported in one sentence wherever they occur."""
 WAITING = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
 """Environment variables that set how long a thread of torch spins before it sleeps."""
-LOOKS = "3000"
-"""Times. By default it is 300 000, and a thread that holds a core while it waits for another one keeps that one from
-running where a further process wants a core."""
+SPINS = "3000"
+"""Iterations. The default of 300 000 keeps a core busy while another process needs it."""
 TRAINING_COMMANDS = frozenset({"run", "bench", "tune", "learn"})
 """Commands that train in this process, whose memory allocator is then tuned for it."""
 DATA_COMMANDS: dict[str, Callable[..., Any]] = {"show": data.show, "get": data.get, "cache": data.cache}
@@ -103,7 +102,7 @@ app = _whole(COMMANDS)
 
 
 def _needed(words: list[str]) -> typer.Typer:
-    """Only the command that these words name, if it is one: typer inspects every command it is given."""
+    """An app with only the named command, because typer inspects every command it gets."""
     name = words[0] if words else ""
     return _group(_common, {name: COMMANDS[name]}) if name in COMMANDS else app
 
@@ -111,8 +110,8 @@ def _needed(words: list[str]) -> typer.Typer:
 def main() -> None:
     """Entry point: a user's mistake is one sentence and exit code 2; --debug shows the traceback."""
     if not any(name in os.environ for name in WAITING):
-        os.environ[WAITING[0]] = LOOKS  # before torch is imported, which reads it once
-    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # looking for some reads every package's description
+        os.environ[WAITING[0]] = SPINS  # before torch is imported, which reads it once
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # their search reads every package
     debug = "--debug" in sys.argv
     if debug:
         sys.argv.remove("--debug")
@@ -128,13 +127,13 @@ def main() -> None:
             raise
         if isinstance(error, LostProcess) and LAUNCHER in os.environ:
             sys.exit(ExitCode.LOST)
-        if tells():
+        if is_first_process():
             say(f"gatf: {harmless(error)}", err=True)
         sys.exit(ExitCode.MISTAKE)
     except OSError as error:
         if debug or error.errno not in DISK:
             raise
-        if tells():
+        if is_first_process():
             say(f"gatf: {harmless(error.filename or 'a file')} cannot be written ({error.strerror})", err=True)
         sys.exit(ExitCode.MISTAKE)
     finally:

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from gatf.cli.report import report_of_run
-from gatf.cli.terminal import tell
+from gatf.cli.terminal import print_plain
 from gatf.errors import ExitCode, UserError
-from gatf.io.text import harmless
+from gatf.io.text import duration, harmless
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -37,7 +37,7 @@ def bench(
         typer.Option(
             "--rehearse",
             help="Run every row with its real network, batch and image size, but two short tasks, each in a process of "
-            "its own; print hours and peak memory of the real thing and what fails.",
+            "its own; print the estimated hours and peak memory, and errors.",
         ),
     ] = False,
     executor: Annotated[Literal["local", "ray"], typer.Option(help="Where to execute runs.")] = "local",
@@ -112,24 +112,24 @@ def print_plan(plan: "Plan", folder: Path, jobs: int, console: "Console") -> Non
         table.add_row(*(Text(harmless(text)) for text in (one.setting, one.row, one.runs, *times)))
     console.print(table)
     for why in dict.fromkeys(one.why for one in estimates if one.why):
-        tell(console, f"no estimate: {harmless(why)}")
+        print_plain(console, f"no estimate: {harmless(why)}")
     known = [one.seconds * one.runs for one in estimates if one.seconds is not None]
     total = f", about {duration(sum(known))} sequentially" if known else ""
     total += f" ({jobs} at once share this machine)" if known and jobs > 1 else ""
-    tell(console, f"{len(plan.runs)} runs into {folder}{total}")
+    print_plain(console, f"{len(plan.runs)} runs into {folder}{total}")
 
 
 def print_rehearsal(plan: "Plan", console: "Console") -> int:
-    """What the real thing would take, row by row; returns how many rows failed."""
+    """Print time and memory estimates per row; returns the number of failed rows."""
     from gatf.bench.probe import Estimate, rehearse
 
     def finished(one: Estimate) -> None:
         row = f"{one.setting}, {one.row}"
         if one.seconds is None or one.memory_mb is None:
-            tell(console, harmless(f"{row}: failed after {duration(one.probed)}: {one.why}"))
+            print_plain(console, harmless(f"{row}: failed after {duration(one.probed)}: {one.why}"))
             return
         each = f"{duration(one.seconds)} per run, peak memory {one.memory_mb / 1024:.1f} GB"
-        tell(console, harmless(f"{row}: {each} (rehearsed in {duration(one.probed)})"))
+        print_plain(console, harmless(f"{row}: {each} (rehearsed in {duration(one.probed)})"))
 
     found = rehearse(plan, finished)
     known = [one.seconds * one.runs for one in found if one.seconds is not None]
@@ -138,13 +138,5 @@ def print_rehearsal(plan: "Plan", console: "Console") -> int:
     if known:
         runs = sum(one.runs for one in found if one.seconds is not None)
         summary += f"; {runs} runs would take about {duration(sum(known))} one after the other"
-    tell(console, summary)
+    print_plain(console, summary)
     return failed
-
-
-def duration(seconds: float) -> str:
-    """`45 s`, `12 min`, `3.5 h`, `9 d`."""
-    for unit, size, limit in (("s", 1, 90), ("min", 60, 90 * 60), ("h", 3600, 48 * 3600)):
-        if seconds < limit:
-            return f"{seconds / size:.1f} {unit}" if unit == "h" else f"{seconds / size:.0f} {unit}"
-    return f"{seconds / 86400:.0f} d"

@@ -14,15 +14,15 @@ from typing import IO, Any
 from gatf.errors import ExitCode, UserError
 
 LAUNCHER = "GATF_LAUNCHER"
-"""Set in the processes started here: what went wrong with one of them is told by the launcher, once."""
+"""Set in the processes started here; the launcher reports their errors, once."""
 GRACE = 3.0
-"""Seconds the others get to end by themselves."""
+"""Seconds that the other processes have to end by themselves."""
 TAIL = 15
-"""Lines of a failed process's own words that are repeated."""
+"""Lines of a failed process's output that are printed."""
 
 
-def tells() -> bool:
-    """Whether this process is alone or the first of several: the others neither print nor write."""
+def is_first_process() -> bool:
+    """Whether this is the only or the first process of a run. The others neither print nor write."""
     return os.environ.get("RANK", "0") == "0"
 
 
@@ -64,7 +64,7 @@ def _environment(devices: int, nodes: int) -> dict[str, str]:
             f"--nodes {nodes} needs {', '.join(missing)} in the environment: run the same command on every node with "
             "NODE_RANK=0, 1, …, and MASTER_ADDR and MASTER_PORT of node 0"
         )
-    environment.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # parameters that wait for their first gradient are no news
+    environment.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # torch would warn about parameters without a gradient
     environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // devices)))
     return environment | {
         LAUNCHER: "1",
@@ -87,7 +87,7 @@ def _kill(processes: Sequence[subprocess.Popen[Any]]) -> None:
 
 
 def _wait(processes: Sequence[subprocess.Popen[Any]], words: Sequence[IO[str] | None], folder: str) -> int:
-    """0, or the code of the process that failed first, told in a sentence if that process cannot have told it."""
+    """0, or the exit code of the process that failed first. Prints a sentence unless that process has printed one."""
     while not any(process.poll() for process in processes):
         if all(process.poll() == 0 for process in processes):
             return 0
@@ -97,7 +97,7 @@ def _wait(processes: Sequence[subprocess.Popen[Any]], words: Sequence[IO[str] | 
         time.sleep(0.05)
     codes = [process.poll() for process in processes]
     _kill(processes)
-    if codes[0] in (ExitCode.MISTAKE, ExitCode.INTERRUPTED):  # the first process has told why
+    if codes[0] in (ExitCode.MISTAKE, ExitCode.INTERRUPTED):  # the first process has printed the reason
         return codes[0]
     failed, code = next((rank, code) for rank, code in enumerate(codes) if code and code != ExitCode.LOST)
     own = words[failed]
@@ -106,7 +106,7 @@ def _wait(processes: Sequence[subprocess.Popen[Any]], words: Sequence[IO[str] | 
         sys.stderr.writelines(own.readlines()[-TAIL:])
     reason = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
     sys.stderr.write(
-        f"gatf: process {failed} of {len(processes)} {reason}, so the others were stopped; what was saved is kept. "
-        f"Go on with: gatf run --resume {shlex.quote(folder)} --devices {len(processes)}\n"
+        f"gatf: process {failed} of {len(processes)} {reason}, so the others were stopped; saved checkpoints are kept. "
+        f"Continue with: gatf run --resume {shlex.quote(folder)} --devices {len(processes)}\n"
     )
     return code if code > 0 else 1

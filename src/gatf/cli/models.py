@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gatf.cli.terminal import say, tell
+from gatf.cli.terminal import print_plain, say
 from gatf.errors import ExitCode, UserError
 from gatf.io.text import csv_cell, harmless
 
@@ -79,7 +79,7 @@ def learn(
     try:
         outcome = update_model_file(
             model, images, parameters=parameters, keep=keep, restart=restart, skip_bad=skip_bad,
-            announce=lambda text: tell(console, text), listener=display,
+            announce=lambda text: print_plain(console, text), listener=display,
         )  # fmt: skip
     except Interrupted:
         display.close()
@@ -90,10 +90,10 @@ def learn(
     if outcome.resumed:
         console.print("(continued the interrupted update)")
     for name in outcome.left_out:
-        tell(console, f"skipped: {harmless(name)} cannot be decoded")
-    tell(console, str(outcome.model.history[-1]))
+        print_plain(console, f"skipped: {harmless(name)} cannot be decoded")
+    print_plain(console, str(outcome.model.history[-1]))
     quick = "" if outcome.export is None else f"; {outcome.export} predicts without PyTorch, {_size(outcome.export)}"
-    tell(console, f"{model}: {len(outcome.model.labels)} classes, {_size(model)}{quick}")
+    print_plain(console, f"{model}: {len(outcome.model.labels)} classes, {_size(model)}{quick}")
 
 
 def predict(

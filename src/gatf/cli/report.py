@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gatf.cli.terminal import tell
+from gatf.cli.terminal import print_plain
 from gatf.io.text import harmless
 
 if TYPE_CHECKING:
@@ -55,11 +55,11 @@ def explain_run(
     rows = points.explain_run(
         folder, every_task=every_task, joint=joint,
         overrides={path: value for path, value in settings.items() if value is not None},
-        report=lambda text: tell(console, text),
+        report=lambda text: print_plain(console, text),
     )  # fmt: skip
     console.print(_explained_table(rows))
     for sentence in rows[-1].sentences():
-        tell(console, sentence)
+        print_plain(console, sentence)
 
 
 def _explained_table(rows: list["Explained"]) -> "Table":
@@ -92,6 +92,6 @@ def report_of_run(folder: Path, console: "Console") -> None:
     except Exception as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         again = f"gatf report {shlex.quote(str(folder))}"
-        tell(console, f"the report could not be written ({harmless(reason)}); try again with: {again}")
+        print_plain(console, f"the report could not be written ({harmless(reason)}); try again with: {again}")
     else:
-        tell(console, f"report: {target}")
+        print_plain(console, f"report: {target}")

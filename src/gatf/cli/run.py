@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gatf.cli.launch import launch, tells
+from gatf.cli.launch import is_first_process, launch
 from gatf.cli.report import report_of_run
-from gatf.cli.terminal import tell
+from gatf.cli.terminal import print_plain
 from gatf.errors import ExitCode, UserError
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ def run(
     go_on = partial(
         experiment.resume, force_config=force_config, overrides=changes, networks_from=networks_from
     )  # fmt: skip
-    if not tells():
+    if not is_first_process():
         begin(chosen, folder) if chosen else go_on(folder)
         return
     display = LiveDisplay(console)
@@ -121,14 +121,14 @@ def run(
         summary = begin(chosen, folder, listeners) if chosen else go_on(folder, listeners)
     except Interrupted:
         display.close()
-        tell(console, f"stopped and saved; continue with: gatf run --resume {shlex.quote(str(folder))}")
+        print_plain(console, f"stopped and saved; continue with: gatf run --resume {shlex.quote(str(folder))}")
         raise typer.Exit(ExitCode.INTERRUPTED) from None
     finally:
         display.close()
         for tracker in trackers:
             tracker.close()
     print_summary(summary, console)
-    tell(console, f"run folder: {folder}")
+    print_plain(console, f"run folder: {folder}")
     if not no_report:
         report_of_run(folder, console)
 

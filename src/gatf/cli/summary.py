@@ -13,7 +13,7 @@ from gatf.io.text import harmless
 def print_summary(summary: Summary, console: Console) -> None:
     """The accuracy matrix of a run and its headline numbers.
 
-    Where the matrix does not fit it loses its decimals and long headings; where that does not help it is left out.
+    A narrow terminal gets the matrix without decimals and long headings, or no matrix.
     """
     run = f"{summary.method} on {summary.dataset}, seed {summary.seed}"
     console.print(f"{harmless(run)}: accuracy in % on each task's test images", markup=False, highlight=False)
@@ -36,7 +36,7 @@ def print_summary(summary: Summary, console: Console) -> None:
 
 
 def matrix_table(summary: Summary, *, heading: Callable[[int], str], decimals: int) -> Table:
-    """A line after each task, a column for each task's test images; tasks count from 1."""
+    """One row per learnt task, one column per task's test images; tasks count from 1."""
     matrix = summary.accuracy_matrix
     names = [heading(task + 1) for task in range(len(matrix))]
     table = _table("after task" if decimals else "after", *names, "all seen" if decimals else "all", "seconds")
@@ -47,7 +47,7 @@ def matrix_table(summary: Summary, *, heading: Callable[[int], str], decimals: i
 
 
 def seen_table(summary: Summary) -> Table:
-    """The same without the matrix: the accuracy on all classes seen, on the first task, and on the newest."""
+    """Only the accuracies over all seen classes, on the first and on the newest task."""
     table = _table("after task", "task 1", "newest", "all seen", "seconds")
     for task, row in enumerate(summary.accuracy_matrix):
         table.add_row(str(task + 1), f"{row[0]:.1f}", f"{row[-1]:.1f}", *_ends(summary, task))

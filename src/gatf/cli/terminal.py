@@ -1,4 +1,4 @@
-"""The door to the terminal: nothing that a stranger wrote (class names, file names, messages about them) is obeyed."""
+"""Printing of untrusted text (class names, file names): control characters are escaped."""
 
 from typing import TYPE_CHECKING
 
@@ -15,6 +15,6 @@ def say(text: str, *, err: bool = False) -> None:
     typer.echo(harmless(text, lines=True), err=err)
 
 
-def tell(console: "Console", text: str) -> None:
-    """Print plain text where tables and progress are drawn too: no markup, no colours, no wrapping."""
+def print_plain(console: "Console", text: str) -> None:
+    """Print plain text to a rich console: no markup, no colours, no wrapping."""
     console.print(harmless(text, lines=True), markup=False, highlight=False, soft_wrap=True)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gatf.cli.run import choose_config
-from gatf.cli.terminal import tell
+from gatf.cli.terminal import print_plain
 from gatf.errors import ExitCode
 from gatf.io.text import harmless
 
@@ -66,9 +66,9 @@ def tune(
     base = choose_config(dataset, method, recipe, options, settings or [])
     what = tuning.Search(base, tuning.parse_space(search), tasks=learn, val_fraction=val_fraction)
     folder = out or Path("runs") / f"tune-{base.data.name}-{base.method.name.replace(':', '.')}"
-    tell(console, f"objective: {what.objective}")
+    print_plain(console, f"objective: {what.objective}")
     try:
-        found = tuning.search(what, folder, trials, tell=lambda tried: _tell(tried, trials, console))
+        found = tuning.search(what, folder, trials, report=lambda tried: _print_trial(tried, trials, console))
     except Interrupted:
         console.print("stopped; run the same command to continue with the next trial")
         raise typer.Exit(ExitCode.INTERRUPTED) from None
@@ -79,14 +79,14 @@ def tune(
         console.print("all trials have the same accuracy: perhaps the settings matter only in later tasks; see --learn")
     if learn > 1:
         console.print("images of new classes do not show forgetting; see the run's report for old classes")
-    tell(console, f"study: {folder}")
-    tell(console, tuning.command(words, found[0].settings))
+    print_plain(console, f"study: {folder}")
+    print_plain(console, tuning.command(words, found[0].settings))
 
 
-def _tell(tried: "Tried", trials: int, console: "Console") -> None:
+def _print_trial(tried: "Tried", trials: int, console: "Console") -> None:
     chosen = "  ".join(f"{path}={value}" for path, value in tried.settings.items())
     accuracy = "diverged" if tried.diverged else f"{tried.accuracy:.1f} %"
-    tell(console, f"trial {tried.number}/{trials}: {accuracy}  {harmless(chosen)}")
+    print_plain(console, f"trial {tried.number}/{trials}: {accuracy}  {harmless(chosen)}")
 
 
 def print_trials(found: "list[Tried]", defaults: dict[str, object] | None, console: "Console") -> None:

@@ -15,32 +15,32 @@ from gatf.data.workers import in_order
 from gatf.settings import DataConfig
 
 PIECE = 32
-"""Images a worker decodes at a time: all workers share a batch, and little waits in memory."""
+"""Images that a worker decodes at a time. Small pieces let all workers share a batch and keep memory low."""
 
 
 @dataclass(frozen=True)
 class LazyImages:
-    """RGB images that are size × size once decoded."""
+    """RGB images that are decoded on demand to size × size."""
 
     encoded: Encoded
     size: int
     workers: int = 0
     central_share: float = CENTRAL_SHARE
-    """Of the shorter side, what is seen where no random window is cut."""
+    """Share of the shorter side in the test view."""
 
     def __len__(self) -> int:
         return len(self.encoded)
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
-        """As of the tensor this stands for: images, channels, height, width."""
+        """Shape of the decoded tensor: images, channels, height, width."""
         return len(self), 3, self.size, self.size
 
     def take(self, numbers: Sequence[int]) -> "LazyImages":
         return replace(self, encoded=self.encoded.take(numbers))
 
     def stream(self, batches: Sequence[Tensor], windows: RandomWindows | None = None) -> Iterator[Tensor]:
-        """For each batch of image numbers, uint8 [B, 3, size, size]: random windows, or the centre for testing."""
+        """The pixels of each batch of image numbers, uint8 [B, 3, size, size]: random windows, or the test view."""
         numbers = [batch.tolist() for batch in batches]
         pieces = [batch[at : at + PIECE] for batch in numbers for at in range(0, len(batch), PIECE)]
         piece = DecodePiece(self.encoded, self.size, windows, self.central_share)
@@ -52,7 +52,7 @@ class LazyImages:
 
 @dataclass(frozen=True)
 class DecodePiece:
-    """Image numbers → uint8 [B, 3, size, size]; what the workers run."""
+    """Image numbers → uint8 [B, 3, size, size]; the function of the workers."""
 
     encoded: Encoded
     size: int
@@ -75,7 +75,7 @@ class DecodePiece:
 
 @dataclass(frozen=True)
 class ImageSet:
-    """Images of one size with the source's own class numbers: pixels in memory, or decoded when they are wanted."""
+    """Images of one size with the source's class numbers: pixels in memory, or decoded on demand."""
 
     images: Tensor | LazyImages  # uint8 [N, C, H, W]
     labels: Tensor  # int64 [N]
@@ -90,27 +90,27 @@ class ImageSet:
         return channels, height, width
 
     def identity(self) -> str:
-        """A digest of the images: of their pixels, or of names, sizes and times of change of the files they are in,
-        with the share of them that is seen where that is not the usual one."""
+        """A digest of the pixels, or of names, sizes and modification times of the files and a non-default test
+        view."""
         if isinstance(self.images, Tensor):
             return hashlib.blake2b(self.images.contiguous().cpu().numpy().data, digest_size=16).hexdigest()
         share, stamp = self.images.central_share, self.images.encoded.stamp()
         return stamp if share == CENTRAL_SHARE else f"{stamp} {share}"
 
     def take(self, numbers: Tensor) -> "ImageSet":
-        """Some of the images, by number, with their pixels or the places where those lie."""
+        """A subset of the images, by number."""
         if isinstance(self.images, Tensor):
             return ImageSet(self.images[numbers], self.labels[numbers])
         return ImageSet(self.images.take(numbers.tolist()), self.labels[numbers])
 
     def seen_by(self, central_share: float) -> "ImageSet":
-        """With this share of the shorter side as the test view; pixels in memory are as they are."""
+        """With this share of the shorter side as the test view; pixels in memory are unchanged."""
         if isinstance(self.images, Tensor):
             return self
         return replace(self, images=replace(self.images, central_share=central_share))
 
     def stream(self, batches: Sequence[Tensor], windows: RandomWindows | None = None) -> Iterator[Tensor]:
-        """The pixels of each batch of image numbers. `windows` are cut while decoding: pixels in memory have none."""
+        """The pixels of each batch of image numbers. `windows` are only for images decoded on demand."""
         if not isinstance(self.images, Tensor):
             return self.images.stream(batches, windows)
         if windows is not None:
@@ -121,7 +121,7 @@ class ImageSet:
 
 @dataclass(frozen=True)
 class Source:
-    """A data set: what a scenario is cut from."""
+    """A data set, which a scenario splits into tasks."""
 
     name: str
     class_names: tuple[str, ...]
@@ -131,9 +131,9 @@ class Source:
     """Per channel, of pixels scaled to [0, 1]."""
     std: tuple[float, ...]
     published_order: tuple[int, ...] | None = None
-    """The class order of the published benchmark, where there is one."""
+    """The class order of the published benchmark, if there is one."""
     warnings: tuple[str, ...] = ()
-    """What is off about the data, a sentence each: counts that differ from the benchmark's, images left out."""
+    """One sentence per problem: counts that differ from the benchmark's, omitted images."""
 
     @property
     def classes(self) -> int:
@@ -149,24 +149,24 @@ class Source:
 
 
 OnProgress = Callable[[str, int, int], None]
-"""Called while a source is fetched: what is under way, how much of it is done, how much there is."""
+"""Called during a download with a description, the finished and the total number of images."""
 Card = list[tuple[str, str]]
-"""What `gatf data show` prints: pairs of a heading and a line."""
+"""Pairs of a heading and a line, printed by `gatf data show`."""
 
 
 @dataclass(frozen=True)
 class SourceEntry:
-    """What `gatf data` prints of a source, how it is opened and how it is fetched."""
+    """A source: its description, and functions that open and download it."""
 
     summary: str
     licence: str
     origin: str
     open: Callable[[DataConfig], Source]
     missing: Callable[[DataConfig], str | None]
-    """None when the data is at hand, else one sentence that says what is missing and how to get it."""
+    """None if the data is available, else a sentence with what is missing and how to get it."""
     card: Callable[[DataConfig], Card]
-    """What is known of the data at hand, without decoding it where that would take long."""
+    """Facts about the available data, without slow decoding."""
     fetch: Callable[[DataConfig, OnProgress], str] | None = None
-    """Download, and return the folder; None where there is nothing to download."""
+    """Download the data and return its folder; None if there is nothing to download."""
     settings: frozenset[str] = frozenset()
-    """Of the settings that only some sources have a use for, those that change this one."""
+    """Source-specific settings that this source uses."""

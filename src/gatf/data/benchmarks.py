@@ -1,4 +1,4 @@
-"""The four published benchmarks: where they come from, how they lie on disk, and what they must contain."""
+"""The four published benchmarks: origin, file layouts and expected contents."""
 
 import re
 from dataclasses import dataclass, replace
@@ -29,10 +29,9 @@ class Benchmark:
     traits: Traits
     parquet: Layout = PARQUET
     hub_list: str | None = None
-    """The class list (`data.class_list`) of the copy on the hub, where there are several lists to choose from."""
+    """The class list (`data.class_list`) of the copy on the hub, if there are several lists."""
     first_class: str | None = None
-    """A pattern that the first class's name fits, in small letters and without punctuation. None: the layouts compare
-    the classes they read with those asked for."""
+    """A pattern for the first class's name in lower case without punctuation. None: the layouts check the classes."""
 
     @property
     def layouts(self) -> tuple[Layout, Layout]:
@@ -48,7 +47,7 @@ class Benchmark:
         return build_source(config.name, self.listing(config), config, self.traits)
 
     def listing(self, config: DataConfig) -> Listing:
-        """What the files hold, or an error where there are none or they are another data set's."""
+        """The images and labels of the files; a `UserError` if there are none or they belong to another data set."""
         found = find_layout(config, self.layouts)
         if found is None:
             raise UserError(not_found(config, self.layouts, self._get(config)))
@@ -61,7 +60,7 @@ class Benchmark:
         return problem_of(self.listing, config)
 
     def _get(self, config: DataConfig) -> str | None:
-        """The command that gets it; empty where none does, None where it is the usual one."""
+        """The download command; empty if there is none, None for the default command."""
         if self.hub_list is not None:
             known = config.class_list == self.hub_list
             return f"gatf data get {config.name} --set data.class_list={self.hub_list}" if known else ""
@@ -94,7 +93,7 @@ class Benchmark:
 
 
 def refuse_other_classes(name: str, benchmark: Benchmark, place: Path, class_names: tuple[str, ...]) -> None:
-    """Training on another data set under this one's name would give a number that means nothing."""
+    """Raise a `UserError` if the files contain another data set: its results would be meaningless under this name."""
     if benchmark.first_class is None:
         return
     elsewhere = (
@@ -115,7 +114,7 @@ BENCHMARKS: dict[str, Benchmark] = {
         "100 classes, 32×32 colour, 50 000 training and 10 000 test images",
         "no licence is stated; cite Krizhevsky, 2009",
         "uoft-cs/cifar100",
-        Layout("the folder cifar-100-python", originals.has_cifar_pickles, originals.read_cifar_pickles),
+        Layout("the folder cifar-100-python", originals.cifar_folder, originals.read_cifar_pickles),
         Traits(
             (0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761), size=32, classes=100,
             train_per_class=(500, 500), test_per_class=(100, 100), published_order=cifar100_order(),
@@ -126,7 +125,7 @@ BENCHMARKS: dict[str, Benchmark] = {
         "200 classes, 64×64 colour, 100 000 training and 10 000 test (its validation) images",
         "ImageNet's terms: non-commercial research and education",
         "zh-plus/tiny-imagenet",
-        Layout("the folder tiny-imagenet-200", originals.has_tiny, originals.read_tiny),
+        Layout("the folder tiny-imagenet-200", originals.tiny_folder, originals.read_tiny),
         Traits(
             IMAGENET_MEAN, IMAGENET_STD, size=64, classes=200, train_per_class=(500, 500), test_per_class=(50, 50),
         ),
@@ -137,7 +136,8 @@ BENCHMARKS: dict[str, Benchmark] = {
         "ImageNet's terms: non-commercial research and education",
         "clane9/imagenet-100",
         Layout(
-            "an ImageNet folder with train/<wnid> and val/<wnid>", imagenet100.has_imagenet, imagenet100.read_imagenet
+            "an ImageNet folder with train/<wnid> and val/<wnid>", imagenet100.imagenet_folders,
+            imagenet100.read_imagenet,
         ),
         Traits(
             IMAGENET_MEAN, IMAGENET_STD, size=224, classes=100, train_per_class=(732, 1300), test_per_class=(50, 50),
@@ -150,7 +150,7 @@ BENCHMARKS: dict[str, Benchmark] = {
         "200 bird species at 224×224, 5 994 training and 5 794 test images",
         "images belong to their photographers: non-commercial research and education; cite Wah et al., 2011",
         None,
-        Layout("the folder CUB_200_2011", originals.has_cub, originals.read_cub),
+        Layout("the folder CUB_200_2011", originals.cub_folder, originals.read_cub),
         Traits(
             IMAGENET_MEAN, IMAGENET_STD, size=224, classes=200, train_per_class=(29, 30), test_per_class=(11, 30),
         ),

@@ -1,4 +1,4 @@
-"""From files to a source: small images are decoded once and cached, large ones are decoded on demand."""
+"""Builds a source from listed files: small images are decoded once and cached, large ones decoded on demand."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,12 +19,12 @@ from gatf.settings import DataConfig
 
 @dataclass(frozen=True)
 class Traits:
-    """What is known of a data set beforehand."""
+    """Known properties of a data set."""
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
     size: int | None = None
-    """Height and width of the images the network gets; None: seen from the images."""
+    """Height and width of the network's input; None: derived from the images."""
     classes: int | None = None
     train_per_class: tuple[int, int] | None = None
     """Fewest and most training images of a class."""
@@ -33,7 +33,7 @@ class Traits:
 
 
 def build_source(name: str, listing: Listing, config: DataConfig, traits: Traits) -> Source:
-    """Decode small images (once, then from the cache), leave large ones where they lie, and check the counts."""
+    """Decode small images (once, then from the cache), keep large ones encoded, and check the counts."""
     size = image_size(listing, config, traits)
     parts, skipped = [], []
     images: Tensor | LazyImages
@@ -59,7 +59,7 @@ def build_source(name: str, listing: Listing, config: DataConfig, traits: Traits
 
 
 def image_size(listing: Listing, config: DataConfig, traits: Traits) -> int:
-    """Asked for, known, or seen: small images that all have one size keep it, others become 224."""
+    """The configured or known size; else small images of one size keep it, others become 224."""
     if config.image_size is not None or traits.size is not None:
         return cast(int, config.image_size or traits.size)
     if isinstance(listing.train.images, Tensor):
@@ -71,7 +71,7 @@ def image_size(listing: Listing, config: DataConfig, traits: Traits) -> int:
 
 
 def _in_memory(name: str, images: Encoded, size: int, config: DataConfig) -> tuple[Tensor, Tensor]:
-    """All pixels [N, 3, size, size] and which images they are, memory-mapped from the cache."""
+    """All pixels [N, 3, size, size] and the numbers of their images, memory-mapped from the cache."""
 
     def make() -> dict[str, Tensor]:
         pixels, kept = decode_all(images, size, skip=config.on_bad_image == "skip")
@@ -95,7 +95,7 @@ def _resized(images: Tensor, size: int) -> Tensor:
 
 
 def _on_the_fly(images: Encoded, size: int, config: DataConfig) -> tuple[LazyImages, Tensor]:
-    """Images that are decoded when they are wanted, less the bad ones if those are to be skipped."""
+    """Images that are decoded on demand, without unreadable ones if `on_bad_image` is skip."""
     workers = default_workers() if config.workers is None else config.workers
     kept = torch.arange(len(images))
     images.prepare()
@@ -116,7 +116,7 @@ def _left_out(images: Encoded, kept: Tensor) -> str:
 
 
 def check_counts(name: str, class_names: tuple[str, ...], labels: Sequence[Tensor], traits: Traits) -> list[str]:
-    """What differs from what is known of the data set, a sentence each."""
+    """One sentence per difference from the known properties."""
     found = []
     classes = len(class_names)
     if traits.classes is not None and classes != traits.classes:
@@ -135,8 +135,7 @@ def check_counts(name: str, class_names: tuple[str, ...], labels: Sequence[Tenso
 def listing_card(
     config: DataConfig, layouts: Sequence[Layout], traits: Traits, read: Callable[[DataConfig], Listing]
 ) -> Card:
-    """Facts of files on disk: counted, not decoded. What is known beforehand where they are not there or are not those
-    of the data set."""
+    """Facts about files on disk, counted without decoding; the expected ones if the files are missing or wrong."""
     found = find_layout(config, layouts)
     expected = [("classes", f"{traits.classes} expected")] if traits.classes else []
     if found is None:
@@ -145,7 +144,7 @@ def listing_card(
     where = ("found in", f"{place} ({layout.name})")
     try:
         listing = read(config)
-    except UserError:  # told as what is missing
+    except UserError:  # reported by `missing`
         return [*expected, where]
     size = image_size(listing, config, traits)
     labels = [listing.train.labels, listing.test.labels]
@@ -154,12 +153,12 @@ def listing_card(
         *_counts(len(listing.class_names), len(listing.train), len(listing.test)),
         ("size", f"{size}×{size}"),
         where,
-        ("checks", "; ".join(off) or "counts by class are as they should be"),
+        ("checks", "; ".join(off) or "counts per class are as expected"),
     ]
 
 
 def source_facts(source: Source) -> Card:
-    """Facts of a source that is quickly opened."""
+    """Facts about a source that opens quickly."""
     channels, height, width = source.image_shape
     return [
         *_counts(source.classes, len(source.train), len(source.test)),

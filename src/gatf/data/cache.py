@@ -1,8 +1,8 @@
-"""Files gatf makes for itself: decoded pixels, memory-mapped. They appear by rename and may be deleted at any time.
+"""The cache of decoded pixels and features, memory-mapped. Writes are atomic; files may be deleted at any time.
 
-`gatf run` and `gatf bench` write here and leave their entries until `gatf data cache --clear` removes them. `gatf
-learn` and the server never do: the images they are given may have to be forgotten. Entries are for their owner only,
-and one that does not match its digest or belongs to another user is made again.
+`gatf run` and `gatf bench` write here, and `gatf data cache --clear` deletes the entries. `gatf learn` and the server
+never write here, because users may have to delete their images. Only the owner can read entries. An entry with a wrong
+digest or of another user is replaced.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ from gatf.io.files import new_file
 BLOCK, BLOCKS = 2**16, 64
 ENTRY = re.compile(r"\.?.+-[0-9a-f]{24}\.(safetensors|arrow|arrow\.digest|json)(\.[0-9a-f]{8}\.partial)?")
 VERSION = 1
-"""Part of every key: raise it when the same input would be decoded into something else."""
+"""Part of every key: increase it when decoding changes."""
 
 
 def cache_folder() -> Path:
@@ -38,7 +38,7 @@ def cache_folder() -> Path:
 
 
 def digest(*parts: str | int) -> str:
-    """A short name for what a cached file was made from."""
+    """A digest of the inputs of a cached file."""
     text = "\0".join(str(part) for part in (VERSION, *parts))
     return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
 
@@ -48,9 +48,9 @@ def cached_file(name: str) -> Path:
 
 
 def cached_tensors(name: str, key: str, make: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
-    """The tensors `make` returns, made once for a key and memory-mapped from then on.
+    """The tensors of `make`, computed once per key and memory-mapped afterwards.
 
-    Where the cache cannot be written the tensors are simply made each time; a damaged file is made again.
+    If the cache cannot be written, they are computed each time; a damaged file is replaced.
     """
     path = cached_file(f"{name}-{key}.safetensors")
     found = _checked(path)
@@ -65,8 +65,8 @@ def cached_tensors(name: str, key: str, make: Callable[[], dict[str, Tensor]]) -
 
 
 def _checked(path: Path) -> dict[str, Tensor] | None:
-    """The tensors of an entry that matches its digest and is ours; None: there is none. Every byte is read, at some 1.4
-    GB a second: 0.13 s for CIFAR-100."""
+    """The tensors of an entry with a valid digest and owner, else None. Reads every byte, at about 1.4 GB per second:
+    0.13 s for CIFAR-100."""
     if not is_ours(path):
         return None
     with suppress(SafetensorError, OSError):
@@ -79,19 +79,19 @@ def _checked(path: Path) -> dict[str, Tensor] | None:
 
 
 def is_ours(path: Path) -> bool:
-    """Whether a file is there that this user or the administrator has written."""
+    """Whether the file exists and belongs to this user or the administrator."""
     return path.is_file() and (not hasattr(os, "getuid") or path.stat().st_uid in (os.getuid(), 0))
 
 
 def make_folder() -> None:
-    """Make the folder of the cache, for its owner only."""
+    """Create the cache folder, readable only by its owner."""
     folder = cache_folder()
     if not folder.is_dir():
         folder.parent.mkdir(parents=True, exist_ok=True)
         folder.mkdir(mode=0o700, exist_ok=True)
 
 
-# --- entries too large to be read whole
+# --- entries too large to read completely
 
 
 def is_intact(path: Path) -> bool:
@@ -111,7 +111,7 @@ def _note(path: Path) -> Path:
 
 
 def _sampled_digest(path: Path) -> str:
-    """Of a file's size and of blocks spread over it: 4 MiB at most are read."""
+    """A digest of a file's size and of blocks spread over it; reads at most 4 MiB."""
     size = path.stat().st_size
     total = hashlib.blake2b(str(size).encode(), digest_size=16)
     with path.open("rb") as file:
@@ -121,19 +121,19 @@ def _sampled_digest(path: Path) -> str:
     return total.hexdigest()
 
 
-# --- what there is
+# --- contents
 
 
 def entries() -> list[Path]:
-    """Files in the cache, also those that a killed process left half-written; fetched data sets and files that are not
-    gatf's are none of them."""
+    """Files in the cache, including temporary files of killed processes, without downloaded data sets and other
+    files."""
     folder = cache_folder()
     found = folder.iterdir() if folder.is_dir() else ()
     return sorted(file for file in found if ENTRY.fullmatch(file.name) and file.is_file())
 
 
 def clear() -> tuple[int, int]:
-    """Remove all entries; returns how many there were and their bytes."""
+    """Delete all entries; returns their number and their bytes."""
     found = entries()
     size = sum(file.stat().st_size for file in found)
     for file in found:

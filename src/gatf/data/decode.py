@@ -1,8 +1,8 @@
-"""One encoded image → RGB pixels. Whatever can be odd about a file is settled here, and only here.
+"""One encoded image → RGB pixels. All special cases of image files are handled here.
 
-Palette, CMYK and grey images become RGB; transparency is laid on white; 16 bits are scaled to 8; of an animation the
-first frame counts; a photo is turned upright as its EXIF says. What is damaged, or larger than Pillow's limit against
-decompression bombs, is a `BadImage`.
+Palette, CMYK and grey images become RGB; transparency is blended on white; 16 bits are scaled to 8; an animation is
+reduced to its first frame; a photo is rotated by its EXIF orientation. A damaged image, or one above Pillow's limit
+against decompression bombs, is a `BadImage`.
 """
 
 import io
@@ -23,13 +23,12 @@ from gatf.seeding import key
 Box = tuple[float, float, float, float]
 """Left, top, right, bottom in pixels."""
 ChooseBox = Callable[[int, int], Box]
-"""From an image's width and height to the window that is wanted of it."""
+"""From an image's width and height to the window to decode."""
 
 SMALL = 64
-"""Images up to this height and width are decoded once and kept in memory; larger ones have a test view of their own."""
+"""Images up to this height and width are decoded once into memory; larger ones have a central test view."""
 CENTRAL_SHARE = 224 / 256
-"""Of the shorter side, what the test view of large images keeps unless a network wants another share of it: the side is
-resized to 256 for a centre crop of 224, or in that proportion."""
+"""Default share of the shorter side in the test view of large images: resize to 256, centre crop of 224."""
 ORIENTATION = 0x0112
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF")
 """Pixel formats only: Pillow would also run Ghostscript on an EPS file."""
@@ -38,13 +37,12 @@ SIGNATURES = {b"\xff\xd8": "JPEG", b"\x89P": "PNG", b"RI": "WEBP", b"GI": "GIF",
 
 
 class BadImage(UserError):
-    """A file that cannot be decoded, by name."""
+    """A file that cannot be decoded."""
 
 
 @contextmanager
 def careful_pillow() -> Iterator[None]:
-    """Inside, an image beyond `Image.MAX_IMAGE_PIXELS` is an error from the first pixel, and Pillow's remarks about
-    odd metadata are not printed."""
+    """Make images above `Image.MAX_IMAGE_PIXELS` an error, and silence Pillow's warnings about metadata."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         warnings.simplefilter("error", Image.DecompressionBombWarning)
@@ -73,7 +71,7 @@ def decode(data: bytes, name: str, size: int, choose: ChooseBox) -> np.ndarray:
 
 
 def likely_formats(data: bytes) -> tuple[str, ...]:
-    """The format a file's first bytes promise, or all that are read: Pillow would try them one by one."""
+    """The format by a file's first bytes, else all supported ones, which Pillow tries one by one."""
     likely = SIGNATURES.get(data[:2])
     if likely is not None:
         return (likely,)
@@ -136,21 +134,20 @@ def centre_box(width: int, height: int, *, zoom: float = 1.0) -> Box:
 
 
 def test_box(width: int, height: int, *, central_share: float) -> Box:
-    """Resize the shorter side to 256 and cut the central 224, or another share of it, as one window."""
+    """The central square with `central_share` of the shorter side."""
     return centre_box(width, height, zoom=1 / central_share)
 
 
 def plain_view(side: int, central_share: float = CENTRAL_SHARE) -> ChooseBox:
-    """The window of images that become side × side in a test: of small ones the whole central square."""
+    """The test view of images with this side: the whole central square for small ones."""
     return partial(test_box, central_share=central_share) if side > SMALL else centre_box
 
 
 @dataclass(frozen=True)
 class RandomWindows:
-    """A random window for each image: the draws of `augment.ResizedCrop`, made where the image is decoded.
+    """A random window per image: the draws of `augment.ResizedCrop`, made during decoding.
 
-    They depend on `purpose` (seed, what for, task, epoch) and on the image's number alone, so it does not matter which
-    process decodes it.
+    They depend only on `purpose` (seed, name, task, epoch) and the image's number, not on the process that decodes it.
     """
 
     scale: tuple[float, float]

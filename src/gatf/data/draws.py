@@ -1,7 +1,7 @@
 """Random numbers for the images of a batch.
 
-Processes that share a batch draw for the whole of it and keep the part that is theirs, so that what happens to an image
-does not depend on how many processes there are.
+Processes that share a batch draw for the whole batch and use their own part, so that the augmentation of an image does
+not depend on the number of processes.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 class BatchGenerator(torch.Generator):
-    """A generator that also knows which images of a batch this process holds: those from `first` on, of `whole`."""
+    """A generator that also stores which images of a batch this process has: those from `first` on, of `whole`."""
 
     first: int = 0
     whole: int | None = None
@@ -19,12 +19,12 @@ class BatchGenerator(torch.Generator):
 
 
 def rand(shape: Sequence[int], generator: torch.Generator, *, dim: int = 0) -> Tensor:
-    """Uniform in [0, 1); dimension `dim` of the shape counts the images at hand."""
+    """Uniform in [0, 1); dimension `dim` of the shape is that of this process's images."""
     return _own(lambda size: torch.rand(size, generator=generator, device=generator.device), shape, generator, dim)
 
 
 def randint(high: int, shape: Sequence[int], generator: torch.Generator, *, dim: int = 0) -> Tensor:
-    """Whole numbers 0..high−1; dimension `dim` of the shape counts the images at hand."""
+    """Integers 0..high−1; dimension `dim` of the shape is that of this process's images."""
 
     def draw(size: Sequence[int]) -> Tensor:
         return torch.randint(high, tuple(size), generator=generator, device=generator.device)

@@ -1,10 +1,11 @@
-"""Encoded images (JPEG, PNG, …) by number, wherever their bytes are stored, and their pixels.
+"""Encoded images (JPEG, PNG, …) by number, from files, PIL images or parquet, and their pixels.
 
-Sources of runs and the images given to a classifier both come through here.
+Sources of runs and users' images for a classifier share this module.
 """
 
 import hashlib
 import io
+from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ from functools import lru_cache
 from io import BytesIO
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,38 +28,40 @@ from gatf.errors import UserError
 from gatf.io.files import is_special, new_file
 
 
-class Encoded(Protocol):
-    """Numbered images as bytes. Cheap to send to another process: it holds places, not contents."""
+class Encoded(ABC):
+    """Numbered images as bytes. It stores their places, not their contents, so it is cheap to send to a process."""
 
+    @abstractmethod
     def __len__(self) -> int: ...
 
+    @abstractmethod
     def read(self, number: int) -> bytes: ...
 
+    @abstractmethod
     def name(self, number: int) -> str:
-        """Where the image lies, for messages."""
-        ...
+        """The image's path or place, for messages."""
 
-    def in_order(self) -> Iterator[bytes]:
-        """All of them, by the fastest way to read them once; after a `BadImage` it goes on with the next."""
-        ...
-
+    @abstractmethod
     def take(self, numbers: Sequence[int]) -> "Encoded": ...
 
-    def prepare(self) -> None:
-        """Make reading in any order quick; called once before other processes read."""
-        ...
-
+    @abstractmethod
     def content(self) -> str:
         """A digest of every byte."""
-        ...
 
+    @abstractmethod
     def stamp(self) -> str:
-        """A digest of names, sizes and times of change: as good as `content` for most purposes, without reading."""
-        ...
+        """A digest of names, sizes and modification times: a substitute for `content` that reads no file."""
+
+    def in_order(self) -> Iterator[bytes]:
+        """All images, in the fastest way to read them once. The iterator continues after a `BadImage`."""
+        return map(self.read, range(len(self)))  # a generator would end at the first error
+
+    def prepare(self) -> None:  # noqa: B027
+        """Make random access fast; called once before other processes read."""
 
 
 @dataclass(frozen=True)
-class Files:
+class Files(Encoded):
     """One file per image."""
 
     paths: tuple[str, ...]
@@ -81,14 +84,8 @@ class Files:
     def name(self, number: int) -> str:
         return self.paths[number]
 
-    def in_order(self) -> Iterator[bytes]:
-        return map(self.read, range(len(self)))  # unlike a generator, goes on after a file that cannot be read
-
     def take(self, numbers: Sequence[int]) -> "Files":
         return Files(tuple(self.paths[number] for number in numbers))
-
-    def prepare(self) -> None:
-        pass
 
     def content(self) -> str:
         total = hashlib.blake2b(digest_size=16)
@@ -105,8 +102,8 @@ class Files:
 
 
 @dataclass(frozen=True)
-class Pictures:
-    """PIL images, as if each were a file: written without loss, so that all images go through one decoder."""
+class Pictures(Encoded):
+    """PIL images, encoded without loss, so that all images share one decoder."""
 
     items: tuple[Any, ...]
 
@@ -123,14 +120,8 @@ class Pictures:
     def name(self, number: int) -> str:
         return f"image {number}"
 
-    def in_order(self) -> Iterator[bytes]:
-        return map(self.read, range(len(self)))
-
     def take(self, numbers: Sequence[int]) -> "Pictures":
         return Pictures(tuple(self.items[number] for number in numbers))
-
-    def prepare(self) -> None:
-        pass
 
     def content(self) -> str:
         total = hashlib.blake2b(digest_size=16)
@@ -143,16 +134,16 @@ class Pictures:
 
 
 @dataclass(frozen=True)
-class ParquetRows:
-    """Rows of parquet files whose `column` holds {bytes, path}, as on the Hugging Face hub.
+class ParquetRows(Encoded):
+    """Rows of parquet files whose `column` has {bytes, path}, as on the Hugging Face hub.
 
-    Parquet is read front to back. The first random access copies the bytes once into a memory-mapped Arrow file.
+    Parquet files are read sequentially. The first random access copies the bytes into a memory-mapped Arrow file.
     """
 
     files: tuple[Path, ...]
     column: str
     ends: tuple[int, ...]
-    """The row after the last of each file, counted through all of them."""
+    """Cumulative number of rows after each file."""
     stamps: tuple[str, ...]
     rows: tuple[int, ...] | range
 
@@ -228,7 +219,7 @@ def _stamp(path: Path) -> str:
 
 @contextmanager
 def readable_parquet(file: Path) -> Iterator[None]:
-    """Inside, a parquet file that cannot be read is one sentence."""
+    """Convert errors of an unreadable parquet file to one sentence."""
     import pyarrow as pa
 
     try:
@@ -250,7 +241,7 @@ def _byte_chunks(file: Path, column: str) -> Iterator[Any]:
 
 @lru_cache(maxsize=64)
 def arrow_copy(file: Path, column: str, stamp: str) -> Path:
-    """The Arrow file in the cache that holds one parquet file's image bytes; made if it is not there."""
+    """The cached Arrow file with one parquet file's image bytes; created if needed."""
     target = cache.cached_file(f"rows-{cache.digest(stamp, column)}.arrow")
     if not cache.is_intact(target):
         try:
@@ -279,7 +270,7 @@ def _write_arrow(target: Path, file: Path, column: str) -> None:
 
 @lru_cache(maxsize=64)
 def _arrow_chunks(path: Path) -> tuple[list[Any], list[int]]:
-    """The memory-mapped arrays of an Arrow file, and the row after the last of each."""
+    """The memory-mapped arrays of an Arrow file, and the cumulative number of rows."""
     import pyarrow as pa
 
     chunks = pa.ipc.open_file(pa.memory_map(str(path))).read_all().column(0).chunks
@@ -287,21 +278,21 @@ def _arrow_chunks(path: Path) -> tuple[list[Any], list[int]]:
 
 
 LARGE_DEFAULT = 224
-"""Height and width that images of larger or differing sizes are given."""
+"""Height and width of images with large or different sizes."""
 GREY_MODES = ("1", "L", "LA", "F")
-LOOKED_AT = 64
-"""Images whose size is looked up to choose one for all."""
+SAMPLED = 64
+"""Images whose headers are read to choose a common size."""
 
 
 def natural_side(images: Encoded, smallest: int = 1) -> int:
-    """The side to give images: small ones that all have one size keep it, others become 224."""
+    """The common side of images: small ones of one size keep it, others become 224."""
     sizes = {(header.width, header.height) for header in _headers(images)} or {(LARGE_DEFAULT, LARGE_DEFAULT)}
     side = max(max(size) for size in sizes)
     return side if smallest <= side <= SMALL and sizes == {(side, side)} else LARGE_DEFAULT
 
 
 def photo_side(images: Encoded) -> int | None:
-    """The shorter side of a typical image; None where most images are grey."""
+    """The median shorter side; None if most images are grey."""
     seen = _headers(images)
     if not seen or 2 * sum(header.grey for header in seen) > len(seen):
         return None
@@ -316,10 +307,10 @@ class _Header:
 
 
 def _headers(images: Encoded) -> list[_Header]:
-    """What some images, spread over the set, say of themselves; damaged ones are met later, when decoding."""
+    """The headers of some images, spread over the set, without damaged ones, which decoding reports."""
     seen = []
     with careful_pillow():
-        for number in range(0, len(images), -(-len(images) // LOOKED_AT)):
+        for number in range(0, len(images), -(-len(images) // SAMPLED)):
             try:
                 data = images.read(number)
                 with Image.open(io.BytesIO(data), formats=likely_formats(data)) as image:
@@ -334,8 +325,8 @@ def _headers(images: Encoded) -> list[_Header]:
 def decode_all(
     images: Encoded, size: int, *, skip: bool = False, choose: ChooseBox = centre_box
 ) -> tuple[Tensor, Tensor]:
-    """Pixels uint8 [n, 3, size, size] and which images they are, [n]; with `skip` without those that cannot be
-    decoded, else the first of them is a `BadImage`."""
+    """Pixels uint8 [n, 3, size, size] and the numbers of their images, [n]. `skip` omits images that cannot be decoded;
+    otherwise the first of them raises `BadImage`."""
     pixels = np.empty((len(images), size, size, 3), np.uint8)
     kept: list[int] = []
     with careful_pillow():

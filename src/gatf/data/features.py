@@ -1,5 +1,5 @@
-"""Features of a scenario's images under a network that no task trains: computed once, kept in the cache for all methods
-that ask for them. As in a test an image is seen plain and once, never augmented."""
+"""Features of a scenario's images from a backbone that no task trains: computed once, without augmentation, and cached
+for all methods."""
 
 import hashlib
 from collections.abc import Callable, Mapping
@@ -19,7 +19,7 @@ from gatf.devices import numerics
 
 @dataclass(frozen=True)
 class SourceFeatures:
-    """What a network makes of the images of a scenario, by their number in the source; of classes outside it zeros."""
+    """Features of a scenario's images, by their number in the source; zeros for classes outside the scenario."""
 
     train: Tensor
     """[N, S]."""
@@ -29,7 +29,7 @@ class SourceFeatures:
 def cached_features(
     scenario: Scenario, net: Callable[[Tensor], Tensor], identity: str, pipeline: Pipeline, device: torch.device
 ) -> SourceFeatures:
-    """From the cache, or computed and put there. `identity` is the network's, see `network_identity`."""
+    """The features, from the cache or computed. `identity` comes from `network_identity`."""
 
     def of(images: ImageSet) -> Tensor:
         members, _ = scenario.members(images, 0, len(scenario) - 1)
@@ -55,7 +55,7 @@ def _of(
 
 
 def network_identity(architecture: str, weights: Mapping[str, Tensor]) -> str:
-    """A digest of a network's layers, as text, and of every weight."""
+    """A digest of a network's architecture, as text, and of every weight."""
     total = hashlib.blake2b(architecture.encode(), digest_size=16)
     for name, weight in weights.items():
         total.update(f"{name} {weight.dtype} {list(weight.shape)}".encode())

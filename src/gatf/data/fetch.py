@@ -31,7 +31,7 @@ def fetch_from_hub(config: DataConfig, hub_id: str, on_progress: OnProgress) -> 
 
 
 def _write(part: Any, name: str, folder: Path, datasets: Any, on_progress: OnProgress) -> None:
-    """One part as <folder>/<name>.parquet; encoded images are copied as they are."""
+    """One part as <folder>/<name>.parquet; encoded images are copied unchanged."""
     parquet = extra("pyarrow.parquet")
     for column, feature in part.features.items():
         if isinstance(feature, datasets.Image):

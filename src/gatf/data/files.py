@@ -1,4 +1,4 @@
-"""Image files by name, without looking into them. Without torch, whose import takes longer than some answers."""
+"""Image files by name, without reading them. This module does not import torch, which is slow to import."""
 
 import os
 from collections.abc import Iterable
@@ -13,7 +13,7 @@ IMAGES = frozenset(
 
 
 def image_files(folder: Path) -> list[str]:
-    """All below a folder, sorted."""
+    """All image files below a folder, sorted."""
     found = []
     for parent, _, files in os.walk(folder):
         found += [os.path.join(parent, name) for name in files if is_image(name)]  # noqa: PTH118  # a million paths
@@ -25,7 +25,7 @@ def is_image(name: str) -> bool:
 
 
 def existing(path: Path) -> str:
-    """The name of a file that is there."""
+    """The path of an existing image; a `UserError` if there is none."""
     if is_special(path):
         raise UserError(f"{path} is a pipe, a device or a socket, not an image")
     if not path.is_file():
@@ -34,7 +34,7 @@ def existing(path: Path) -> str:
 
 
 def named_images(places: Iterable[Path]) -> tuple[str, ...]:
-    """Files as they are named, and of folders all images below them."""
+    """The given files, and all images below the given folders."""
     names: list[str] = []
     for place in places:
         found = image_files(place) if place.is_dir() else [existing(place)]

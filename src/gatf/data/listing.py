@@ -1,4 +1,4 @@
-"""Which images and labels the files of a data set hold, and where those files are found, before any is decoded."""
+"""Images and labels of a data set's files, before decoding, and the search for these files."""
 
 import os
 from collections.abc import Callable, Iterable, Sequence
@@ -18,7 +18,7 @@ from gatf.settings import DataConfig
 
 @dataclass(frozen=True)
 class Part:
-    """Training or test images: encoded, or already pixels [N, C, H, W]; and their class numbers."""
+    """Training or test images, encoded or as pixels [N, C, H, W], and their class numbers."""
 
     images: Encoded | Tensor
     labels: Tensor
@@ -34,7 +34,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Listing:
-    """A data set as its files have it."""
+    """Class names, images and labels of a data set's files."""
 
     class_names: tuple[str, ...]
     train: Part
@@ -49,12 +49,12 @@ def some(items: Iterable[object], most: int = 3) -> str:
 
 
 def compact_labels(labels: Sequence[Tensor], name: str) -> tuple[list[Tensor], tuple[int, ...], tuple[str, ...]]:
-    """Labels of the parts, from 0 without gaps; what each stood for; a warning.
+    """Labels of the parts, renumbered from 0 without gaps; the original numbers; a warning.
 
-    Class numbers come from the first (training) part; −1 marks images of other parts whose class it does not have.
+    Class numbers come from the first (training) part; −1 marks images of other parts with unknown classes.
     """
     if any(len(part) and int(part.min()) < 0 for part in labels):
-        raise UserError(f"{name} has labels below 0, which stand for unlabelled images; remove those rows")
+        raise UserError(f"{name} has labels below 0, which mark unlabelled images; delete those rows")
     present = labels[0].unique()
     if not len(present):
         raise UserError(f"{name} has no training images")
@@ -72,7 +72,7 @@ def compact_labels(labels: Sequence[Tensor], name: str) -> tuple[list[Tensor], t
 
 
 def drop_unknown(part: Part, name: str) -> tuple[Part, tuple[str, ...]]:
-    """The test images whose class has training images (label ≥ 0), and a warning about the others."""
+    """The test images of classes with training images (label ≥ 0), and a warning about the others."""
     known = torch.nonzero(part.labels >= 0).squeeze(1)
     if len(known) == len(part):
         return part, ()
@@ -82,21 +82,21 @@ def drop_unknown(part: Part, name: str) -> tuple[Part, tuple[str, ...]]:
 
 
 def share_of_each_class(labels: Tensor, share: float, draws: Sequence[torch.Generator], *, fewest: int = 2) -> Tensor:
-    """Which images are set aside, bool [N]: this share of each class, drawn by its generator, at least one image and
-    not all. Of a class with fewer than `fewest` images, none. Labels [N] are 0 to len(draws) − 1."""
-    aside = torch.zeros(len(labels), dtype=torch.bool)
+    """Which images are held out, bool [N]: this share of each class, drawn by its generator, at least one image and not
+    all; none of a class with fewer than `fewest` images. Labels [N] are 0 to len(draws) − 1."""
+    held_out = torch.zeros(len(labels), dtype=torch.bool)
     for number, generator_of_class in enumerate(draws):
         members = torch.nonzero(labels == number).squeeze(1)
         if len(members) < fewest:
             continue
         count = min(max(round(share * len(members)), 1), len(members) - 1)
-        aside[members[torch.randperm(len(members), generator=generator_of_class)[:count]]] = True
-    return aside
+        held_out[members[torch.randperm(len(members), generator=generator_of_class)[:count]]] = True
+    return held_out
 
 
 def split_part(part: Part, class_names: Sequence[str], fraction: float) -> tuple[Part, Part]:
-    """Training and test images where there is only one part: a share of each class, drawn by the class's name, at least
-    one image on each side."""
+    """Split one part into training and test images: a share of each class, drawn by the class's name, with at least one
+    image in both."""
     for name, count in zip(class_names, torch.bincount(part.labels, minlength=len(class_names)).tolist(), strict=True):
         if count < 2:
             raise UserError(f"class '{name}' has {count} image, too few to split into training and test images")
@@ -107,28 +107,29 @@ def split_part(part: Part, class_names: Sequence[str], fraction: float) -> tuple
 
 @dataclass(frozen=True)
 class Layout:
-    """One way a data set can lie on disk."""
+    """A file layout of a data set."""
 
     name: str
-    matches: Callable[[Path], bool]
+    matches: Callable[[Path], object]
+    """Whether a folder has this layout: anything that is true."""
     read: Callable[[Path, DataConfig], Listing]
-    matches_base: Callable[[Path], bool] | None = None
-    """The same question of the base folder, which may hold other data sets too; None: asked in the same way."""
+    matches_base: Callable[[Path], object] | None = None
+    """The check for the base folder, which may contain other data sets too; None: `matches`."""
 
 
 def base_folder(config: DataConfig) -> Path:
-    """The folder the user names with `data.root` or GATF_DATA, else the one that `gatf data get` fills."""
+    """The folder of `data.root` or GATF_DATA, else the download folder of `gatf data get`."""
     named = config.root or os.environ.get("GATF_DATA")
     return Path(named).expanduser() if named else cache_folder() / "data"
 
 
 def fetch_folder(config: DataConfig) -> Path:
-    """Where `gatf data get` puts a source."""
+    """The download folder of a source."""
     return base_folder(config) / config.name
 
 
 def find_layout(config: DataConfig, layouts: Sequence[Layout]) -> tuple[Path, Layout] | None:
-    """The folder <base>/<name>, or the base itself, that holds one of the layouts."""
+    """The first of <base>/<name> and the base folder that has one of the layouts."""
     base = base_folder(config)
     own = base / config.name
     for place in (own, base):
@@ -151,7 +152,7 @@ def not_found(config: DataConfig, layouts: Sequence[Layout], get: str | None = N
 
 
 def problem_of(read: Callable[[DataConfig], Listing], config: DataConfig) -> str | None:
-    """Why the data cannot be used, as one sentence; None when it is at hand and what it should be."""
+    """The reason why the data cannot be used, in one sentence; None if it can."""
     try:
         read(config)
     except UserError as error:

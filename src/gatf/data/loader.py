@@ -66,7 +66,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class TaskInfo:
-    """What a method is told about a task before it sees any image."""
+    """The description of a task that a method gets before its images."""
 
     index: int
     old: int
@@ -81,7 +81,7 @@ class TaskInfo:
 
 
 class TaskData:
-    """The training images of one task. After `close`, any access raises: earlier images are gone, not just unused."""
+    """The training images of one task. After `close`, any access raises, which enforces exemplar-free learning."""
 
     def __init__(
         self, info: TaskInfo, images: ImageSet, members: tuple[Tensor, Tensor], *, pipeline: Pipeline, seed: int,
@@ -128,9 +128,9 @@ class TaskData:
         part: Callable[[int], slice] = everything,
     ) -> Iterator[Batch]:  # fmt: skip
         """Batches of the task, as stored or in a random `order`. `train` augments, `test` only normalises. Order and
-        augmentation depend on nothing but (seed, purpose, task, epoch, step), so `start` can enter an epoch anywhere.
+        augmentation depend only on (seed, purpose, task, epoch, step), so `start` can be any step of an epoch.
 
-        Processes of a run may divide each batch between them: `part` says which of so many images are this one's
+        Processes of a run may share each batch: `part` maps its number of images to this process's share
         (`distributed.part`, `distributed.part_of_step`).
         """
         visited = torch.arange(len(self))
@@ -161,20 +161,20 @@ class TaskData:
             yield Batch(images, labels, epoch, step, for_loss, len(numbers))
 
     def close(self) -> None:
-        """Forget the images, where they lie, and what is known of them."""
+        """Delete the references to images and features."""
         self._images = self._features = None
 
     def _open(self) -> ImageSet:
         if self._images is None:
             raise RuntimeError(
-                f"the images of task {self.info.index} are gone: its data closed when the task ended "
+                f"the images of task {self.info.index} are deleted: its data closed when the task ended "
                 "(exemplar-free methods must keep what they need, not look back)"
             )
         return self._images
 
 
 def _steps(images: int, batch_size: int, drop_last: bool) -> int:
-    """Batches of so many images; fewer than a batch are one batch: dropping it would leave nothing to learn from."""
+    """Number of batches. Fewer images than a batch are one batch even with `drop_last`."""
     return max(1, images // batch_size) if drop_last else -(-images // batch_size)
 
 
@@ -184,7 +184,7 @@ def forward_batch_size(images: ImageSet) -> int:
 
 
 def views(images: ImageSet, members: Tensor, pipeline: Pipeline, device: torch.device) -> Iterator[Tensor]:
-    """What a network gets of these images in a test: normalised, not augmented, in order, a batch at a time."""
+    """The network's input for these images in a test: normalised, not augmented, in order, in batches."""
     for pixels in images.stream(members.split(forward_batch_size(images))):
         yield pipeline(upload(pixels, device), None)
 

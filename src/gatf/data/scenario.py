@@ -1,4 +1,4 @@
-"""The order in which classes arrive, cut into tasks."""
+"""Class order and tasks."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -23,7 +23,7 @@ WORDS = ("published", "seed", "natural")
 
 @dataclass(frozen=True)
 class Scenario:
-    """A source's classes, in order, in tasks. Class number k of the scenario is `order[k]` of the source."""
+    """A source's classes, ordered and split into tasks. Class k of the scenario is class `order[k]` of the source."""
 
     source: Source
     order: tuple[int, ...]
@@ -69,7 +69,7 @@ class Scenario:
         return chosen, labels[chosen]
 
     def task_info(self, task: int, *, all_so_far: bool = False) -> TaskInfo:
-        """What a method is told of a task; with `all_so_far` its images are those of every task up to it."""
+        """The description of a task for a method; `all_so_far` counts the images of all tasks up to it."""
         members, _ = self.members(self.source.train, 0 if all_so_far else task, task)
         return self._info(task, len(members))
 
@@ -99,7 +99,7 @@ class Scenario:
 
 
 def build_scenario(source: Source, config: ScenarioConfig, class_order_seed: int) -> Scenario:
-    """Order the classes and split them as the config says; what cannot be split says what would have worked."""
+    """Order the classes and split them by the config; an error suggests a valid split."""
     order = class_order(source, config, class_order_seed)
     sizes = split_classes(len(order), config)
     if config.stop_after is not None:
@@ -156,8 +156,8 @@ def class_numbers(items: Sequence[object], source: Source, origin: str) -> tuple
 
 
 def read_order(file: str) -> list[Any]:
-    """The classes a file lists: one per line, or in the ways of other frameworks: a list in brackets as PyCIL and FACIL
-    print it, numbers beside each other, a YAML list, or a YAML mapping with `class_order` as continuum has it."""
+    """The classes in a file: one per line, or in formats of other frameworks: a list in brackets (PyCIL, FACIL),
+    numbers in one line, a YAML list, or a YAML mapping with `class_order` (continuum)."""
     path = Path(file).expanduser()
     if not path.is_file():
         raise UserError(
@@ -179,13 +179,13 @@ def read_order(file: str) -> list[Any]:
 
 
 def _words(text: str) -> list[str]:
-    """Lines; where the file has nothing but numbers, every number."""
+    """The lines; if the file has only numbers, every number."""
     words = text.replace(",", " ").split()
     return words if words and all(word.isdecimal() for word in words) else text.splitlines()
 
 
 def split_classes(classes: int, config: ScenarioConfig) -> tuple[int, ...]:
-    """Sizes of the tasks; where a split is not even, the earlier tasks get one class more."""
+    """Classes per task; in an uneven split the earlier tasks have one class more."""
     if config.task_sizes is not None:
         if sum(config.task_sizes) > classes:
             raise UserError(f"scenario.task_sizes add up to {sum(config.task_sizes)}, but there are {classes} classes")

@@ -1,4 +1,4 @@
-"""Every data source by name: users' own files, published benchmarks, embedded data. A source knows nothing of tasks."""
+"""All data sources by name: users' files, published benchmarks, embedded data. Sources do not know about tasks."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,8 +14,8 @@ from gatf.data.cache import cache_folder
 from gatf.data.digits import load_digits
 from gatf.data.glyphs import load_glyphs
 from gatf.data.layouts.folder import has_class_folders, read_folder
-from gatf.data.layouts.npz import has_npz, read_npz
-from gatf.data.layouts.parquet import has_parquet, read_parquet
+from gatf.data.layouts.npz import find_npz, read_npz
+from gatf.data.layouts.parquet import find_parquet, read_parquet
 from gatf.data.listing import Layout, Listing, find_layout, problem_of
 from gatf.errors import UserError, near_misses
 from gatf.settings import DataConfig
@@ -26,7 +26,7 @@ TRAITS = Traits(IMAGENET_MEAN, IMAGENET_STD)
 
 @dataclass(frozen=True)
 class Own:
-    """A kind of files that anyone's data can lie in."""
+    """A file layout for users' own data."""
 
     summary: str
     layout: Layout
@@ -37,7 +37,7 @@ class Own:
 
     def listing(self, config: DataConfig) -> Listing:
         if config.root is None:
-            raise UserError(f"'{config.name}' is your own data: name {self.layout.name} with --data-root")
+            raise UserError(f"'{config.name}' is for your own data: name {self.layout.name} with --data-root")
         found = find_layout(config, (self.layout,))
         if found is None:
             where = "is not there" if not Path(config.root).expanduser().exists() else f"is not {self.layout.name}"
@@ -53,7 +53,7 @@ class Own:
     def entry(self) -> SourceEntry:
         settings = frozenset({"image_size", "test_fraction", *self.settings})
         return SourceEntry(
-            self.summary, "yours to know", "your files", self.open, self.missing, self.card, settings=settings
+            self.summary, "that of your data", "your files", self.open, self.missing, self.card, settings=settings
         )
 
 
@@ -65,12 +65,12 @@ OWN: dict[str, Own] = {
     ),
     "parquet": Own(
         "your parquet files with the hub's columns (image, label)",
-        Layout("a folder with train*.parquet and test*.parquet, or one parquet file", has_parquet, read_parquet),
+        Layout("a folder with train*.parquet and test*.parquet, or one parquet file", find_parquet, read_parquet),
         ("label_column",),
     ),
     "npz": Own(
         "your NumPy archive of uint8 images and labels",
-        Layout("an .npz file with x_train, y_train and perhaps x_test, y_test", has_npz, read_npz),
+        Layout("an .npz file with x_train, y_train and perhaps x_test, y_test", find_npz, read_npz),
     ),
 }
 
@@ -122,7 +122,7 @@ def source_entry(name: str) -> SourceEntry:
 
 
 def open_source(config: DataConfig) -> Source:
-    """Load the source a config names, capped and held out as it says. Never touches the network."""
+    """Open the source of a config and apply its limits and validation split. Never uses the network."""
     entry = source_entry(config.name)
     problem = useless_setting(config)
     if problem:
@@ -131,7 +131,7 @@ def open_source(config: DataConfig) -> Source:
 
 
 def useless_setting(config: DataConfig) -> str | None:
-    """A setting that was given and that this source would silently ignore, as a sentence."""
+    """An error sentence for a setting that this source would ignore, else None."""
     special = frozenset[str]().union(*(entry.settings for entry in SOURCES.values()))
     for name in sorted(special - SOURCES[config.name].settings):
         if getattr(config, name) != DataConfig.model_fields[name].default:
@@ -141,7 +141,7 @@ def useless_setting(config: DataConfig) -> str | None:
 
 
 def source_card(name: str, config: DataConfig) -> Card:
-    """Headings and lines for `gatf data show`; where the data is missing, what there is to do."""
+    """Headings and lines for `gatf data show`; for missing data, how to get it."""
     entry = source_entry(name)
     config = config.model_copy(update={"name": name})
     problem = entry.missing(config)
@@ -157,7 +157,7 @@ def source_card(name: str, config: DataConfig) -> Card:
 
 
 def fetch_source(name: str, config: DataConfig, on_progress: OnProgress) -> str:
-    """Download a source for `gatf data get`; returns the folder it is in now."""
+    """Download a source for `gatf data get`; returns its folder."""
     entry = source_entry(name)
     if entry.fetch is None:
         raise UserError(f"'{name}' needs no download: {entry.origin}")
@@ -165,8 +165,8 @@ def fetch_source(name: str, config: DataConfig, on_progress: OnProgress) -> str:
 
 
 def limit_training(source: Source, config: DataConfig) -> Source:
-    """Of each class's training images, in file order, keep the first `max_per_class`, of these what the long tail
-    leaves, and hold out the last `val_fraction`; the held-out ones are the test images if `evaluate_on` says so."""
+    """Limit the training images of each class, in file order, to the first `max_per_class` and to the long tail, and
+    hold out the last `val_fraction`. With `evaluate_on=validation` the held-out images replace the test images."""
     labels = source.train.labels
     counts = torch.bincount(labels, minlength=source.classes)
     kept = counts if config.max_per_class is None else counts.clamp(max=config.max_per_class)
@@ -191,7 +191,7 @@ def long_tail(largest: int, classes: int, ratio: float) -> Tensor:
 
 
 def rank_in_class(labels: Tensor, counts: Tensor) -> Tensor:
-    """[N]: how many images of the same class come before each image."""
+    """[N]: the number of images of the same class before each image."""
     by_class = torch.argsort(labels, stable=True)
     starts = torch.cumsum(counts, 0) - counts
     rank = torch.empty_like(labels)

@@ -1,4 +1,4 @@
-"""Work done by other processes ahead of time, handed over in order."""
+"""Worker processes that compute ahead and return results in order."""
 
 import os
 import signal
@@ -17,11 +17,11 @@ Request = TypeVar("Request")
 Result = TypeVar("Result")
 
 PREFETCH = 4
-"""Requests a worker may be ahead."""
+"""Requests that a worker computes ahead."""
 
 
 def default_workers() -> int:
-    """One process for each core but the one that trains, at most 8."""
+    """One process per core except the one that trains, at most 8."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(max(cores - 1, 1), 8)
 
@@ -46,9 +46,9 @@ class _Work(Dataset[Any], Generic[Request, Result]):
 
 
 def in_order(function: Callable[[Request], Result], requests: Sequence[Request], *, workers: int) -> Iterator[Result]:
-    """`map(function, requests)` with `workers` processes working ahead; without workers, here and now.
+    """`map(function, requests)` in `workers` processes; without workers in this process.
 
-    The function must be picklable and depend on its request alone, then the number of workers changes nothing.
+    The function must be picklable and depend only on its request, so the number of workers does not change results.
     """
     if workers == 0 or len(requests) < 2:
         yield from map(function, requests)
@@ -77,5 +77,5 @@ def _as_is(result: Result) -> Result:
 
 
 def _ignore_interrupts(worker: int) -> None:
-    """Ctrl-C reaches every process of the terminal; the main one decides what becomes of it."""
+    """Ctrl-C reaches every process of the terminal; only the main process handles it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)

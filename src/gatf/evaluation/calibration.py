@@ -1,4 +1,4 @@
-"""Whether probabilities mean what they say: of the answers given with 80 %, four in five should be right."""
+"""Calibration of probabilities: of predictions with probability 80 %, four in five should be correct."""
 
 from dataclasses import dataclass
 
@@ -8,19 +8,19 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class ReliabilityBin:
-    """Answers whose probability lies in one interval."""
+    """Predictions whose probability is in one interval."""
 
     low: float
     high: float
     images: int
     confidence: float
-    """Mean probability of these answers."""
+    """Mean probability of these predictions."""
     accuracy: float
-    """Share of them that is right."""
+    """Share of them that is correct."""
 
 
 def reliability(confidence: Tensor, right: Tensor, bins: int = 15) -> list[ReliabilityBin]:
-    """The answers [N] by their probability, in bins of equal width; empty bins are left out."""
+    """Predictions [N] by probability, in bins of equal width; empty bins are omitted."""
     confidence, right = confidence.double(), right.double()
     number = (confidence * bins).floor().clamp(0, bins - 1).long()
     found = []
@@ -39,11 +39,11 @@ def reliability(confidence: Tensor, right: Tensor, bins: int = 15) -> list[Relia
 
 
 def expected_calibration_error(bins: list[ReliabilityBin]) -> float:
-    """Mean over answers of |probability − share right| in their bin (Naeini et al., AAAI 2015)."""
+    """Mean over predictions of |probability − accuracy| in their bin (Naeini et al., AAAI 2015)."""
     images = sum(each.images for each in bins)
     return sum(each.images * abs(each.confidence - each.accuracy) for each in bins) / images
 
 
 def confusion(predicted: Tensor, labels: Tensor, classes: int) -> Tensor:
-    """How many images of class i were taken for class j, int64 [classes, classes]."""
+    """Number of images of class i predicted as class j, int64 [classes, classes]."""
     return torch.bincount(labels * classes + predicted, minlength=classes**2).reshape(classes, classes)

@@ -1,7 +1,7 @@
-"""Why a method forgets: the diagnostics of GATF (Xu & Krawczyk, ECCV 2026, Sec. 4.2), pure functions from tensors to
-small tidy tables. Where the paper's supplement is not public the definition is ours, and its docstring says so.
+"""The diagnostics of GATF (Xu & Krawczyk, ECCV 2026, Sec. 4.2): pure functions from tensors to tidy tables. Where the
+paper's supplement is not public, the docstring says that the definition is ours.
 
-They may look at old images; learning may not (`observer.DiagnosticsData` is a door no method is given).
+Diagnostics use old images, which methods cannot access (`observer.DiagnosticsData` is never passed to a method).
 """
 
 from dataclasses import dataclass
@@ -18,27 +18,27 @@ Table = list[dict[str, Value]]
 SHRINK = 1e-3
 """Shrinkage of covariances before they are inverted; the true ones of small classes are singular."""
 FLOOR = 1e-12
-"""Smallest eigenvalue relative to the largest."""
+"""Lower bound of eigenvalues, relative to the largest."""
 
 
 @dataclass(frozen=True)
 class TrueMeans:
-    """Class means in the current feature space, measured on some of each class's images, and how precise they are."""
+    """Class means in the current feature space, estimated from some images per class, and their precision."""
 
     means: Tensor
     """[C, S], float64."""
     spread: Tensor
-    """√tr Σ_c, [C]: the usual distance of an image's features from the mean of its class."""
+    """√tr Σ_c, [C]: the root mean square distance of features from their class mean."""
     noise: Tensor
-    """Expected squared distance of these means from those over all training images of a class, [C]."""
+    """Expected squared distance between these means and those over all training images, [C]."""
 
 
 def true_means(features: Tensor, labels: Tensor, images: Tensor, *, mirrored: bool = False) -> TrueMeans:
-    """From features [N, S] of the first images of each class, which has `images` [C] of them in all; with `mirrored`
-    those of the mirror images follow, [2N, S].
+    """From features [N, S] of the first images of each class; the class has `images` [C] in total. With `mirrored` the
+    features of the mirrored images follow, [2N, S].
 
-    A mean over n of a class's N images is off from that over all by tr Σ·(1/n − 1/N) in the expected square, where an
-    image and its mirror image count as one.
+    The expected squared error of a mean over n of N images is tr Σ·(1/n − 1/N); an image and its mirror image count as
+    one.
     """
     classes, copies = len(images), 2 if mirrored else 1
     one_each = features.double().reshape(copies, -1, features.shape[1])  # [copies, N, S]
@@ -56,18 +56,18 @@ def true_means(features: Tensor, labels: Tensor, images: Tensor, *, mirrored: bo
 
 
 def drift(estimated: Tensor, true: TrueMeans) -> Tensor:
-    """‖μ_c(true) − μ̂_c‖₂ (Sec. 4.2) of each class in units of its own spread, less the noise of the measurement, [C].
+    """‖μ_c(true) − μ̂_c‖₂ (Sec. 4.2) of each class in units of its spread, minus the noise of the measurement, [C].
 
-    The paper gives plain distances; in spreads they can be compared between networks. The noise is subtracted from the
-    square, and what would be below zero is zero.
+    The paper reports plain distances; in units of the spread they are comparable between networks. The noise is
+    subtracted from the square, and negative values become zero.
     """
     squares = (true.means - estimated.double()).square().sum(1) - true.noise
     return squares.clamp_min(0).sqrt() / true.spread.clamp_min(torch.finfo(torch.float64).tiny)
 
 
 def prototype_drift(estimated: Tensor, true: TrueMeans, task_of_class: Tensor) -> Table:
-    """`drift` averaged over the classes of each past task, [C] → a row each; `floor` is the noise that was subtracted,
-    as a distance in spreads."""
+    """`drift` averaged over the classes of each past task, one row per task; `floor` is the subtracted noise, as a
+    distance in spreads."""
     found = drift(estimated, true)
     floor = true.noise.sqrt() / true.spread.clamp_min(torch.finfo(torch.float64).tiny)
     return [
@@ -80,9 +80,9 @@ def prototype_drift(estimated: Tensor, true: TrueMeans, task_of_class: Tensor) -
 def mahalanobis_tail(transported: Tensor, new: Tensor) -> Table:
     """T(k) = Σ_{i≤k} E[(u_iᵀe)²]/λ_i for k = 1..S, e = A(z_old) − z_new (Sec. 4.2): both [N, S], of old-task images.
 
-    λ_i and u_i, descending, are those of the covariance of the rows of `new` (ours: the paper does not say over which
-    images). With an exact map the curve is zero; an error spread like the features themselves rises by the same amount
-    at every k, and one in directions of little variance rises at the end.
+    λ_i and u_i, descending, are eigenvalues and eigenvectors of the covariance of `new` (our choice: the paper does not
+    name the images). The curve of an exact map is zero. An error distributed like the features rises by the same
+    amount at every k; an error in directions of small variance rises at the end.
     """
     new = new.double()
     error = transported.double() - new
@@ -127,7 +127,7 @@ def margin_density(values: Tensor, bins: int = 40) -> Table:
 
 
 def old_to_new(predicted: Tensor, labels: Tensor, task_of_class: Tensor) -> Table:
-    """ρ by past task: share of its test images predicted as a class of the newest task, and share that is right."""
+    """ρ by past task: share of its test images predicted as a class of the newest task, and their accuracy."""
     tasks, newest = task_of_class[labels], int(task_of_class.max())
     rows: Table = []
     for task in range(newest):
@@ -139,7 +139,7 @@ def old_to_new(predicted: Tensor, labels: Tensor, task_of_class: Tensor) -> Tabl
 
 
 def accuracy_by_task(predicted: Tensor, labels: Tensor, task_of_class: Tensor) -> Table:
-    """A row of the accuracy matrix: share of each task's test images [N] that is right, among all classes seen."""
+    """A row of the accuracy matrix: accuracy on each task's test images [N], predicting among all seen classes."""
     right, tasks = (predicted == labels).double(), task_of_class[labels]
     return [
         {"past_task": task, "accuracy": float(right[tasks == task].mean())} for task in task_of_class.unique().tolist()
@@ -147,7 +147,7 @@ def accuracy_by_task(predicted: Tensor, labels: Tensor, task_of_class: Tensor) -
 
 
 def accuracy_by_class(predicted: Tensor, labels: Tensor, task_of_class: Tensor) -> Table:
-    """Share of each class's test images [N] that is right."""
+    """Accuracy on each class's test images [N]."""
     right = (predicted == labels).double()
     return [
         {"class": number, "past_task": task, "accuracy": float(right[labels == number].mean())}
@@ -157,7 +157,7 @@ def accuracy_by_class(predicted: Tensor, labels: Tensor, task_of_class: Tensor) 
 
 def transport_plane(old: Tensor, new: Tensor, transported: Tensor | None, labels: Tensor) -> Table:
     """Class means of z_old, z_new and, where there is a map, A(z_old), in the plane of the two principal axes fitted
-    once on both spaces together: arrows old → new are the drift, carried should end where new does."""
+    once on both spaces together. Arrows old → new show the drift; a good map has `carried` (transported) near new."""
     both = torch.cat([old, new]).double()
     origin = both.mean(0)
     _, _, axes = torch.linalg.svd(both - origin, full_matrices=False)
@@ -208,8 +208,8 @@ def mean_errors(stored: Tensor, true: TrueMeans, task_of_class: Tensor) -> Table
 
 
 def transport_errors(stored: Gaussians, true: Gaussians) -> Table:
-    """How far what is stored of each class lies from its moments in the current space: Frobenius norm of covariances
-    (also relative to the true one's), and symmetric KL of the Gaussians after the same small shrinkage."""
+    """Errors of each class's stored Gaussian in the current space: Frobenius norm of the covariance error (also
+    relative to the true norm), and symmetric KL after the same small shrinkage."""
     covs = torch.linalg.matrix_norm(stored.covs - true.covs)
     relative = covs / torch.linalg.matrix_norm(true.covs).clamp_min(torch.finfo(torch.float64).tiny)
     divergence = symmetric_kl(_shrunk(stored, SHRINK), _shrunk(true, SHRINK))
@@ -224,17 +224,17 @@ def transport_errors(stored: Gaussians, true: Gaussians) -> Table:
 
 
 CERTIFYING_SHRINK = 1.0
-"""Shrinkage of the covariances by which a readout would have to measure for its answers to be certified more often."""
+"""Shrinkage of the readout that `range_shrunk` certifies."""
 
 
 def certified_share(features: Tensor, stored: Gaussians, true: Gaussians) -> Table:
-    """Share of rows [N, S] whose Mahalanobis prediction (Eq. 3, small shrinkage) is proved safe from what is wrong with
-    the stored Gaussians, whose true errors only a diagnostic can know. One row, four shares:
+    """Share of rows [N, S] whose Mahalanobis prediction (Eq. 3, small shrinkage) is certified against the true errors
+    of the stored Gaussians. Only diagnostics know these errors. One row, four shares:
 
-    - `certified`: Theorem 2 as printed; `valid` is the share of classes with η_Σ < λ_min/2, outside which it is silent;
-    - `whitened`: the same theorem where each class's covariance is the identity; `valid_whitened` with η_Σ < 1/2;
-    - `range`: from the range of each distance in those coordinates, which needs η_Σ < 1 only;
-    - `range_shrunk`: the same for covariances shrunk by 1, another and blunter rule.
+    - `certified`: Theorem 2 as printed; `valid` is the share of classes with η_Σ < λ_min/2, which it requires;
+    - `whitened`: the same theorem in coordinates that whiten each class; `valid_whitened` with η_Σ < 1/2;
+    - `range`: from the range of each distance in those coordinates, which requires only η_Σ < 1;
+    - `range_shrunk`: the same for a readout with covariances shrunk by 1.
     """
     known, truth = _shrunk(stored, SHRINK), _shrunk(true, SHRINK)
     eta_mean = (stored.means - true.means).norm(dim=1)

@@ -1,5 +1,5 @@
 """Task-agnostic metrics. a[t][k] is the accuracy on the test images of task k after learning task t, predicting over
-all classes seen so far; all accuracies are in percent."""
+all seen classes; accuracies are in percent."""
 
 from dataclasses import dataclass
 
@@ -9,30 +9,30 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Evaluation:
-    """How a learner does after task t on the test images of all classes seen so far."""
+    """Results after task t on the test images of all seen classes."""
 
     by_task: list[float]
     """a[t][0..t]."""
     seen: float
-    """acc_t: share of all these images that is right (image-weighted)."""
+    """acc_t: accuracy over all these images (image-weighted)."""
     task_aware: list[float]
-    """As `by_task`, when told which task an image belongs to."""
+    """As `by_task`, with the task of each image known."""
     by_class: list[float]
     old_to_new: float | None
-    """Share of old-class images taken for a class of the newest task; None at task 0."""
+    """Share of old-class images predicted as a class of the newest task; None at task 0."""
     answered: Tensor
-    """int64 [pairs, 3]: class, answer and how many images, for the pairs that came up."""
+    """int64 [pairs, 3]: true class, predicted class and number of images, for the pairs that occur."""
 
 
 def choose(scores: Tensor, labels: Tensor, task_of_class: Tensor) -> Tensor:
-    """The best class of all, and the best of the image's own task, [N, 2]: scores [N, classes seen], labels [N]."""
+    """The best of all classes, and of the image's own task, [N, 2], from scores [N, seen classes] and labels [N]."""
     other_task = task_of_class[None, :] != task_of_class[labels][:, None]  # [N, classes]
     aware = scores.masked_fill(other_task, -torch.inf)
     return torch.stack([scores.argmax(dim=1), aware.argmax(dim=1)], dim=1)
 
 
 def evaluate(chosen: Tensor, labels: Tensor, task_of_class: Tensor) -> Evaluation:
-    """From what `choose` gave of all images [N, 2] and labels [N]; task_of_class [classes seen] must be sorted."""
+    """From the choices of `choose` [N, 2] and labels [N]; task_of_class [seen classes] must be sorted."""
     predicted, aware = chosen.T
     tasks = task_of_class[labels]  # [N]
     newest = int(task_of_class.max())
@@ -50,8 +50,7 @@ def evaluate(chosen: Tensor, labels: Tensor, task_of_class: Tensor) -> Evaluatio
 
 
 def _pairs(labels: Tensor, predicted: Tensor) -> Tensor:
-    """How often each class was answered as each: no more pairs than images, while a table would grow with the square of
-    the classes."""
+    """Counts of (true, predicted) pairs. Unlike a matrix they do not grow with the square of the classes."""
     pairs, counts = torch.stack([labels, predicted], dim=1).unique(dim=0, return_counts=True)
     return torch.cat([pairs, counts[:, None]], dim=1)
 
@@ -62,9 +61,9 @@ def _group_means(values: Tensor, groups: Tensor, count: int) -> list[float]:
 
 
 def task_weighted(matrix: list[list[float]]) -> list[float]:
-    """Mean over k ≤ t of a[t][k], for every t: acc_t if each task weighs the same, however many test images it has.
+    """Mean over k ≤ t of a[t][k], for every t: acc_t with equal weights for tasks of any size.
 
-    FACIL averages so, and with it AdaGauss and GATF. With tasks of equal size it is the image-weighted acc_t.
+    FACIL, AdaGauss and GATF average like this. With tasks of equal size it equals the image-weighted acc_t.
     """
     return [sum(row) / len(row) for row in matrix]
 

@@ -1,5 +1,5 @@
-"""Watches a run from outside and writes its diagnostics. It never changes what the method holds, nor any random
-generator: a run that is watched gives the same bits as one that is not."""
+"""Collects diagnostics of a run. The observer changes neither the method's state nor a random generator: a run with
+diagnostics gives the same bits as one without."""
 
 import csv
 import io
@@ -23,7 +23,7 @@ from gatf.geometry.gaussians import Gaussians
 from gatf.geometry.moments import class_moments
 from gatf.io import events
 from gatf.io.container import write_plain
-from gatf.io.files import remove, telling, write_text
+from gatf.io.files import remove, write_errors, write_text
 from gatf.io.run_folder import RunFolder
 
 DRIFT_IMAGES = 50
@@ -35,7 +35,7 @@ DRIFT_POINTS = 20
 
 
 class Observed(Protocol):
-    """As much of a method as diagnostics look at."""
+    """The part of a method that diagnostics use."""
 
     mirrored: ClassVar[bool]
 
@@ -60,7 +60,7 @@ class Observed(Protocol):
 
 
 class DiagnosticsData:
-    """The images of all tasks, for those who only look. No method is ever handed one."""
+    """The images of all tasks, for diagnostics. It is never passed to a method."""
 
     def __init__(self, scenario: Scenario, pipeline: Pipeline, device: torch.device) -> None:
         self.scenario, self._pipeline, self._device = scenario, pipeline, device
@@ -72,7 +72,7 @@ class DiagnosticsData:
 
     @torch.no_grad()
     def test(self, see: Callable[[Tensor], Tensor], last: int) -> tuple[Tensor, Tensor]:
-        """What `see` makes of the test images of tasks 0..last, and their labels; on the CPU."""
+        """The output of `see` for the test images of tasks 0..last, and their labels; on the CPU."""
         members, labels = self.scenario.members(self.scenario.source.test, 0, last)
         return self._through(see, self.scenario.source.test, members, mirror=False), labels
 
@@ -85,8 +85,8 @@ class DiagnosticsData:
     def train(
         self, see: Callable[[Tensor], Tensor], last: int, per_class: int, *, mirror: bool
     ) -> tuple[Tensor, Tensor]:
-        """Likewise of the first training images of each class, under the test transform; with `mirror` also of their
-        mirror images, for methods that take their moments so."""
+        """The same for the first training images of each class, with the test transform; with `mirror` also for their
+        mirror images, for methods whose moments include these."""
         members, labels = self.scenario.members(self.scenario.source.train, 0, last)
         chosen = torch.cat([torch.nonzero(labels == number)[:per_class, 0] for number in labels.unique().tolist()])
         members, labels = members[chosen], labels[chosen]
@@ -100,7 +100,7 @@ class DiagnosticsData:
 
 
 class DiagnosticsObserver:
-    """A listener of a run: drift after epochs, everything else before and after each task's transport."""
+    """A listener: measures drift after epochs, everything else before and after each task's transport."""
 
     def __init__(self, method: Observed, data: DiagnosticsData, run: RunFolder) -> None:
         self.method, self.data, self.folder, self._run = method, data, run.diagnostics, run
@@ -129,8 +129,8 @@ class DiagnosticsObserver:
                     self._revisit_old_tasks(event.task)
 
     def _begin(self, resumed_at: int | None) -> None:
-        """A resumed run goes on with the tables of what it keeps."""
-        with telling(self.folder):
+        """Load the tables of a resumed run up to its checkpoint."""
+        with write_errors(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
         epochs = [event for event in self._run.read_events() if isinstance(event, events.Epoch)]
         self._epochs = len(epochs)
@@ -146,8 +146,8 @@ class DiagnosticsObserver:
 
     @contextmanager
     def _unnoticed(self) -> Iterator[None]:
-        """Inside, the method is in eval mode and without gradient; afterwards its modes, every generator, and the count
-        of repaired matrices are as they were."""
+        """Put the method into eval mode without gradients; restore its modes, the random generators and the count of
+        repaired matrices afterwards."""
         modes = [(module, module.training) for module in self.method.modules()]
         with torch.random.fork_rng(), torch.no_grad(), self.method.frozen(), spd.counting():
             self.method.eval()
@@ -176,7 +176,7 @@ class DiagnosticsObserver:
         return None if moved is None else moved.double().cpu()
 
     def _transport(self, task: int) -> None:
-        """Between training and transport: the map, judged on old images in both spaces."""
+        """Between training and transport: evaluate the map on old images in both spaces."""
         before = self.folder / f"features{task - 1}.safetensors"
         if not before.is_file():
             return
@@ -193,7 +193,7 @@ class DiagnosticsObserver:
         self._add("plane", [{"after_task": task, **row} for row in plane])
 
     def _revisit_old_tasks(self, task: int) -> None:
-        """After a task: what is stored, and what is predicted, against what is true."""
+        """After a task: compare stored statistics and predictions with the truth."""
         features, labels = self.data.test(self.method.backbone, task)
         scores, _ = self.data.test(self.method.scores, task)
         tasks = self.data.task_of_class(task)
@@ -210,14 +210,14 @@ class DiagnosticsObserver:
             rows = diagnostics.margin_density(margins[old])
             self._add("margins", [{"after_task": task, "form": form, **row} for row in rows])
         kept = self.folder / f"features{task}.safetensors"
-        with telling(kept):
+        with write_errors(kept):
             write_plain(kept, {"features": features.float()})
         remove(self.folder / f"features{task - 2}.safetensors")
         for name in self.tables:
             self._write(name)
 
     def _against_truth(self, task: int, features: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        """Errors, spectra and certificates of what is stored; returns the margins of stored Gaussians."""
+        """Errors, spectra and certificates of the stored Gaussians; returns their margins."""
         centres, stored, tasks = self.method.centres(), self.method.stored(), self.data.task_of_class(task)
         if centres is None or len(centres) != len(tasks):
             return {}
@@ -258,6 +258,6 @@ def table_text(rows: Table) -> str:
 
 
 def read_table(path: Path) -> Table:
-    """A table as written, its cells as text."""
+    """A table with its cells as text."""
     with path.open(encoding="utf-8", newline="") as file:
         return [dict(row) for row in csv.DictReader(file)]

@@ -1,11 +1,12 @@
 """Class covariances in few numbers, and distances that never build the matrices.
 
-A full matrix takes S(S+1)/2 numbers a class. Σ_c ≈ U_c·U_cᵀ + diag(d_c) with U_c of r columns takes (r + 1)·S, its
+A full matrix takes S(S+1)/2 numbers per class. Σ_c ≈ U_c·U_cᵀ + diag(d_c) with U_c of r columns takes (r + 1)·S, its
 diagonal alone S, and one matrix for all classes none.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import torch
@@ -17,7 +18,7 @@ from gatf.geometry.readout import Sampler
 from gatf.geometry.vectors import CHUNK_ELEMENTS, CHUNK_ROWS, as_vectors
 
 FIT_STEPS = 10
-"""Alternating steps of `fit_low_rank`. The first is principal components, of which a covariance that is fitted anew
+"""Alternating steps of `fit_low_rank`. The first is principal components, of which a covariance that is re-fitted
 after every task loses more each time; after ten a fit of the fit is nearly itself."""
 FLOOR = 1e-4
 """Variance of a class that has none: what spd.cholesky raises eigenvalues to."""
@@ -83,7 +84,27 @@ def fit_low_rank(covs: Tensor, rank: int, *, steps: int = FIT_STEPS) -> LowRank:
 
 
 @dataclass(frozen=True)
-class LowRankReadout:
+class _CentredReadout(ABC):
+    """Scores are negative squared Mahalanobis distances of features that are measured from an origin."""
+
+    origin: Tensor
+    """Where features are measured from, [S]."""
+    normalise: bool
+    """Whether features are divided by their norm first."""
+
+    def scores(self, features: Tensor) -> Tensor:
+        return -self.distances(features)
+
+    @abstractmethod
+    def distances(self, features: Tensor) -> Tensor:
+        """[B, S] → [B, C]."""
+
+    def _vectors(self, features: Tensor) -> Tensor:
+        return as_vectors(features.to(self.origin), self.normalise) - self.origin
+
+
+@dataclass(frozen=True)
+class LowRankReadout(_CentredReadout):
     """Squared Mahalanobis distances for M_c = U_c·U_cᵀ + D_c, by Woodbury's identity:
 
         xᵀ M⁻¹ x = Σ_i x_i²/D_ii − ‖L⁻¹ Uᵀ D⁻¹ x‖²,   L·Lᵀ = I + Uᵀ D⁻¹ U,   x = u − v_c.
@@ -91,8 +112,6 @@ class LowRankReadout:
     The first sum is expanded around the centre of all v_c, which spares the digits a common offset would cost.
     """
 
-    origin: Tensor
-    """Where features are measured from, [S]."""
     weights: Tensor
     """1/D_c, [C, S]."""
     slopes: Tensor
@@ -103,12 +122,10 @@ class LowRankReadout:
     """L⁻¹ Uᵀ D⁻¹, [C, r, S]."""
     offsets: Tensor
     """The directions' values at v_c, [C, r]."""
-    normalise: bool
-    """Whether features are divided by their norm first."""
 
     def distances(self, features: Tensor) -> Tensor:
-        """[B, S] → [B, C]; what is made on the way is not larger than a few [B, C]."""
-        features = as_vectors(features.to(self.origin), self.normalise) - self.origin
+        """[B, S] → [B, C]; intermediate tensors are not larger than a few [B, C]."""
+        features = self._vectors(features)
         out = features.square() @ self.weights.mT - features @ self.slopes.mT + self.constants
         classes, rank, dim = self.directions.shape
         if rank == 0:
@@ -122,9 +139,6 @@ class LowRankReadout:
                 along = (features[rows] @ directions).reshape(len(features[rows]), -1, rank)  # [b, c, r]
                 out[rows, chunk] -= (along - self.offsets[chunk]).square().sum(-1)
         return out.clamp_min(0)
-
-    def scores(self, features: Tensor) -> Tensor:
-        return -self.distances(features)
 
     def graph(self) -> nn.Module:
         return LowRankGraph(self)
@@ -181,8 +195,8 @@ def low_rank_readout(means: Tensor, covs: LowRank, shrink: float, *, normalise: 
     lower = torch.linalg.cholesky(inner)  # cannot fail: its eigenvalues are at least 1
     directions = torch.linalg.solve_triangular(lower, scaled.mT, upper=False)  # [C, r, S]
     return LowRankReadout(
-        origin, weights, 2 * weights * centres, (weights * centres.square()).sum(-1), directions,
-        (directions @ centres[..., None])[..., 0], normalise,
+        origin, normalise, weights, 2 * weights * centres, (weights * centres.square()).sum(-1), directions,
+        (directions @ centres[..., None])[..., 0],
     )  # fmt: skip
 
 
@@ -194,25 +208,16 @@ def _repaired(own: Tensor, variances: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class SharedReadout:
-    """Squared Mahalanobis distances in one metric for all classes: whiten once, then it is the nearest mean."""
+class SharedReadout(_CentredReadout):
+    """Squared Mahalanobis distances in one metric for all classes: whiten once, then use the nearest mean."""
 
-    origin: Tensor
-    """Where features are measured from, [S]."""
     whitener: Tensor
     """L⁻¹ of M = L·Lᵀ, [S, S]."""
     centres: Tensor
     """L⁻¹(v_c − origin), [C, S]."""
-    normalise: bool
-    """Whether features are divided by their norm first."""
 
     def distances(self, features: Tensor) -> Tensor:
-        """[B, S] → [B, C]."""
-        features = as_vectors(features.to(self.origin), self.normalise) - self.origin
-        return readout.nearest_mean_distances(features @ self.whitener.mT, self.centres)
-
-    def scores(self, features: Tensor) -> Tensor:
-        return -self.distances(features)
+        return readout.nearest_mean_distances(self._vectors(features) @ self.whitener.mT, self.centres)
 
     def graph(self) -> nn.Module:
         return SharedGraph(self)
@@ -243,7 +248,7 @@ def shared_readout(means: Tensor, cov: Tensor, shrink: float, *, normalise: bool
     whitener = torch.linalg.solve_triangular(lower, torch.eye(len(lower)).to(lower), upper=False)
     centres = as_vectors(means, normalise)
     origin = centres.mean(0)
-    return SharedReadout(origin, whitener, (centres - origin) @ whitener.mT, normalise)
+    return SharedReadout(origin, normalise, whitener, (centres - origin) @ whitener.mT)
 
 
 def low_rank_sampler(means: Tensor, covs: LowRank) -> Sampler:

@@ -72,8 +72,8 @@ class Moments:
 
 
 def _masked_moments(features: Tensor, count: Tensor, *, mask: Tensor | None) -> Moments:
-    """Moments of features [..., N, S] of which `count` [...] rows count and the rest are zero; `mask` [..., N, 1]
-    tells them apart, None means all count."""
+    """Moments of features [..., N, S] of which `count` [...] rows are valid and the rest are zero; `mask` [..., N, 1]
+    marks the valid ones, None means all."""
     mean = features.sum(-2, keepdim=True) / count.clamp_min(1)[..., None, None]  # [..., 1, S]
     centred = features - mean
     if mask is not None:

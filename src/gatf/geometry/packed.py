@@ -65,7 +65,7 @@ class PackedForms:
         return cls(origin, root, weights, readout.normalise, reach)
 
     def scores(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """[B, S] → scores [B, C] in float64, and whether another class is too near the best to tell, bool [B]."""
+        """[B, S] → scores [B, C] in float64, and whether another class is too close to the best to decide, bool [B]."""
         out = self.origin.new_empty(len(features), len(self.weights))
         unsure = torch.empty(len(features), dtype=torch.bool, device=self.origin.device)
         rows_at_once = min(CHUNK_ROWS, max(1, PACKED_ELEMENTS // self.weights.shape[1]))

@@ -31,7 +31,7 @@ PACKED_DIM = 256
 
 
 class Readout(Protocol):
-    """What tells classes apart by their features."""
+    """A classifier of features."""
 
     def scores(self, features: Tensor) -> Tensor:
         """[B, S] → [B, C] in float64, higher is better."""
@@ -67,7 +67,7 @@ class QuadraticReadout:
         """Factorise M_c once: centres [C, S], matrices [C, S, S].
 
         `prepare` makes M_c of what is given instead for each class (unpacks or shrinks it, say), a chunk of classes at
-        a time, so that nothing but the whiteners is ever as large as all matrices.
+        a time, so that only the whiteners are as large as all matrices.
         """
         centres = centres.to(torch.float64)
         classes, dim = centres.shape

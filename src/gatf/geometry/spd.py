@@ -22,7 +22,7 @@ FIRST_RUNG = 1e-6
 RUNGS = 3
 """Jitters tried, each ten times the last, before eigenvalues are clipped."""
 CLIP_GUARD = 1e-10
-"""Eigenvalues are never clipped below this fraction of the largest: float64 could not tell them from zero."""
+"""Eigenvalues are never clipped below this fraction of the largest: float64 could not distinguish them from zero."""
 
 
 def symmetrise(m: Tensor) -> Tensor:
@@ -78,15 +78,13 @@ def correlation(cov: Tensor) -> Tensor:
     return normalised.masked_fill(eye, 1.0)
 
 
-def clip_eigenvalues(cov: Tensor, floor: float, *, relative: bool = False) -> Tensor:
-    """Raise every eigenvalue to at least `floor`, or to `floor` times the largest one when `relative`.
+def clip_eigenvalues(cov: Tensor, lowest: float) -> Tensor:
+    """Raise every eigenvalue to at least `lowest`.
 
-    [..., S, S] → [..., S, S]: the nearest matrix in Frobenius norm whose spectrum starts there.
+    [..., S, S] → [..., S, S]: the nearest matrix in Frobenius norm with that lower bound.
     """
     values, vectors = torch.linalg.eigh(symmetrise(cov))  # [..., S] ascending, [..., S, S]
-    lowest = floor * values[..., -1:].clamp_min(0) if relative else torch.full_like(values[..., -1:], floor)
-    clipped = torch.maximum(values, lowest)
-    return symmetrise((vectors * clipped[..., None, :]) @ vectors.mT)
+    return symmetrise((vectors * values.clamp_min(lowest)[..., None, :]) @ vectors.mT)
 
 
 def condition_number(cov: Tensor) -> Tensor:
@@ -111,11 +109,6 @@ class Factor:
     def repaired(self) -> Tensor:
         """Which matrices needed the ladder, bool [...]."""
         return (self.jitter > 0) | self.clipped
-
-    @property
-    def climbed(self) -> bool:
-        """Whether any matrix needed the ladder, so that the caller can report it (waits for the device)."""
-        return bool(self.repaired.any())
 
 
 @dataclass

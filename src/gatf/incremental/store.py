@@ -19,7 +19,7 @@ from typing import Any
 from gatf.errors import UserError
 from gatf.incremental.update import STATE
 from gatf.io import container
-from gatf.io.files import copy, remove, remove_leftovers, resolved, sync_folder, telling, write_bytes
+from gatf.io.files import copy, remove, remove_leftovers, resolved, sync_folder, write_bytes, write_errors
 from gatf.io.lock import exclusive
 from gatf.io.parsing import parse_json
 from gatf.model import file as model_file
@@ -161,7 +161,7 @@ class Store:
         version = self._version(current.number)
         there = _identity(version)
         if there is not None and there.digest != current.digest:
-            with telling(version):
+            with write_errors(version):
                 version.replace(version.with_name(f"{version.name}.{there.digest[:8]}"))
         copy(self.path, version)
         return version
@@ -231,7 +231,7 @@ class Store:
             self.forget_plan()  # what it did is undone, and nothing is left to finish
         if self.workspace.is_dir():
             self._write(self.workspace / ROLLBACK, {"version": versions[-1], "digest": digest})
-        with telling(self.path):
+        with write_errors(self.path):
             newest.replace(self.path)
         sync_folder(self.path.parent)
         if self._digest() != digest:

@@ -1,1 +1,1 @@
-"""Files: written whole or not at all, read without trust."""
+"""Files. Writes are atomic, and everything that is read is treated as untrusted."""

@@ -1,12 +1,12 @@
-"""The bytes of a model or a checkpoint: a safetensors file whose header holds JSON and a digest of everything.
+"""The file format of models and checkpoints: safetensors with a JSON description and a digest in the header.
 
     8 bytes   length n of the header, little-endian
     n bytes   JSON: {"__metadata__": {"kind", "format", "digest", "model"},
                      "<tensor>": {"dtype", "shape", "data_offsets"}, …}
     the rest  the tensors' bytes, in the header's order, without gaps
 
-Any safetensors reader can open it. Reading it here trusts nothing: no code is run, sizes are checked before memory is
-taken, and the digest (BLAKE2b of the file, with zeros in place of the digest itself) finds any flipped byte.
+Any safetensors reader can open it. This reader treats the file as untrusted: it runs no code, checks sizes before it
+allocates memory, and verifies the digest (BLAKE2b of the file, with zeros in place of the digest itself).
 """
 
 import hashlib
@@ -39,21 +39,21 @@ FOREIGN = {
     b"\x80\x02": "a pickle", b"\x80\x03": "a pickle", b"\x80\x04": "a pickle", b"\x80\x05": "a pickle",
     b"\x89HDF": "an HDF5 file", b"\x1f\x8b": "a gzip archive", b"\x93NUMPY": "a NumPy file",
 }  # fmt: skip
-"""First bytes of files that people take for models."""
+"""First bytes of files that users mistake for models."""
 
 
 @dataclass(frozen=True)
 class Kind:
-    """What a container holds, and how much its description may say."""
+    """The kind of a file, and the limits of its header."""
 
     name: str
-    """As written in the file."""
+    """Its name in the file."""
     noun: str
-    """What people call it."""
+    """Its name in messages."""
     spare_header: int = 2**20
-    """Bytes a header may have beside an eighth of the file: parsing takes a few times that."""
+    """Bytes that a header may have in addition to an eighth of the file. Parsing needs a few times as much memory."""
     spare_items: int = 10_000
-    """JSON items a header may have beside one for each 256 bytes: a Python object of some 100 bytes each."""
+    """JSON items that a header may have in addition to one per 256 bytes; each needs about 100 bytes of memory."""
     finite: bool = True
     """Whether every number must be finite."""
 
@@ -71,7 +71,7 @@ CHECKPOINT = Kind("gatf-checkpoint", "checkpoint", spare_header=2**26, spare_ite
 
 @dataclass(frozen=True)
 class Place:
-    """Where a tensor lies in the data that follow the header."""
+    """Type, shape and byte range of a tensor in the data after the header."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -81,7 +81,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Header:
-    """What stands before the tensors, checked."""
+    """The checked header of a file."""
 
     model: dict[str, Any]
     places: dict[str, Place]
@@ -97,8 +97,8 @@ def write(
     path: Path, tensors: dict[str, Tensor], model: dict[str, Any], kind: Kind = MODEL, *,
     check: Callable[[Path], None] | None = None,
 ) -> None:  # fmt: skip
-    """Write tensors and a description; the file appears complete, by rename, or not at all. `check` is given the file
-    before the rename, under another name, and what it raises prevents it."""
+    """Write tensors and a description atomically. `check` receives the temporary file before the rename; an exception
+    in it cancels the write."""
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     header = _checked_header(path, plain, model, kind)
     pieces = _pieces(header, plain)
@@ -110,7 +110,7 @@ def write(
 
 
 def _checked_header(path: Path, tensors: dict[str, Tensor], model: dict[str, Any], kind: Kind) -> bytes:
-    """What stands before the tensors, with zeros for the digest, if it keeps the limits that readers have."""
+    """The header with zeros for the digest; a `UserError` if it exceeds the limits of readers."""
     entries: dict[str, Any] = {
         "__metadata__": {
             "kind": kind.name,
@@ -127,12 +127,12 @@ def _checked_header(path: Path, tensors: dict[str, Tensor], model: dict[str, Any
 
 
 def check_room(path: Path, tensors: dict[str, Tensor], model: dict[str, Any]) -> None:
-    """Refuse a description that `write` would refuse with these tensors, before work is spent on it."""
+    """Raise the error that `write` would raise for this description, before an expensive training."""
     _checked_header(path, tensors, model, MODEL)
 
 
 def write_plain(path: Path, tensors: dict[str, Tensor]) -> None:
-    """Tensors and their digest, for the owner only: a file that may be lost, and any safetensors reader opens."""
+    """Write tensors and their digest as plain safetensors, readable only by the owner and not synced to disk."""
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     header = _header({"__metadata__": {"digest": digest_of(plain)}}, plain)
     with new_file(path, private=True) as partial, partial.open("wb") as file:
@@ -150,7 +150,7 @@ def digest_of(tensors: dict[str, Tensor]) -> str:
 
 
 def _header(entries: dict[str, Any], plain: dict[str, Tensor]) -> bytes:
-    """What stands before the tensors, padded so that they begin at a multiple of eight bytes."""
+    """The header, padded so that the tensors begin at a multiple of eight bytes."""
     end = 0
     for name, tensor in plain.items():
         start, end = end, end + tensor.numel() * tensor.element_size()
@@ -160,7 +160,7 @@ def _header(entries: dict[str, Any], plain: dict[str, Tensor]) -> bytes:
 
 
 def _pieces(header: bytes, plain: dict[str, Tensor]) -> list[Any]:
-    """The bytes of a file, the tensors' as views, not copies."""
+    """The pieces of a file; the tensors are views, not copies."""
     return [len(header).to_bytes(LENGTH_BYTES, "little"), header, *(_bytes(tensor) for tensor in plain.values())]
 
 
@@ -172,7 +172,7 @@ def _bytes(tensor: Tensor) -> Any:
 
 
 class Damaged(UserError):
-    """A file that is not a whole one of ours."""
+    """A file that is not a complete gatf file."""
 
     def __init__(self, path: Path, reason: str) -> None:
         super().__init__(f"{path} is not a model, or a damaged one: {reason}")
@@ -197,7 +197,7 @@ def read(path: Path, kind: Kind = MODEL) -> tuple[dict[str, Tensor], Header]:
 
 
 def inspect(path: Path) -> Header:
-    """The header alone, after the whole file was checked."""
+    """Only the header, after a check of the whole file."""
     with _opened(path) as file:
         return read_header(path, file)
 
@@ -216,7 +216,7 @@ def _opened(path: Path) -> BinaryIO:
 
 
 def read_header(path: Path, file: BinaryIO, kind: Kind = MODEL) -> Header:
-    """Parse and check everything but the tensors' meaning: kind, version, digest, then sizes, dtypes and shapes."""
+    """Parse the header and check kind, version and digest, then sizes, dtypes and shapes."""
     size = os.fstat(file.fileno()).st_size
     first = file.read(LENGTH_BYTES)
     for start, what in FOREIGN.items():
@@ -272,7 +272,7 @@ def _check_format(path: Path, version: object) -> None:
 
 
 def _digest(first: bytes, header: bytes, digest: str, file: BinaryIO) -> str:
-    """Of the whole file; `file` stands after the header."""
+    """The digest of the whole file; `file` is positioned after the header."""
     total = hashlib.blake2b(first, digest_size=DIGEST_DIGITS // 2)
     total.update(header.replace(digest.encode(errors="replace"), b"0" * DIGEST_DIGITS, 1))
     while chunk := file.read(CHUNK):

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from gatf.errors import UserError
-from gatf.io.files import telling
+from gatf.io.files import write_errors
 from gatf.io.parsing import parse_json
 
 
@@ -183,14 +183,14 @@ class JsonLines:
 
     def __init__(self, path: Path | None) -> None:
         self._path = path or Path()
-        with telling(self._path):
+        with write_errors(self._path):
             self._file = io.StringIO() if path is None else path.open("a", encoding="utf-8")
         self._writes = path is not None
 
     def __call__(self, event: Event) -> None:
         if isinstance(event, Step | FeaturesExtracted) or not self._writes:
             return
-        with telling(self._path):
+        with write_errors(self._path):
             self._file.write(json.dumps(event.record(), allow_nan=True) + "\n")
             self._file.flush()
 
@@ -201,7 +201,7 @@ class JsonLines:
         """Keep the whole lines before a byte; after a power cut there may be fewer than there were."""
         if not self._writes:
             return
-        with telling(self._path):
+        with write_errors(self._path):
             end = self._path.read_bytes()[:position].rfind(b"\n") + 1
             self._file.truncate(end)
             self._file.seek(end)

@@ -1,4 +1,4 @@
-"""The one way to write a file: beside its place, then by rename. It appears whole or not at all."""
+"""Atomic writes: a temporary file in the same folder, then a rename."""
 
 import os
 import re
@@ -15,12 +15,11 @@ from gatf.errors import CannotWrite
 
 @contextmanager
 def new_file(path: Path, *, durable: bool = False, like: Path | None = None, private: bool = False) -> Iterator[Path]:
-    """A name to write to. What was written takes the place of `path` at the end, or vanishes on an error.
+    """A temporary path to write to. It replaces `path` at the end, or is deleted after an error.
 
-    A file that takes the place of another keeps that one's mode and owner; a new one gets those of the file `like`. A
-    `private` file is for its owner only.
-    `durable` sees to it that the contents are on disk before the rename, and the rename itself as well, so that a power
-    cut leaves the old file or the new one.
+    A replaced file keeps its mode and owner; a new one gets those of the file `like`. Only the owner can read a
+    `private` file. `durable` syncs the contents and the rename to disk, so that a power cut leaves the old file or the
+    new one.
     """
     partial = _partial(path)
     try:
@@ -55,12 +54,12 @@ def _keep_access(source: Path, target: Path) -> None:
 
 
 def resolved(path: Path) -> Path:
-    """The file that a symbolic link stands for; other paths stay as they were typed."""
+    """The target of a symbolic link; other paths are returned unchanged."""
     return path.resolve() if path.is_symlink() else path
 
 
 def is_special(path: Path) -> bool:
-    """Whether a path is a pipe, a device or a socket, which may make a reader wait for ever."""
+    """Whether a path is a pipe, a device or a socket. Reading one may block for ever."""
     try:
         mode = path.stat().st_mode
     except OSError:
@@ -69,8 +68,8 @@ def is_special(path: Path) -> bool:
 
 
 @contextmanager
-def telling(path: Path) -> Iterator[None]:
-    """Inside, what the system refuses (a full disk, a folder that is gone or cannot be written) is one sentence."""
+def write_errors(path: Path) -> Iterator[None]:
+    """Convert an `OSError` (full disk, deleted or read-only folder) to a `CannotWrite` with one sentence."""
     try:
         yield
     except OSError as error:
@@ -80,16 +79,16 @@ def telling(path: Path) -> Iterator[None]:
 
 
 def write_text(path: Path, text: str) -> None:
-    with telling(path), new_file(path) as partial:
+    with write_errors(path), new_file(path) as partial:
         partial.write_text(text, encoding="utf-8")
 
 
 def write_bytes(
     path: Path, pieces: Sequence[Any], check: Callable[[Path], None] | None = None, *, like: Path | None = None
 ) -> None:
-    """Bytes, in pieces, that must last; `check` may look at the file, and refuse it, before it takes its place. For
-    `like` see `new_file`."""
-    with telling(path), new_file(path, durable=True, like=like) as partial:
+    """Write pieces of bytes durably. `check` receives the temporary file and may raise to cancel the write. `like` as
+    in `new_file`."""
+    with write_errors(path), new_file(path, durable=True, like=like) as partial:
         with partial.open("wb") as file:
             for piece in pieces:
                 file.write(piece)
@@ -98,9 +97,9 @@ def write_bytes(
 
 
 def copy(source: Path, target: Path) -> None:
-    """A second name for the present contents of a file that is never written to in place."""
+    """Copy a file that is never modified in place: a hard link where possible."""
     partial = _partial(target)
-    with telling(target):
+    with write_errors(target):
         try:
             try:
                 os.link(source, partial)
@@ -115,13 +114,13 @@ def copy(source: Path, target: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a file, if it is there."""
-    with telling(path):
+    """Delete a file if it exists."""
+    with write_errors(path):
         path.unlink(missing_ok=True)
 
 
 def remove_leftovers(folder: Path, name: str = ".+") -> None:
-    """Remove what processes that were killed left of files whose names match: for those who alone write to them."""
+    """Delete temporary files of killed processes. Call it only while no other process writes these files."""
     begun = re.compile(rf"\.({name})\.[0-9a-f]{{8}}\.partial")
     for file in folder.iterdir() if folder.is_dir() else ():
         if begun.fullmatch(file.name):
@@ -130,7 +129,7 @@ def remove_leftovers(folder: Path, name: str = ".+") -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make renames in a folder last through a power cut, where the system can."""
+    """Sync renames in a folder to disk, if the system supports it."""
     with suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)
         try:

@@ -1,4 +1,4 @@
-"""One process at a time: a lock that goes with its process, however it ends."""
+"""A lock file for one process at a time. The system releases it when the process ends."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -11,10 +11,10 @@ from gatf.errors import Busy, UserError
 
 @contextmanager
 def exclusive(path: Path, *, busy: str, blocked: str) -> Iterator[None]:
-    """Inside, no other process is inside with the same file, which is made, with its folder, and removed again.
+    """Hold the lock file `path`. The file and its folder are created if needed; the file is deleted afterwards.
 
-    A folder that is made is for its owner only. `busy` is what the user is told when another process is inside,
-    `blocked` when the file cannot be made, and why follows. A forked child does not hold its parent's lock.
+    Only the owner can read a new folder. `busy` is the error if another process holds the lock, `blocked` the beginning
+    of the error if the file cannot be created. A forked child does not hold its parent's lock.
     """
     lock = FileLock(path, blocking=False, fallback_to_soft=False, thread_local=False)
     try:

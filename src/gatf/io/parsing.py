@@ -1,4 +1,4 @@
-"""Text from a stranger as a tree of values. What cannot be one is a `ValueError` that says why in half a sentence."""
+"""Parsers of untrusted JSON and YAML. Invalid text is a `ValueError` with a short reason."""
 
 import json
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import yaml
 
 MOST_VALUES = 200_000
-"""Values that a tree of YAML may have when it is written out: a few lines of references can stand for billions."""
+"""Values that a YAML tree may have with all references expanded. A few lines of references can expand to billions."""
 
 
 def parse_json(text: str | bytes) -> Any:
@@ -17,7 +17,7 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def parse_yaml(text: str) -> Any:
-    """Plain values only; a tag that asks for anything else is refused."""
+    """Plain values only; other tags are refused."""
     try:
         tree = yaml.safe_load(text)
         size = _size(tree, {})
@@ -31,7 +31,7 @@ def parse_yaml(text: str) -> Any:
 
 
 def _size(tree: Any, known: dict[int, int]) -> int:
-    """Values in a tree, those behind references as often as they are referred to."""
+    """Number of values in a tree with all references expanded."""
     if not isinstance(tree, (dict, list)):
         return 1
     if id(tree) not in known:

@@ -1,4 +1,4 @@
-"""Which machine, versions and commit a result comes from, and the memory it took."""
+"""Provenance of a result: machine, versions, commit and peak memory."""
 
 import os
 import platform
@@ -15,8 +15,7 @@ from gatf.io.text import COMMAND
 
 
 def peak_memory_mb(device: torch.device) -> float:
-    """Largest memory of the process so far, or allocated on the GPU since the last call; 0 on
-    Windows, which has no such count."""
+    """Peak memory of the process, or of the GPU since the last call; 0 on Windows, which does not report it."""
     if device.type == "cuda":
         peak = torch.cuda.max_memory_allocated(device) / 2**20
         torch.cuda.reset_peak_memory_stats(device)
@@ -30,7 +29,7 @@ def peak_memory_mb(device: torch.device) -> float:
 
 
 def processor_name() -> str:
-    """As Linux tells it, or else what Python knows."""
+    """From /proc/cpuinfo on Linux, else from Python's `platform`."""
     known = Path("/proc/cpuinfo")
     lines = known.read_text(encoding="utf-8", errors="replace").splitlines() if known.is_file() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
@@ -38,20 +37,19 @@ def processor_name() -> str:
 
 
 def machine(device: torch.device) -> dict[str, str]:
-    """What seconds, and the last bits of a result, depend on; the date, the command and the commit."""
+    """Date, processor, threads and device, and the command and commit if they are known."""
     found = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "processor": processor_name(),
         "threads": str(torch.get_num_threads()),
     }
     found |= {"device": torch.cuda.get_device_name(device)} if device.type == "cuda" else {}
-    told = {"command": os.environ.get(COMMAND), "commit": commit(Path(gatf.__file__).parent)}
-    return found | {name: text for name, text in told.items() if text}
+    known = {"command": os.environ.get(COMMAND), "commit": commit(Path(gatf.__file__).parent)}
+    return found | {name: text for name, text in known.items() if text}
 
 
 def commit(code: Path) -> str | None:
-    """The commit of the repository that the code lies in, with `-dirty` where files were changed; None where it was
-    installed from elsewhere."""
+    """The commit of the repository with this code, with `-dirty` after local changes; None for an installed package."""
     if not (code.parents[1] / ".git").exists():  # <repository>/src/gatf
         return None
     words = ["git", "-C", str(code), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]

@@ -1,4 +1,4 @@
-"""The folder of a run: what its files are called, what `summary.json` says, and how both are read and written."""
+"""The folder of a run: names of its files, and reading and writing them."""
 
 import csv
 import io
@@ -14,7 +14,7 @@ from pydantic import ConfigDict, TypeAdapter
 
 from gatf.errors import UserError
 from gatf.io.events import Event, read_events, reason
-from gatf.io.files import remove, remove_leftovers, telling, write_text
+from gatf.io.files import remove, remove_leftovers, write_errors, write_text
 from gatf.io.lock import exclusive
 from gatf.io.parsing import parse_json
 from gatf.io.text import csv_cell
@@ -23,7 +23,7 @@ CONFIG, EVENTS, SUMMARY, MODEL = "config.yaml", "metrics.jsonl", "summary.json",
 CHECKPOINTS, DIAGNOSTICS, REPORT = "checkpoints", "diagnostics", "report.html"
 EXPLAINED, CONFUSION = "explain", "confusion.csv"
 LOCK = ".lock"
-"""There while a process runs in the folder, and after one was killed, which then does not matter."""
+"""Exists while a process runs in the folder. One that a killed process left behind is not locked."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,69 +48,67 @@ class Summary:
     class_names: list[str]
     """In the same order."""
     a_last: float
-    """Accuracy over all classes after the last task; every test image weighs the same."""
+    """Accuracy over all classes after the last task, with equal weights for test images."""
     a_inc: float
     """Mean of `accuracy_seen` over tasks."""
     a_last_task_weighted: float
-    """As `a_last`, if every task weighs the same, however many test images it has."""
+    """As `a_last`, with equal weights for tasks."""
     a_inc_task_weighted: float
-    """As `a_inc`, weighted likewise."""
+    """As `a_inc`, with equal weights for tasks."""
     forgetting: float | None
     """Mean drop from a task's best accuracy; null with a single task."""
     accuracy_matrix: list[list[float]]
     """Row t, column k: accuracy on task k after task t; row t has t + 1 entries."""
     accuracy_seen: list[float]
-    """Accuracy over all classes so far, after each task."""
+    """Accuracy over all seen classes, after each task."""
     task_aware: list[list[float]]
-    """As `accuracy_matrix`, when told which task an image is from."""
+    """As `accuracy_matrix`, with the task of each image known."""
     accuracy_by_class: list[list[float]]
-    """Row t: accuracy on each class so far, after task t."""
+    """Row t: accuracy on each seen class, after task t."""
     old_to_new: list[float | None]
-    """Share of old-class images taken for a class of the newest task; null for task 0."""
+    """Share of old-class images predicted as a class of the newest task; null for task 0."""
     seconds: list[float]
     """Of each task."""
     total_seconds: float
     """Their sum."""
     peak_memory_mb: list[float]
-    """Of the process so far; on a GPU, allocated there during the task."""
+    """Peak of the process; on a GPU, of its memory during the task."""
     bytes_per_class: int
-    """What the method keeps of each class, beside the networks."""
+    """Stored per class, in addition to the networks."""
     versions: dict[str, str]
     """Of Python, gatf, torch, numpy, lightning-fabric."""
     processor_seconds: list[float] = field(default_factory=list)
-    """Of each task, all threads of the first process: on a busy machine `seconds` says how long one waited, this what
-    it took. Empty where a run began before it was counted."""
+    """CPU time of each task, all threads of the first process. Unlike `seconds` it does not depend on other processes.
+    Empty for runs of versions that did not measure it."""
     repaired: list[int] = field(default_factory=list)
-    """Matrices of each task that did not factorise as they were and needed the ladder of `geometry.spd.cholesky` (more
-    on the diagonal, or clipped eigenvalues), in statistics, transport and readout; of several processes, in the first.
-    Empty in files from before it was counted."""
+    """Matrices per task that did not factorise and needed jitter or clipped eigenvalues (`geometry.spd.cholesky`), in
+    statistics, transport and readout of the first process. Empty for runs of versions that did not count them."""
     config_changes: list[str] = field(default_factory=list)
-    """Settings that were changed on the way, with `--force-config`; `config.yaml` has the last ones."""
+    """Settings that were changed with `--force-config`; `config.yaml` has the last values."""
     networks_from: str | None = None
-    """The run whose networks were taken instead of training the same ones, which `seconds` then leave out."""
+    """The run whose networks were reused instead of training the same ones; `seconds` exclude that training."""
     networks_of: list[int] = field(default_factory=list)
-    """Tasks, from 0, whose networks were taken. Empty where none were, and in files from before it was noted, where it
-    was all."""
+    """Tasks, from 0, whose networks were reused. Older files with `networks_from` leave it empty and mean all tasks."""
     machine: dict[str, str] = field(default_factory=dict)
-    """When, where and how the run ended: `date` (UTC), `processor`, `threads`, `device` if that is another, and where
-    they are known the `command` and the `commit` of gatf's own code."""
+    """`date` of the end (UTC), `processor`, `threads`, `device` for a GPU, and if known `command` and the `commit` of
+    gatf."""
 
     @property
     def taken(self) -> str:
-        """Which networks were taken, in words."""
+        """Which networks were reused, in words."""
         one = "the first task's network" if self.networks_of == [0] and self.tasks > 1 else "the networks"
         return f"{one} of {self.networks_from}"
 
     @property
     def accuracy_new(self) -> float:
-        """Mean over tasks of the accuracy on a task just after it was learnt; without it, forgetting says little: what
-        was never learnt cannot be forgotten."""
+        """Mean over tasks of the accuracy after learning the task. A method that learns little has little to forget, so
+        read forgetting together with it."""
         return sum(row[-1] for row in self.accuracy_matrix) / self.tasks
 
     @property
     def backward_transfer(self) -> float | None:
-        """Mean over tasks but the last of the accuracy at the end less that when new (Lopez-Paz and Ranzato, 2017);
-        negative is worse, null with a single task."""
+        """Mean over all tasks but the last of the final accuracy minus that after learning the task (Lopez-Paz and
+        Ranzato, 2017); negative is worse, null with a single task."""
         changes = [end - self.accuracy_matrix[task][-1] for task, end in enumerate(self.accuracy_matrix[-1][:-1])]
         return sum(changes) / len(changes) if changes else None
 
@@ -122,12 +120,12 @@ class Summary:
 
 
 DERIVED = ("accuracy_new", "backward_transfer", "area_under_curve")
-"""Properties of a summary that its file has too, for those who read it without this package."""
+"""Properties that the file also contains, for users who read it without this package."""
 
 
 @dataclass(frozen=True)
 class RunFolder:
-    """A run on disk. The properties are the places of its files, which need not be there."""
+    """A run on disk. The properties are paths of files that may not exist yet."""
 
     path: Path
 
@@ -138,7 +136,7 @@ class RunFolder:
 
     @property
     def events(self) -> Path:
-        """One event per line, appended while the run goes on."""
+        """One event per line, appended during the run."""
         return self.path / EVENTS
 
     @property
@@ -148,48 +146,50 @@ class RunFolder:
 
     @property
     def model(self) -> Path:
-        """The finished classifier, as a model file."""
+        """The model file of the finished run."""
         return self.path / MODEL
 
     @property
     def checkpoints(self) -> Path:
-        """Where the run stood, the newest two; with `keep_networks` also after every task."""
+        """The newest two checkpoints; with `keep_networks` also one after every task."""
         return self.path / CHECKPOINTS
 
     @property
     def diagnostics(self) -> Path:
-        """Tables of drift, errors and margins, of a run that was asked for them."""
+        """Tables of drift, errors and margins, of a run with `diagnostics`."""
         return self.path / DIAGNOSTICS
 
     @property
     def report(self) -> Path:
-        """The page for people, which needs no other file."""
+        """The self-contained HTML report."""
         return self.path / REPORT
 
     @property
     def confusion(self) -> Path:
-        """Which classes were answered for which, after the last task that was learnt."""
+        """Numbers of images per true and predicted class, after the last finished task."""
         return self.path / CONFUSION
 
     @property
     def explained(self) -> Path:
-        """Where the points go, by `gatf explain run`: a table for scripts."""
+        """The accuracy decomposition of `gatf explain run`, as a table."""
         return self.path / f"{EXPLAINED}.csv"
 
     @property
     def explained_in_words(self) -> Path:
-        """The same as JSON, with a sentence for each loss."""
+        """The same as JSON, with a sentence per accuracy gap."""
         return self.path / f"{EXPLAINED}.json"
 
     @property
     def begun(self) -> bool:
-        """Whether there is a run that can go on."""
+        """Whether the folder has a run that can be resumed."""
         return self.config.is_file()
 
     def refuse_if_begun(self) -> None:
-        """A `UserError` where a new run would take the folder of another one."""
+        """Raise a `UserError` if the folder already has a run."""
         if self.begun:
-            raise UserError(f"{self.path} already holds a run; go on with --resume {self.path} or choose another --out")
+            raise UserError(
+                f"{self.path} already contains a run; continue it with --resume {self.path} or choose another --out"
+            )
 
     @property
     def finished(self) -> bool:
@@ -197,8 +197,8 @@ class RunFolder:
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Inside, no other process runs in this folder, and what killed ones left half-written is gone."""
-        busy = f"{self.path} is being run by another process; wait until that has ended"
+        """Lock the folder for this process and delete temporary files of killed processes."""
+        busy = f"{self.path} is in use by another process; wait until it has ended"
         with exclusive(self.path / LOCK, busy=busy, blocked=f"cannot write to {self.path}"):
             for folder in (self.path, self.checkpoints, self.diagnostics):
                 remove_leftovers(folder)
@@ -206,18 +206,18 @@ class RunFolder:
             yield
 
     def create(self, config: str) -> None:
-        """Make the folder of a run that can begin, or go on, from this config."""
+        """Create the folder of a run with this config, or write a new config into it."""
         self._make_room()
         write_text(self.config, config)
 
     def _make_room(self) -> None:
-        """For checkpoints; a folder that was handed on without them would else fail when the first one is written."""
+        """Create the folder of checkpoints, which a copied run may lack."""
         if not self.checkpoints.is_dir():
-            with telling(self.checkpoints):
+            with write_errors(self.checkpoints):
                 self.checkpoints.mkdir(parents=True, exist_ok=True)
 
     def checkpoint(self, task: int, phase: int, epoch: int, step: int) -> Path:
-        """Of the run before this step; names sort as the run goes on."""
+        """The path of the checkpoint before this step. Names sort in the order of the run."""
         return self.checkpoints / f"task{task:03d}-phase{phase}-epoch{epoch:04d}-step{step:05d}.safetensors"
 
     def after_task(self, task: int) -> Path:
@@ -225,21 +225,21 @@ class RunFolder:
         return self.checkpoint(task + 1, 0, 0, 0)
 
     def saved_checkpoints(self) -> list[Path]:
-        """Those that are there, the newest last."""
+        """Existing checkpoints, the newest last."""
         return sorted(self.checkpoints.glob("*.safetensors"))
 
     def prune_checkpoints(self, kept: Collection[Path] = ()) -> None:
-        """Keep the newest two, and those that are meant to stay."""
+        """Delete all checkpoints but the newest two and those in `kept`."""
         for old in self.saved_checkpoints()[:-2]:
             if old not in kept:
                 remove(old)
 
     def read_events(self) -> list[Event]:
-        """What the run told so far."""
+        """The events of the run up to now."""
         return read_events(self.events)[0]
 
     def write_confusion(self, pairs: Iterable[tuple[str, str, int]]) -> None:
-        """Class, answer and number of images."""
+        """Write triples of true class, predicted class and number of images."""
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(("class", "answered", "images"))
@@ -256,7 +256,7 @@ class RunFolder:
             loaded = parse_json(self.summary.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise UserError(
-                f"{self.summary} cannot be read: {error}; remove it to go on from the last checkpoint"
+                f"{self.summary} cannot be read: {error}; delete it to continue from the last checkpoint"
             ) from None
         try:
             return parse_summary(loaded)
@@ -265,7 +265,7 @@ class RunFolder:
 
 
 def parse_summary(loaded: Any) -> Summary:
-    """The summary that a JSON object holds; a `ValueError` if it is none. Fields of a later version are left out."""
+    """The summary in a JSON object; a `ValueError` if it is invalid. Fields of later versions are ignored."""
     if not isinstance(loaded, dict):
         raise ValueError("it is no JSON object")
     old = "a_last_task_weighted" not in loaded  # written before there were such numbers
@@ -275,7 +275,7 @@ def parse_summary(loaded: Any) -> Summary:
         if len(getattr(summary, name)) != summary.tasks or summary.tasks < 1:
             raise ValueError(f"its '{name}' does not have an entry for each of its {summary.tasks} tasks")
     if any(len(row) != task for task, row in enumerate(summary.accuracy_matrix, start=1)):
-        raise ValueError("a row of its 'accuracy_matrix' does not have an entry for each task so far")
+        raise ValueError("a row of its 'accuracy_matrix' does not have an entry for each task up to it")
     if not old:
         return summary
     each = [sum(row) / len(row) for row in summary.accuracy_matrix]

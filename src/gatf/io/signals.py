@@ -8,7 +8,9 @@ from typing import Any
 
 @contextmanager
 def stop_signals() -> Iterator[Callable[[], bool]]:
-    """Inside, Ctrl-C and SIGTERM ask for a stop after the step in hand; a second one ends the process at once."""
+    """Handle Ctrl-C and SIGTERM: the first requests a stop after the current step, a second one raises at once.
+
+    Yields a function that returns whether a stop was requested."""
     asked = False
 
     def ask(number: int, frame: Any) -> None:

@@ -1,4 +1,4 @@
-"""Text from strangers (class names, file names, recipes) at the doors of the terminal and of CSV files."""
+"""Untrusted text (class names, file names, recipes), made safe for terminals and CSV files."""
 
 import re
 import shlex
@@ -7,17 +7,17 @@ from pathlib import Path
 from typing import Any
 
 COMMAND = "GATF_COMMAND"
-"""The environment variable that tells the processes of a command how it was typed."""
+"""The environment variable that holds the command line for the processes it starts."""
 _LINE_END = "\n"
 _UNSHOWN = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-"""What a terminal would obey rather than show: control characters (escape sequences begin with one), other line ends,
-marks that turn the direction of writing; and halves of characters, which it could not even be sent."""
+"""Characters that a terminal interprets: control characters (which begin escape sequences), other line ends, marks of
+the writing direction; and lone surrogates, which cannot be encoded."""
 _FORMULA = re.compile(r"[=+\-@\t\r]")
 
 
 def harmless(value: object, *, lines: bool = False) -> str:
-    """The text as one line that a terminal shows and does not obey: what it would obey is written `\\u001b`, as JSON
-    does. With `lines` the text's own line ends stay."""
+    """The text as one line that is safe to print: control characters are escaped as in JSON, `\\u001b`. With `lines`
+    line ends are kept."""
 
     def escaped(found: re.Match[str]) -> str:
         return found[0] if lines and found[0] == _LINE_END else f"\\u{ord(found[0]):04x}"
@@ -26,8 +26,8 @@ def harmless(value: object, *, lines: bool = False) -> str:
 
 
 def csv_cell(value: Any) -> Any:
-    """A value for a cell of a CSV file. Text that a spreadsheet would take for a formula gets a quote in front, as a
-    person would type it there; what is a number stays one."""
+    """A value for a cell of a CSV file. Text that a spreadsheet would run as a formula gets a leading quote; numbers
+    are kept."""
     if not isinstance(value, str):
         return value
     text = harmless(value)
@@ -44,8 +44,16 @@ def _is_number(text: str) -> bool:
     return True
 
 
+def duration(seconds: float) -> str:
+    """`45 s`, `12 min`, `3.5 h`, `9 d`."""
+    for unit, size, limit in (("s", 1, 90), ("min", 60, 90 * 60), ("h", 3600, 48 * 3600)):
+        if seconds < limit:
+            return f"{seconds / size:.1f} {unit}" if unit == "h" else f"{seconds / size:.0f} {unit}"
+    return f"{seconds / 86400:.0f} d"
+
+
 def as_typed(words: Sequence[str]) -> str:
-    """The command for people to see; of folders elsewhere the name alone, for a report tells nobody's folders."""
+    """The command as shown in reports; absolute paths are shortened to their names, to keep private folders out."""
 
     def seen(word: str) -> str:
         name, sign, value = word.partition("=")
@@ -57,7 +65,7 @@ def as_typed(words: Sequence[str]) -> str:
 
 
 def rejoined(pieces: Sequence[str], known: Collection[str]) -> list[str]:
-    """Names that were separated by commas and may have commas of their own: the longest that is known is meant."""
+    """Join the pieces of comma-separated names that may contain commas; the longest known name is taken."""
     names, at = [], 0
     while at < len(pieces):
         ends = range(len(pieces), at, -1)

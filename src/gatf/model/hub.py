@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from gatf.errors import UserError, extra
-from gatf.io.files import new_file, telling, write_text
+from gatf.io.files import new_file, write_errors, write_text
 from gatf.model.card import OWN, card
 from gatf.model.file import describe, model_path
 
@@ -75,7 +75,7 @@ def _sound(model: Path) -> Path:
 
 
 def _copy(model: Path, target: Path) -> None:
-    with telling(target), new_file(target, durable=True) as partial:
+    with write_errors(target), new_file(target, durable=True) as partial:
         shutil.copyfile(model, partial)
 
 
@@ -86,7 +86,7 @@ def _repository(name: str | Path) -> str:
 
 
 def _push_to_folder(model: Path, folder: Path) -> Pushed:
-    with telling(folder):
+    with write_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
     kept = _edited(folder / CARD)
     _copy(model, folder / MODEL)

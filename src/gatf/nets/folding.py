@@ -66,7 +66,7 @@ class FusedConv2d(nn.Conv2d):
 
 @dataclass(frozen=True)
 class _Plan:
-    """How a network folds: found once for its structure, filled with its weights as often as it is asked for."""
+    """The folded structure of a network: found once, then filled with weights on every call."""
 
     structure: tuple[Any, ...]
     traced: fx.GraphModule

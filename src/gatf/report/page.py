@@ -28,7 +28,7 @@ EXPLAINED = {
     "A_last %": "accuracy over all classes after the last task",
     "A_inc %": "mean over tasks of the accuracy over all seen classes",
     "area %": "area under the accuracy curve",
-    "when new %": "accuracy after learning the task, mean over tasks",
+    "after learning %": "accuracy after learning the task, mean over tasks",
     "intransigence": "the gap from there to joint training; lower is better",
     "forgetting": "drop from the best accuracy on a task, mean over old tasks; lower is better",
     "backward transfer": "final accuracy on a task minus that after learning it, mean over old tasks; higher is better",
@@ -296,7 +296,7 @@ def made_by(runs: Sequence[Run]) -> list[str]:
     """Provenance for the top of the page: machines and days, version and commit, commands."""
     gatf = {
         f"gatf {run.summary.versions.get('gatf', '')}"
-        + (f", commit {told}" if (told := run.summary.machine.get("commit")) else "")
+        + (f", commit {commit}" if (commit := run.summary.machine.get("commit")) else "")
         for run in runs
     }
     commands = list(dict.fromkeys(run.summary.machine["command"] for run in runs if "command" in run.summary.machine))
@@ -317,13 +317,17 @@ def machines(runs: Sequence[Run]) -> list[str]:
     """One line per kind of machine, with the first and the last day of its runs."""
     found: dict[str, list[str]] = {}
     for run in runs:
-        told = run.summary.machine
+        machine = run.summary.machine
         where = ", ".join(
-            [told[name] for name in ("processor", "device") if name in told]
-            + ([f"{told['threads']} thread{'s' if told['threads'] != '1' else ''}"] if "threads" in told else [])
+            [machine[name] for name in ("processor", "device") if name in machine]
+            + (
+                [f"{machine['threads']} thread{'s' if machine['threads'] != '1' else ''}"]
+                if "threads" in machine
+                else []
+            )
         )
         if where:
-            found.setdefault(where, []).append(told.get("date", "")[:10])
+            found.setdefault(where, []).append(machine.get("date", "")[:10])
     lines = []
     for where, dates in found.items():
         days = " to ".join(sorted({min(dates), max(dates)}))
@@ -422,7 +426,7 @@ def diagnostics_table(runs: Sequence[Run]) -> Table | None:
     if not found:
         return None
     nothing = [name for name in CERTIFIED if {values[name] for values in found.values() if name in values} == {0.0}]
-    columns = {name: told for name, told in columns.items() if name not in nothing}
+    columns = {name: column for name, column in columns.items() if name not in nothing}
     headings = [("method", ""), *((name, why) for name, (why, *_) in columns.items())]
     rows = []
     for row, values in found.items():

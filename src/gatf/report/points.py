@@ -27,32 +27,32 @@ def explain_run(
     """
     place = RunFolder(folder)
     summary = _summary(place)
-    ceiling = _given(joint, summary) if joint is not None else find_joint(folder, summary)
+    joint_run = _given(joint, summary) if joint is not None else find_joint(folder, summary)
     last = summary.tasks - 1
     wanted = range(summary.tasks) if every_task else range(last, last + 1)
     tasks = [task for task in wanted if place.after_task(task).is_file()]
     if last not in tasks:
-        raise UserError(f"{folder} has no checkpoint of its last task, which is needed here: run it again")
+        raise UserError(f"{folder} has no checkpoint of its last task, which this command needs: run it again")
     if len(tasks) < len(wanted):
         missing = ", ".join(str(task + 1) for task in wanted if task not in tasks)
         report(f"no checkpoint after task {missing}: only runs with --set keep_networks=true keep them")
-    if ceiling is None and summary.method != "joint":
+    if joint_run is None and summary.method != "joint":
         report("no joint run to compare with: give one with --joint")
     experiment = reopen(folder, overrides)
     door = DiagnosticsData(experiment.scenario, experiment.session.pipeline, experiment.session.device)
     rows = []
     for task in tasks:
         experiment.go_to(folder, task)
-        found = explain_task(experiment.method, door, task, joint_accuracy(ceiling, summary, task))
+        found = explain_task(experiment.method, door, task, joint_accuracy(joint_run, summary, task))
         _check(found, summary)
         rows.append(found)
-    _write(place, rows, ceiling)
+    _write(place, rows, joint_run)
     return rows
 
 
 def _summary(place: RunFolder) -> Summary:
     if not place.finished:
-        raise UserError(f"{place.path} holds no finished run (it has no {SUMMARY})")
+        raise UserError(f"{place.path} contains no finished run (it has no {SUMMARY})")
     return place.read_summary()
 
 
@@ -67,19 +67,19 @@ def _check(found: Explained, summary: Summary) -> None:
 
 
 def _given(folder: Path, summary: Summary) -> Summary:
-    ceiling = _summary(RunFolder(folder))
-    if not _comparable(ceiling, summary):
+    joint_run = _summary(RunFolder(folder))
+    if not _comparable(joint_run, summary):
         raise UserError(f"{folder} is no joint run of the same classes in the same order")
-    return ceiling
+    return joint_run
 
 
 def find_joint(folder: Path, summary: Summary) -> Summary | None:
-    """A finished joint run beside the folder, of the same classes in the same order; of the same seed where there is
-    one, and rather in the same tasks than all at once. A joint run has no other above it."""
+    """A finished joint run beside the folder, of the same classes in the same order; preferably with the same seed,
+    then with the same tasks. None for a joint run itself."""
     if summary.method == "joint":
         return None
     beside = [RunFolder(path.parent) for path in sorted(folder.resolve().parent.glob(f"*/{SUMMARY}"))]
-    found = [ceiling for ceiling in (each.read_summary() for each in beside) if _comparable(ceiling, summary)]
+    found = [joint_run for joint_run in (each.read_summary() for each in beside) if _comparable(joint_run, summary)]
     return min(
         found,
         key=lambda each: (each.seed != summary.seed, _classes_known(each) != _classes_known(summary), each.seed),
@@ -87,36 +87,36 @@ def find_joint(folder: Path, summary: Summary) -> Summary | None:
     )
 
 
-def joint_accuracy(ceiling: Summary | None, summary: Summary, task: int) -> float | None:
-    """Of the joint run when it knew just the classes that the run knows after this task. One that learnt all classes at
-    once has been there only at the end."""
-    if ceiling is None:
+def joint_accuracy(joint_run: Summary | None, summary: Summary, task: int) -> float | None:
+    """The accuracy of the joint run over the same seen classes. One that learnt all classes at once has it only at the
+    end."""
+    if joint_run is None:
         return None
-    known = dict(zip(_classes_known(ceiling), ceiling.accuracy_seen, strict=True))
+    known = dict(zip(_classes_known(joint_run), joint_run.accuracy_seen, strict=True))
     return known.get(_classes_known(summary)[task])
 
 
-def _comparable(ceiling: Summary, summary: Summary) -> bool:
-    same_classes = (ceiling.dataset, ceiling.class_order) == (summary.dataset, summary.class_order)
-    return ceiling.method == "joint" and same_classes
+def _comparable(joint_run: Summary, summary: Summary) -> bool:
+    same_classes = (joint_run.dataset, joint_run.class_order) == (summary.dataset, summary.class_order)
+    return joint_run.method == "joint" and same_classes
 
 
 def _classes_known(summary: Summary) -> list[int]:
-    """After each task; after the last one all, also where accuracies per class were left out to keep a file small."""
+    """Seen classes after each task. The last number is exact even if a file omits accuracies per class."""
     return [len(row) for row in summary.accuracy_by_class[:-1]] + [len(summary.class_order)]
 
 
-def _write(place: RunFolder, rows: list[Explained], ceiling: Summary | None) -> None:
+def _write(place: RunFolder, rows: list[Explained], joint_run: Summary | None) -> None:
     table = [as_row(row) for row in rows]
     write_text(place.explained, table_text(table))
-    told = {
+    content = {
         "rows": table,
-        "joint_seed": None if ceiling is None else ceiling.seed,
+        "joint_seed": None if joint_run is None else joint_run.seed,
         "sentences": rows[-1].sentences(),
     }
-    write_text(place.explained_in_words, json.dumps(told, indent=1))
+    write_text(place.explained_in_words, json.dumps(content, indent=1))
 
 
 def as_row(row: Explained) -> dict[str, Any]:
-    """Accuracies and losses; None where there is nothing to say."""
+    """Accuracies and accuracy gaps; None if not applicable."""
     return {**asdict(row), **{loss: getattr(row, loss) for loss in LOSSES}}

@@ -130,9 +130,9 @@ def _distance(best: dict[str, float], table: Sequence[dict[str, float]]) -> str:
     if others:
         second = max(others, key=lambda row: row["a_last"])
         parts.append(f"{best['a_last'] - second['a_last']:.1f} points above {second['row']}")
-    ceiling = [row for row in table if row["method"] == "joint"]
-    if ceiling:
-        parts.append(f"{ceiling[0]['a_last'] - best['a_last']:.1f} below training on all images (joint)")
+    joint = [row for row in table if row["method"] == "joint"]
+    if joint:
+        parts.append(f"{joint[0]['a_last'] - best['a_last']:.1f} below training on all images (joint)")
     return ", " + " and ".join(parts) if parts else ""
 
 

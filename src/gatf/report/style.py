@@ -1,7 +1,7 @@
-"""How every figure looks: colours and lines, names beside lines, and the SVG that lives inside a page.
+"""The style of figures: colours and lines, names beside lines, and inline SVG.
 
-Figures are drawn in the light colours; in the page each becomes a CSS variable that has a dark twin, so one SVG serves
-both. No meaning hangs on colour alone: lines also differ in marker, dash and label.
+Figures are drawn in the light colours. In the page each colour becomes a CSS variable with a dark variant, so one SVG
+serves both themes. Lines also differ in marker, dash and label, not only in colour.
 """
 
 import io
@@ -32,7 +32,7 @@ HEAT = (
 )  # fmt: skip
 """From 0 to 100 %."""
 DEEP = 7
-"""Steps of HEAT from here on carry numbers in the other colour."""
+"""Steps of HEAT from here on have numbers in the light colour."""
 ON_PALE, ON_DEEP = "#1d2229", "#fefeff"
 """Numbers on the steps before DEEP, and from it on."""
 
@@ -83,7 +83,7 @@ RC: Any = {
 }
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "h", "p", "*")
 WIDTH = 4.5
-"""Inches. A phone's column is about as many pixels as this is points, so letters keep their size there."""
+"""Inches: about the width of a phone's column, so that letters keep their size there."""
 
 P = ParamSpec("P")
 _NUMBER = re.compile(r"(-?\d+\.\d{3,})")
@@ -91,7 +91,7 @@ _NUMBER = re.compile(r"(-?\d+\.\d{3,})")
 
 @dataclass(frozen=True)
 class LineStyle:
-    """How one method looks in every figure."""
+    """The style of one method in every figure."""
 
     color: str
     marker: str
@@ -109,8 +109,8 @@ LANDMARKS = {
     "gatf plus": LineStyle(SERIES[0], "D", "--", 2.6),
     "adagauss": LineStyle(SERIES[1], "s"),
 }
-"""The ceiling and the floor are grey; the two that are compared most keep their colour in every report, and rows that
-are called after them have it too."""
+"""Upper and lower bounds are grey. The two methods that are compared most, and rows named after them, have the same
+colour in every report."""
 
 
 def line_styles(rows: Iterable[str]) -> dict[str, LineStyle]:
@@ -135,7 +135,7 @@ def css_variables(dark: bool) -> str:
 
 
 def styled(draw: Callable[P, Figure]) -> Callable[P, Figure]:
-    """Draw in the project's style, whatever the user's own Matplotlib settings are."""
+    """Draw in the project's style, independent of the user's Matplotlib settings."""
 
     @wraps(draw)
     def inside(*args: P.args, **kwargs: P.kwargs) -> Figure:
@@ -147,7 +147,7 @@ def styled(draw: Callable[P, Figure]) -> Callable[P, Figure]:
 
 @contextmanager
 def _letters_of_the_browser() -> Iterator[None]:
-    """Inside, a letter that Matplotlib's font lacks is no matter: a page's text is drawn with the reader's fonts."""
+    """Ignore warnings about missing glyphs: browsers draw a page's text with their own fonts."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         yield
@@ -160,7 +160,7 @@ def new_figure(height: float) -> tuple[Figure, Axes]:
 
 
 def whole_ticks(first: int, last: int) -> list[int]:
-    """Every whole number while there are few, else the first and the multiples of five or more."""
+    """All integers if few, else the first and multiples of five or more."""
     if last - first < 12:
         return list(range(first, last + 1))
     step = 5 * max(1, round((last - first) / 40))
@@ -168,31 +168,31 @@ def whole_ticks(first: int, last: int) -> list[int]:
 
 
 def short(name: str) -> str:
-    """A name that a figure has room for."""
+    """A name shortened for figures."""
     return unread(name if len(name) <= 14 else name[:13] + "…")
 
 
 def unread(name: str) -> str:
-    """A name as Matplotlib takes it for what it is: between dollars it would read mathematics."""
+    """A name with dollar signs escaped, which Matplotlib would read as mathematics."""
     return name.replace("$", r"\$")
 
 
 THREAD, MARKER = 14, 8
-"""Points between an axis and the names beside it that a thread takes, and a marker."""
+"""Widths, in points, of a connecting line and a marker between an axis and the names beside it."""
 NAME_HEIGHT = 0.21
-"""Inches of a figure's height that a name beside a line takes, with some air."""
+"""Height of a name beside a line, in inches."""
 
 
 def height_for(names: int) -> float:
-    """Inches of a figure in which so many names stand beside their lines."""
+    """Height, in inches, of a figure with this number of names beside its lines."""
     return max(3.0, NAME_HEIGHT * names)
 
 
 def label_ends(
     axes: Axes, ends: Mapping[str, float], styles: Mapping[str, LineStyle], *, markers: bool = False
 ) -> None:
-    """Names beside the ends of lines, instead of a legend to look up. Where they would touch they are pushed apart and
-    have threads to their lines; where lines have `markers` and some share a colour, names have the markers too.
+    """Put names beside the ends of lines, instead of a legend. Names that would overlap are moved apart and connected
+    to their lines. If lines have `markers` and some share a colour, names have the markers too.
 
     `ends` are heights in data coordinates; limits and scale of the axes must be final.
     """
@@ -210,7 +210,7 @@ def label_ends(
     offset = 6 + THREAD * crowded + MARKER * marked
 
     def beside(points: float) -> Transform:
-        """Shares of the axes, so many points to the right."""
+        """Axes coordinates, shifted to the right by `points`."""
         return axes.transAxes + ScaledTranslation(points / 72, 0, figure.dpi_scale_trans)
 
     for row, share, place in zip(ends, shares, places, strict=True):
@@ -233,7 +233,7 @@ def label_ends(
 
 
 def spread_apart(heights: Sequence[float], gap: float, low: float, high: float) -> list[float]:
-    """Heights moved as little as possible so that neighbours are `gap` apart and all lie between `low` and `high`."""
+    """Heights, moved as little as possible, with distances of at least `gap`, between `low` and `high`."""
     order = sorted(range(len(heights)), key=lambda index: heights[index])
     gap = min(gap, (high - low) / max(len(order) - 1, 1))
     blocks: list[tuple[float, list[int]]] = []
@@ -262,24 +262,22 @@ def _top(block: tuple[float, list[int]], gap: float) -> float:
 
 
 _TIPS: WeakKeyDictionary[Figure, dict[str, Sequence[str]]] = WeakKeyDictionary()
-"""Of each figure: texts by the id of the drawn things they belong to."""
+"""Tooltips of each figure, by the id of the artist they belong to."""
 
 
 MOST_TIPS = 60
-"""Points of a line that have a text."""
+"""Points per line that have a tooltip."""
 
 
 def thinned(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Every so many of the points of a line, the last one among them."""
+    """Evenly spaced points of a line, including the last."""
     step = -(-len(points) // MOST_TIPS)
     return list(points[::-1][::step][::-1])
 
 
 def tips(axes: Axes, places: Sequence[tuple[float, float]], texts: Sequence[str], *, size: float = 11.0) -> None:
-    """Texts that a page shows where the pointer rests, at places in data coordinates; limits must be final.
-
-    They hang on squares that are there and not seen, `size` points wide.
-    """
+    """Add tooltips at places in data coordinates; limits must be final. They belong to invisible squares of `size`
+    points."""
     inside = [(x, y, text) for (x, y), text in zip(places, texts, strict=True) if np.isfinite(x) and np.isfinite(y)]
     if not inside:
         return
@@ -297,7 +295,7 @@ def tips(axes: Axes, places: Sequence[tuple[float, float]], texts: Sequence[str]
 
 
 def _with_tips(svg: str, known: Mapping[str, Sequence[str]]) -> str:
-    """A title in each of the squares, which browsers show on hover."""
+    """Add a title, which browsers show on hover, to each of the squares."""
     for name, texts in known.items():
         begin = svg.index(f'id="{name}"')
         parts = svg[begin:].split("<use ", len(texts))
@@ -311,7 +309,7 @@ def _with_tips(svg: str, known: Mapping[str, Sequence[str]]) -> str:
 
 
 def inline_svg(figure: Figure, *, name: str, alt: str) -> str:
-    """The figure as one `<svg>` element: no fixed size, ids that no other figure has, colours as CSS variables."""
+    """The figure as one `<svg>` element without a fixed size, with unique ids and colours as CSS variables."""
     text = io.StringIO()
     with matplotlib.rc_context({**RC, "svg.hashsalt": name}), _letters_of_the_browser():
         figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
@@ -333,7 +331,7 @@ def inline_svg(figure: Figure, *, name: str, alt: str) -> str:
 
 
 def save_figure(figure: Figure, folder: Path, name: str) -> list[Path]:
-    """For papers and READMEs: PDF, and PNG on paper colour at 200 dots an inch."""
+    """Save as PDF, and as PNG on paper colour at 200 dots per inch."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"{name}.pdf", folder / f"{name}.png"]
     with matplotlib.rc_context({**RC, "savefig.transparent": False}):

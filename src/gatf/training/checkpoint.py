@@ -1,4 +1,4 @@
-"""Checkpoints: the container of model files, with a description of where training stands. Loading runs no code."""
+"""Checkpoints: the file format of models, with the position of the training. Loading runs no code."""
 
 from pathlib import Path
 from typing import Any
@@ -11,19 +11,19 @@ from gatf.io import container
 
 
 def save(path: Path, tensors: dict[str, Tensor], meta: dict[str, Any]) -> None:
-    """Write tensors and JSON-able metadata; the file appears complete, by rename, or not at all."""
+    """Write tensors and JSON-able metadata atomically."""
     container.write(path, tensors, meta, container.CHECKPOINT)
 
 
 def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Read a checkpoint back, checking that it is whole."""
+    """Read and verify a checkpoint."""
     if not path.is_file():
         raise UserError(f"there is no checkpoint at {path}")
     try:
         tensors, header = container.read(path, container.CHECKPOINT)
     except container.Damaged as error:
         raise UserError(
-            f"checkpoint {path} is damaged ({error.reason}); delete it to go on from an earlier one"
+            f"checkpoint {path} is damaged ({error.reason}); delete it to continue from an earlier one"
         ) from None
     return tensors, header.model
 
@@ -49,8 +49,8 @@ def flatten_optimiser(optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
 
 
 def restore_optimiser(optimiser: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
-    """Put saved tensors back, in the memory layout of their parameters; a `UserError` if they are of another kind of
-    optimiser, or of other parameters."""
+    """Restore saved tensors in the memory layout of their parameters; a `UserError` if they belong to another kind of
+    optimiser or to other parameters."""
     known = ADDED.union(*(names for kind, names in BUFFERS.items() if isinstance(optimiser, kind)))
     parameters = [parameter for group in optimiser.param_groups for parameter in group["params"]]
     state: dict[int, dict[str, Tensor]] = {}
@@ -58,12 +58,10 @@ def restore_optimiser(optimiser: torch.optim.Optimizer, tensors: dict[str, Tenso
         if key.startswith("optimiser."):
             index, _, name = key.removeprefix("optimiser.").partition(".")
             if name not in known or not index.isdecimal() or int(index) >= len(parameters):
-                raise UserError("the checkpoint's optimiser is another than the config's; begin the run anew")
+                raise UserError("the checkpoint's optimiser differs from the config's; start a new run")
             parameter = parameters[int(index)]
             if value.ndim and value.shape != parameter.shape:
-                raise UserError(
-                    "the checkpoint's optimiser is of other parameters than the config's; begin the run anew"
-                )
+                raise UserError("the checkpoint's optimiser has other parameters than the config's; start a new run")
             if value.shape == parameter.shape:
                 value = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
             state.setdefault(int(index), {})[name] = value

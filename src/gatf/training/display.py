@@ -1,4 +1,4 @@
-"""A live display of a run for people, from the events it tells."""
+"""The live display of a run, from its events."""
 
 from time import monotonic
 
@@ -8,18 +8,19 @@ from rich.table import Table
 from rich.text import Text
 
 from gatf.io import events
-from gatf.io.text import harmless
+from gatf.io.text import duration, harmless
 
 SECONDS_BETWEEN_LINES = 10.0
-"""Where there is no terminal to redraw a line on, a new one is written this often."""
+"""Without a terminal, a new line is printed this often."""
 ENOUGH_STEPS, ENOUGH_SECONDS = 5, 3.0
-"""Whichever comes first, from then on the time left is told: a step of photos may take that long by itself."""
+"""The display shows the remaining time after whichever comes first; one step with photos may take seconds."""
 
 
 class LiveDisplay:
-    """Task, phase, epoch, losses and time left: redrawn in place on a terminal, a line every ten seconds elsewhere.
+    """Task, phase, epoch, losses and remaining time: redrawn in place on a terminal, otherwise a line every ten
+    seconds.
 
-    With `lines` there is also one after each task, which stays.
+    With `lines` it also prints a permanent line after each task.
     """
 
     def __init__(self, console: Console, lines: bool = True) -> None:
@@ -71,7 +72,7 @@ class LiveDisplay:
             self._live.update(self._line())
 
     def _write_now_and_then(self) -> None:
-        """A line where there is no terminal, if the last one was long ago."""
+        """Without a terminal, print a line if the last one is old enough."""
         if self._live is None and monotonic() - self._last_line >= SECONDS_BETWEEN_LINES:
             self._last_line = monotonic()
             line = "  ".join(part for part in self._parts() if part)
@@ -97,7 +98,7 @@ class LiveDisplay:
         if self._extracting is not None:
             seen, images = self._extracting.images, self._extracting.of
             spent = monotonic() - self._extracting_since
-            left = f"≈ {lasting((images - seen) * spent / seen)} left" if seen and spent >= ENOUGH_SECONDS else ""
+            left = f"≈ {duration((images - seen) * spent / seen)} left" if seen and spent >= ENOUGH_SECONDS else ""
             return task, f"extracting features {seen}/{images}", "", left
         return (
             task,
@@ -107,23 +108,16 @@ class LiveDisplay:
         )
 
     def _left(self) -> str:
-        """Time left, taking every task to come as long as this one, by the speed so far."""
+        """Remaining time at the current speed, with as many steps per later task as in this one."""
         spent = self._training_seconds + (monotonic() - self._started if self._started else 0.0)
         if self._all_steps == 0 or (self._all_steps < ENOUGH_STEPS and spent < ENOUGH_SECONDS):
             return ""
         steps = self._steps_of_task - self._steps_done + (self._tasks - self._task - 1) * self._steps_of_task
-        return f"≈ {lasting(max(steps, 0) * spent / self._all_steps)} left"
-
-
-def lasting(seconds: float) -> str:
-    """A length of time in a unit that suits it."""
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+        return f"≈ {duration(max(steps, 0) * spent / self._all_steps)} left"
 
 
 def by_task(accuracies: list[float], width: int) -> str:
-    """The accuracy on every task as far as there is room: without decimals, or the first and the newest alone."""
+    """The accuracy on every task; on a narrow terminal without decimals, or only on the first and the newest task."""
     forms = [f"by task: {'  '.join(f'{accuracy:5.1f}' for accuracy in accuracies)}"]
     forms.append(f"by task: {' '.join(f'{accuracy:3.0f}' for accuracy in accuracies)}")
     first, newest = accuracies[0], accuracies[-1]

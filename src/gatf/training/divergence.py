@@ -1,7 +1,7 @@
-"""Training that leaves the finite numbers: noticed within its epoch, told in one sentence, never saved.
+"""Detection of NaN and infinity in training: found within the epoch, reported in one sentence, never saved.
 
-The device is asked once per epoch and once after a task's statistics, not in every step. That is soon enough: what is
-not finite in a gradient is not finite in the weights from then on, and what is not finite in a loss is not in its sum.
+The check runs once per epoch and once after a task's statistics, not in every step, because it waits for the device. It
+misses nothing: a non-finite gradient makes the weights non-finite, and a non-finite loss makes its sum non-finite.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -15,10 +15,10 @@ from gatf.settings import StageConfig
 
 
 def all_finite(tensors: Iterable[Tensor]) -> bool:
-    """Whether every number is finite; waits for the device once where they are.
+    """Whether every number is finite; waits for the device once if they are.
 
-    A sum is finite only if all its terms are, and takes a tenth of the time of asking each; where it is not, the terms
-    are asked, for their sum may just be too large."""
+    A finite sum implies finite terms, and computing it takes a tenth of the time of a check per element. If the sum is
+    not finite, the elements are checked, because the sum may have overflowed."""
     asked = [tensor.detach() for tensor in tensors if tensor.is_floating_point()]
     if not asked or bool(torch.stack([tensor.sum() for tensor in asked]).isfinite().all()):
         return True
@@ -29,8 +29,8 @@ def diverged(
     task: int, where: str, what: str, stage: StageConfig, *, rate: str | None = None,
     also: Mapping[str, float] | None = None,
 ) -> Diverged:  # fmt: skip
-    """The sentence: where it happened, what was not finite, and what to change: the setting `rate` that the stage's
-    learning rate comes from, if that is not the task's own, and those in `also`."""
+    """The error with place, cause and advice. `rate` is the setting of the learning rate if it is not the stage's `lr`;
+    `also` has further settings to lower."""
     section = f"optimisation.{'first' if task == 0 else 'next'}"
     if rate is not None and rate.startswith("optimisation."):
         section, rate = rate.removesuffix(".lr"), None
@@ -48,19 +48,19 @@ def diverged(
 
 
 @contextmanager
-def noticing(tell: Callable[[str], Diverged], suspects: Callable[[], Iterable[Tensor]]) -> Iterator[None]:
-    """Inside, an error that comes of numbers that are not finite is the one that `tell` makes of what it says: one that
-    says so itself, or any that is raised while `suspects` (weights, statistics) are not finite."""
+def noticing(describe: Callable[[str], Diverged], suspects: Callable[[], Iterable[Tensor]]) -> Iterator[None]:
+    """Convert errors of non-finite numbers with `describe`: `NotFinite`, failed factorisations, and any error that
+    occurs while `suspects` (weights, statistics) are not finite."""
     try:
         yield
     except UserError:
         raise
     except (NotFinite, torch.linalg.LinAlgError) as error:  # type: ignore[attr-defined]
-        raise tell(_first_line(error)) from error
+        raise describe(_first_line(error)) from error
     except (ValueError, RuntimeError, ArithmeticError) as error:
         if all_finite(suspects()):
             raise
-        raise tell(_first_line(error)) from error
+        raise describe(_first_line(error)) from error
 
 
 def _first_line(error: Exception) -> str:

@@ -1,4 +1,4 @@
-"""The one epoch loop. It runs phases and never knows which method it trains."""
+"""The epoch loop. It trains phases and does not depend on the method."""
 
 import math
 import time
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 
 class Interrupted(Exception):
-    """A stop was asked for; the step in hand is finished and saved."""
+    """A stop was requested; the current step is finished and saved."""
 
 
 @dataclass
 class Position:
-    """Where in a phase training stands: the next step to take, and the epoch's loss sums up to it."""
+    """The position in a phase: the next step, and the epoch's loss sums before it."""
 
     epoch: int = 0
     step: int = 0
@@ -53,10 +53,10 @@ def train_phase(
     phase: Phase, data: TaskData, fabric: "Fabric", *, listener: Listener, position: Position, save: Save,
     restore: Callable[[torch.optim.Optimizer], None] | None, stop: Callable[[], bool], save_every: int | None,
 ) -> None:  # fmt: skip
-    """Train one phase from `position` to its end; `NotFinite` in the epoch in which a loss or a weight is not.
+    """Train one phase from `position` to its end; raises `NotFinite` in the epoch of a non-finite loss or weight.
 
-    `save` is called every `save_every` epochs and when `stop` says so, in which case `Interrupted` follows. Losses are
-    summed on the device and read once per epoch; what is not finite is neither told nor saved.
+    `save` is called every `save_every` epochs and after a requested `stop`, before `Interrupted` is raised. Losses are
+    summed on the device and read once per epoch. Non-finite values are neither reported nor saved.
     """
     module, optimiser = fabric.setup(_LossModule(phase), build_optimiser(phase))
     if restore is not None:
@@ -118,28 +118,28 @@ def _enter_training(phase: Phase) -> None:
 def _finish_epoch(
     task: int, position: Position, steps: int, phase: Phase, optimiser: Any, listener: Listener, started: float
 ) -> None:
-    """After an epoch's last step: tell its mean losses and stand before the next one."""
+    """After an epoch's last step, report its mean losses and move to the next epoch."""
     if position.step < steps:
         return
     losses = {name: float(distributed.mean(total)) / steps for name, total in position.sums.items()}
     check_finite(losses, phase)
-    told = Epoch(
+    event = Epoch(
         task=task, phase=phase.name, epoch=position.epoch, losses=losses, lr=optimiser.param_groups[-1]["lr"],
         seconds=round(time.monotonic() - started, 4),
     )  # fmt: skip
-    listener(told)
+    listener(event)
     position.epoch, position.step, position.sums = position.epoch + 1, 0, {}
 
 
 def weights(phase: Phase) -> Iterator[Tensor]:
-    """What a phase trains, batch-norm statistics included."""
+    """Parameters and buffers that a phase trains."""
     for module in phase.modules.values():
         yield from module.parameters()
         yield from module.buffers()
 
 
 def check_finite(losses: dict[str, float], phase: Phase) -> None:
-    """`NotFinite`, spelling out the losses, if one of them or a weight is not finite. Waits for the device once."""
+    """Raise `NotFinite` with all losses if one of them or a weight is not finite. Waits for the device once."""
     sound = all_finite(weights(phase))
     if not sound or not all(map(math.isfinite, losses.values())):
         terms = [f"{name} {value:.4g}" for name, value in losses.items()]

@@ -29,10 +29,10 @@ class Phase:
     """Which images an epoch visits and in which order (class-balanced batches); default: all, shuffled."""
     on_epoch_start: Callable[[int, TaskData], None] | None = None
     on_resume: Callable[[Batch], None] | None = None
-    """Given the batch before the one that training goes on with, when a run goes on within the phase: a method that
-    looks back at it need not have a checkpoint hold pixels."""
+    """Receives the batch before the one that a resumed run continues with, so that checkpoints need no pixels for
+    methods that use it."""
     rate: str | None = None
-    """The setting that its learning rate comes from, where that is not the `lr` of the task's stage."""
+    """The setting of its learning rate, if it is not the `lr` of the task's stage."""
     set_mode: Callable[[], None] | None = None
     """Puts networks into train or eval mode; default: all of `modules` into train mode."""
     follows: dict[str, nn.Module] = field(default_factory=dict)

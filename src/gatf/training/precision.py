@@ -1,9 +1,8 @@
-"""What `precision=auto` stands for on this machine, found by trying.
+"""The choice of `precision=auto` on this machine, by measurement.
 
-Whether bfloat16 is faster on a processor depends on its instructions and on the network, and with some builds of torch
-a processor that lacks them ends the process. So a step of the network is timed both ways in a process of its own, which
-may die. The answer is kept in the cache folder, one for each processor, version of torch, number of threads, network
-and batch.
+Whether bfloat16 is faster on a processor depends on its instructions and on the network. Some builds of torch crash on
+processors without these instructions. So a separate process, which may crash, times a step of the network both ways.
+The cache stores the result per processor, version of torch, number of threads, network and batch size.
 """
 
 import json
@@ -28,15 +27,15 @@ from gatf.settings import INSIDE, PYTHON, BackboneConfig
 
 AUTO, FLOAT32, BFLOAT16 = "auto", "32-true", "bf16-mixed"
 GAIN = 1.15
-"""How many times as fast bfloat16 must be: less is within what timings differ by."""
+"""Required speed-up of bfloat16; smaller ones are within the noise of timings."""
 STEPS = 3
 TIMEOUT = 120
-"""Seconds, after which a trial counts as failed."""
+"""Seconds after which a trial has failed."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """Seconds of a step; or why there are none."""
+    """Seconds per step, or the reason of a failure."""
 
     float32: float | None = None
     bfloat16: float | None = None
@@ -56,20 +55,20 @@ class Trial:
 def chosen(
     precision: str, device: str, *, backbone: BackboneConfig, shape: tuple[int, int, int], batch: int
 ) -> tuple[str, str | None]:
-    """A precision that Fabric knows, and a sentence on how `auto` was decided; None where it was not asked for."""
+    """A precision of Fabric, and a sentence that explains the choice of `auto`, else None."""
     if precision != AUTO:
         return precision, None
     if available_device(device) == "cuda":
         best = BFLOAT16 if torch.cuda.is_bf16_supported(including_emulation=False) else FLOAT32
         return best, f"precision: {best}, by the GPU's abilities"
     if distributed.launched() > 1 or backbone.name.startswith(PYTHON):
-        return FLOAT32, f"precision: {FLOAT32}, because trials are of one process and of networks with a name"
+        return FLOAT32, f"precision: {FLOAT32}, because trials need one process and a named network"
     trial = tried(backbone, shape, batch)
     return trial.choice, f"precision: {trial}"
 
 
 def tried(backbone: BackboneConfig, shape: tuple[int, int, int], batch: int) -> Trial:
-    """The trial of this network on this machine, from the cache or made now."""
+    """The trial of this network on this machine, cached."""
     weights = None if backbone.pretrained is None else INSIDE  # the weights' values do not matter
     wanted = backbone.model_copy(update={"pretrained": weights}).model_dump(mode="json")
     question = json.dumps({"backbone": wanted, "shape": shape, "batch": batch, "threads": torch.get_num_threads()})
@@ -84,7 +83,7 @@ def tried(backbone: BackboneConfig, shape: tuple[int, int, int], batch: int) -> 
 
 
 def processor() -> str:
-    """The name of the processor and what it can do, where Linux tells."""
+    """Name and instruction sets of the processor, from /proc/cpuinfo on Linux."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
     names = [line for line in lines if line.startswith(("model name", "flags"))][:2]
@@ -106,7 +105,7 @@ def _try_in_another_process(question: str) -> Trial:
 
 
 def time_steps(question: dict[str, Any]) -> Trial:
-    """Both ways in turns, after a step each to warm up: forward and backward of the network on random images."""
+    """Time forward and backward passes on random images in both precisions, in turns, after one warm-up step each."""
     torch.set_num_threads(question["threads"])
     channels, height, width = question["shape"]
     backbone = build_backbone(BackboneConfig.model_validate(question["backbone"]), channels)

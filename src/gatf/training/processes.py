@@ -1,4 +1,4 @@
-"""Several processes that train one model: opened as the launcher's environment says, stopped together."""
+"""Multi-process training: setup from the launcher's environment, common stop, lost processes."""
 
 import atexit
 import gc
@@ -22,24 +22,24 @@ if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
 STEPS_BETWEEN_QUESTIONS = 10
-"""Steps after which processes ask each other whether one was told to stop."""
+"""Steps between exchanges of stop requests."""
 
 SECONDS_TO_LET_GO = 0.2
-"""How long a process waits, at its end, for threads that served an exchange."""
+"""Seconds that a process waits at its end for threads of collective operations."""
 
 
 def open_alone(device: str, precision: Any) -> "Fabric":
-    """The engine of a process that trains alone, whatever launched it."""
-    from lightning_fabric import Fabric  # it takes a second to import, which a prediction need not wait for
+    """The engine of a process that trains alone, even under a launcher."""
+    from lightning_fabric import Fabric  # importing it takes a second, and predictions do not need it
 
     return Fabric(accelerator=available_device(device), devices=1, precision=precision)
 
 
 def open_fabric(device: str, precision: Any) -> "Fabric":
-    """The engine of this process; joined with the others where a launcher (torchrun, `gatf run --devices`) made some.
+    """The engine of this process, connected with the others that a launcher (torchrun, `gatf run --devices`) started.
 
-    Parameters that have no gradient in a step (a backbone that warms up) are allowed for, and buffers are not sent
-    along each step: batch-norm statistics are those of the whole batch in every process already.
+    Parameters may have no gradient in a step (a frozen backbone during warm-up). Buffers are not synchronised, because
+    batch-norm statistics already cover the whole batch in every process.
     """
     if distributed.launched() == 1:
         return open_alone(device, precision)
@@ -47,7 +47,7 @@ def open_fabric(device: str, precision: Any) -> "Fabric":
     from lightning_fabric.plugins.environments.torchelastic import TorchElasticEnvironment
     from lightning_fabric.strategies.ddp import DDPStrategy
 
-    logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # it introduces the processes at length
+    logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # it logs every process
     on_this_node = int(os.environ["LOCAL_WORLD_SIZE"])
     fabric = Fabric(
         accelerator=available_device(device),
@@ -63,11 +63,10 @@ def open_fabric(device: str, precision: Any) -> "Fabric":
 
 
 def leave() -> None:
-    """Part from the other processes before the interpreter ends.
+    """Leave the process group before the interpreter ends.
 
-    A thread that served an exchange lets go of its tensor a moment later, for which it needs the interpreter; one that
-    finds it gone aborts the process after all its work was done. Collecting what still holds the group ends its
-    threads; where something else holds it, the pause lets them finish.
+    A thread of a collective operation frees its tensor a moment later and needs the interpreter for it; without one it
+    aborts the finished process. Garbage collection ends the threads of the group; the pause lets remaining ones finish.
     """
     if dist.is_initialized():
         dist.destroy_process_group()
@@ -76,23 +75,23 @@ def leave() -> None:
 
 
 class AgreedStop:
-    """Whether any process was told to stop: asked by all at the same steps, so that all stop at the same one."""
+    """Whether a stop was requested in any process. All processes exchange this at the same steps and stop together."""
 
-    def __init__(self, told: Callable[[], bool], device: torch.device) -> None:
-        self._told, self._device = told, device
+    def __init__(self, requested: Callable[[], bool], device: torch.device) -> None:
+        self._requested, self._device = requested, device
         self._asked = 0
         self._agreed = False
 
     def __call__(self) -> bool:
         self._asked += 1
         if not self._agreed and self._asked % STEPS_BETWEEN_QUESTIONS == 0:
-            self._agreed = distributed.any_of(self._told(), self._device)
+            self._agreed = distributed.any_of(self._requested(), self._device)
         return self._agreed
 
 
 @contextmanager
 def losing_a_process(folder: Path) -> Iterator[None]:
-    """Inside, a failed exchange with another process is one sentence that says how to go on."""
+    """Convert a failed exchange with another process to one sentence with the command that continues the run."""
     try:
         yield
     except RuntimeError as error:
@@ -102,6 +101,6 @@ def losing_a_process(folder: Path) -> Iterator[None]:
         ):
             raise
         raise LostProcess(
-            f"another process of this run ended, and this one stopped too; go on with: gatf run --resume "
+            f"another process of this run ended, and this one stopped too; continue with: gatf run --resume "
             f"{shlex.quote(str(folder))}"
         ) from None

@@ -1,8 +1,9 @@
-"""The training of one task: what a run and an update of a model share."""
+"""Training of one task, shared by runs and model updates."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Learner(Protocol):
-    """As much of a method as training needs to know."""
+    """The part of a method that training uses."""
 
     def begin_task(self, task: TaskInfo) -> None: ...
 
@@ -30,7 +31,7 @@ class Learner(Protocol):
 
 @dataclass(frozen=True)
 class Resumed:
-    """Where a checkpoint left a task. The learner has begun the task and holds the checkpoint's state already."""
+    """The position of a checkpoint within a task. The learner already has the checkpoint's state."""
 
     phase: int
     position: Position
@@ -47,9 +48,9 @@ def train_task(
     stop: Callable[[], bool], save_every: int | None, taken: Callable[[Phase], bool] = lambda phase: False,
     done: Callable[[Phase], None] = lambda phase: None,
 ) -> None:  # fmt: skip
-    """Begin the task, unless resumed, and train its phases in order. `Interrupted` when `stop` says so; `Diverged` when
-    training leaves the finite numbers. `taken` says whether a phase's networks were put in from elsewhere, so that it
-    is not trained. `done` hears of each phase when it is over, before the next one goes on with what it left."""
+    """Begin the task, unless resumed, and train its phases in order. Raises `Interrupted` after a requested `stop` and
+    `Diverged` after non-finite numbers. `taken` loads the networks of a phase from elsewhere and returns whether it
+    did; such a phase is not trained. `done` is called after each phase, before the next one begins."""
     if resumed is None:
         learner.begin_task(data.info)
     phases = learner.phases(data.info)
@@ -71,8 +72,8 @@ def train_task(
                 phase, data, fabric,
                 listener=listener,
                 position=position,
-                save=_at(save, number),
-                restore=_restorer(here.tensors) if here else None,
+                save=partial(save, number),
+                restore=partial(checkpoint.restore_optimiser, tensors=here.tensors) if here else None,
                 stop=stop,
                 save_every=save_every,
             )  # fmt: skip
@@ -80,15 +81,7 @@ def train_task(
 
 
 def _noticing(phase: Phase, position: Position, task: int) -> AbstractContextManager[None]:
-    def tell(what: str) -> Diverged:
+    def describe(what: str) -> Diverged:
         return diverged(task, f"phase '{phase.name}', epoch {position.epoch + 1}", what, phase.stage, rate=phase.rate)
 
-    return noticing(tell, lambda: [*position.sums.values(), *weights(phase)])
-
-
-def _at(save: SaveAt, phase: int) -> Callable[[Position, torch.optim.Optimizer], None]:
-    return lambda position, optimiser: save(phase, position, optimiser)
-
-
-def _restorer(tensors: dict[str, Tensor]) -> Callable[[torch.optim.Optimizer], None]:
-    return lambda optimiser: checkpoint.restore_optimiser(optimiser, tensors)
+    return noticing(describe, lambda: [*position.sums.values(), *weights(phase)])

@@ -1,4 +1,4 @@
-"""How many threads a network is worth: threads that share too little work wait for each other most of the time."""
+"""The number of threads of a network. With little work per thread, threads mostly wait for each other."""
 
 import os
 from collections.abc import Iterator
@@ -8,12 +8,12 @@ import torch
 from torch import Tensor, nn
 
 LIGHT = 10**8
-"""Multiplications of a batch's pass through the network. Below it a second thread gains next to nothing on a machine
-that does nothing else, and where another process wants a core too, both threads spend the step waiting."""
+"""Multiplications of a batch's forward pass. Below it a second thread gains almost nothing on an idle machine and costs
+time on a busy one."""
 
 
 def multiplications(net: nn.Module, shape: tuple[int, int, int]) -> int:
-    """Of one image's pass through the convolutions and linear layers of a network."""
+    """Multiplications of one image's forward pass, in convolutions and linear layers."""
     total = 0
 
     def add(layer: nn.Module, inputs: tuple[Tensor, ...], out: Tensor) -> None:
@@ -39,9 +39,9 @@ def multiplications(net: nn.Module, shape: tuple[int, int, int]) -> int:
 
 @contextmanager
 def one_thread_if(light: bool) -> Iterator[None]:
-    """Inside, torch uses one thread if the work is light, unless OMP_NUM_THREADS says how many are wanted.
+    """Use one thread of torch if the work is light, unless OMP_NUM_THREADS is set.
 
-    It goes by the work alone and never by a clock: the last bits of training depend on the number of threads.
+    The choice depends only on the work, not on timings, because the last bits of training depend on it.
     """
     before = torch.get_num_threads()
     if light and "OMP_NUM_THREADS" not in os.environ:

@@ -1,6 +1,6 @@
-"""Losses and accuracies for people's own dashboards: listeners for TensorBoard, Weights & Biases, MLflow and trackio.
+"""Losses and accuracies for dashboards: listeners for TensorBoard, Weights & Biases, MLflow and trackio.
 
-Each is an extra and is imported when asked for; metrics.jsonl is written in any case.
+Each is an extra and is imported on demand; metrics.jsonl is always written.
 """
 
 import json
@@ -16,7 +16,7 @@ from gatf.settings import flat
 
 
 class TrackerBackend(Protocol):
-    """Where numbers go."""
+    """A dashboard that numbers are logged to."""
 
     def write(self, values: dict[str, float], step: int) -> None: ...
 
@@ -24,10 +24,10 @@ class TrackerBackend(Protocol):
 
 
 class Tracker:
-    """A listener that turns a run's events into numbers over epochs, counted over all tasks and phases.
+    """A listener that logs a run's events by epoch, counted over all tasks and phases.
 
-    The sink is opened when the run begins, so that a run that cannot begin leaves nothing behind. A resumed run goes on
-    counting where its checkpoint was, from the events the run has kept.
+    The backend is opened at the first number, so that a run that cannot begin creates nothing. A resumed run continues
+    the count of its checkpoint, from the stored events.
     """
 
     def __init__(self, open_backend: Callable[[], TrackerBackend], folder: RunFolder) -> None:
@@ -79,7 +79,7 @@ class TensorBoardBackend:
 
 
 class WandbBackend:
-    """A run of the project `gatf`; online, offline or disabled as WANDB_MODE says, files in the run folder."""
+    """A run of the project `gatf`; online, offline or disabled by WANDB_MODE, with files in the run folder."""
 
     def __init__(self, folder: Path, config: dict[str, Any]) -> None:
         import wandb
@@ -87,19 +87,19 @@ class WandbBackend:
         self._run: Any = wandb.init(project="gatf", name=folder.name, dir=str(folder), config=config)
 
     def write(self, values: dict[str, float], step: int) -> None:
-        self._run.log({**values, "epoch": step})  # W&B's own step may not stand still, ours does after a task
+        self._run.log({**values, "epoch": step})  # W&B's own step must increase, ours does not after a task
 
     def close(self) -> None:
         self._run.finish()
 
 
 class MlflowBackend:
-    """A run of the experiment `gatf`, in the store that MLFLOW_TRACKING_URI names or MLflow's own in this folder."""
+    """A run of the experiment `gatf`, in the store of MLFLOW_TRACKING_URI or MLflow's default in this folder."""
 
     LONGEST = 500
-    """Characters of a setting's value that every version of MLflow takes."""
+    """Characters of a setting's value that every version of MLflow accepts."""
     AT_ONCE = 100
-    """Settings that MLflow takes in one call."""
+    """Settings that MLflow accepts in one call."""
 
     def __init__(self, folder: Path, config: dict[str, Any]) -> None:
         from mlflow.entities import Param
@@ -122,8 +122,8 @@ class MlflowBackend:
 
 
 class TrackioBackend:
-    """A run of the project `gatf` in trackio's own folder (TRACKIO_DIR) or Space (TRACKIO_SPACE_ID); a resumed run goes
-    on in the one it began."""
+    """A run of the project `gatf` in trackio's own folder (TRACKIO_DIR) or Space (TRACKIO_SPACE_ID). A resumed run
+    continues it."""
 
     def __init__(self, folder: Path, config: dict[str, Any]) -> None:
         import trackio

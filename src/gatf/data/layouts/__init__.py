@@ -1,1 +1,1 @@
-"""How data sets lie on disk: each module lists one layout's images and labels, and decodes nothing."""
+"""File layouts of data sets: each module lists the images and labels of one layout, without decoding."""

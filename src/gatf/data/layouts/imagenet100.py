@@ -1,6 +1,6 @@
 """ImageNet-100: a hundred classes out of an ImageNet folder, or parquet files that say which classes they hold.
 
-The name stands for several lists of classes, so what is found is compared with the list asked for (`data.class_list`).
+The name is used for several lists of classes, so the files are compared with the requested list (`data.class_list`).
 """
 
 import re
@@ -27,10 +27,6 @@ HUB_FIRST = (
 first: it is known by them."""
 
 
-def has_imagenet(folder: Path) -> bool:
-    return imagenet_folders(folder) is not None
-
-
 def imagenet_folders(folder: Path) -> tuple[Path, Path] | None:
     """The training and the test images: train/ with val/ (or validation/, test/), here or as Kaggle has them."""
     for place in (folder / KAGGLE / "data", folder / "data", folder):
@@ -41,7 +37,7 @@ def imagenet_folders(folder: Path) -> tuple[Path, Path] | None:
 
 
 def read_imagenet(folder: Path, config: DataConfig) -> Listing:
-    """An ImageNet folder, train/<wnid> and val/<wnid>: the classes of the list asked for, in its order."""
+    """An ImageNet folder, train/<wnid> and val/<wnid>: the classes of the requested list, in its order."""
     folders = imagenet_folders(folder)
     assert folders is not None
     wanted = wanted_classes(config)
@@ -50,7 +46,7 @@ def read_imagenet(folder: Path, config: DataConfig) -> Listing:
 
 
 def read_imagenet_parquet(folder: Path, config: DataConfig) -> Listing:
-    """Parquet files of which the class names, or an explicit `data.class_list`, say which classes they are."""
+    """Parquet files whose class names, or an explicit `data.class_list`, identify the classes."""
     listing, wanted = read_parquet(folder, config), wanted_classes(config)
     names = listing.class_names
     if all(re.fullmatch(r"n\d{8}", name) for name in names):
@@ -61,34 +57,34 @@ def read_imagenet_parquet(folder: Path, config: DataConfig) -> Listing:
         # sorted and published order differ in AdaGauss's list: plain numbers could mean either
         if config.class_list in (None, "adagauss") or len(names) != len(wanted):
             raise UserError(
-                f"the classes in {folder} have numbers for names, so which of ImageNet's they are cannot be told; if "
+                f"the classes in {folder} have only numbers for names, which do not identify classes of ImageNet; if "
                 "they are the hub's clane9/imagenet-100 say so with data.class_list=cmc, else name them by wnid"
             )
         listing, held = replace(listing, class_names=wanted), wanted
     else:
         raise UserError(
             f"the classes in {folder} are called {some(list(names))}: neither wnids nor the names of the hub's "
-            "clane9/imagenet-100, so which list they are cannot be told; name them by wnid, or use data.name=parquet"
+            "clane9/imagenet-100, so their list is unknown; name them by wnid, or use data.name=parquet"
         )
     _check(folder, wanted, held, config)
     return _noted(_chosen(listing, [held.index(wnid) for wnid in wanted]), config)
 
 
 def wanted_classes(config: DataConfig) -> tuple[str, ...]:
-    """The wnids asked for, in the order in which they are published or listed."""
+    """The requested wnids, in their published or listed order."""
     if config.class_list is None or config.class_list in IMAGENET100:
         return imagenet100_wnids(config.class_list or next(iter(IMAGENET100)))
     return read_class_list(config.class_list)
 
 
 def list_title(config: DataConfig) -> str:
-    """Whose list is asked for."""
+    """The name of the requested list."""
     owner = IMAGENET100.get(config.class_list or next(iter(IMAGENET100)))
     return f"{owner} ImageNet-100" if owner else str(config.class_list)
 
 
 def _check(place: Path, wanted: Sequence[str], held: Collection[str], config: DataConfig) -> None:
-    """That every class asked for is there; if another list is there instead, the error names it."""
+    """Raise a `UserError` if a requested class is missing; it names another list that is complete."""
     present = set(held)
     missing = [wnid for wnid in wanted if wnid not in present]
     if not missing:
@@ -117,7 +113,7 @@ def _chosen(listing: Listing, numbers: list[int]) -> Listing:
 
 
 def _noted(listing: Listing, config: DataConfig) -> Listing:
-    """With a note where the classes are not those that class-incremental papers publish numbers of."""
+    """With a warning if class-incremental papers use other classes."""
     if config.class_list != "cmc":
         return listing
     note = (

@@ -29,10 +29,6 @@ def find_npz(place: Path) -> Path | None:
     return found[0] if len(found) == 1 else None
 
 
-def has_npz(place: Path) -> bool:
-    return find_npz(place) is not None
-
-
 def read_npz(place: Path, config: DataConfig) -> Listing:
     """x_train, y_train, x_test, y_test (or train_images, …): [N, H, W], [N, H, W, C] or [N, C, H, W], C 1 or 3."""
     file = find_npz(place)

@@ -36,15 +36,8 @@ class _PlainUnpickler(pickle.Unpickler):
         return super().find_class(module.replace("numpy.core", "numpy._core"), name)
 
 
-def has_cifar_pickles(folder: Path) -> bool:
-    return cifar_folder(folder) is not None
-
-
 def cifar_folder(folder: Path) -> Path | None:
-    for place in (folder / "cifar-100-python", folder):
-        if all((place / name).is_file() for name in ("train", "test", "meta")):
-            return place
-    return None
+    return _folder_with(("train", "test", "meta"), folder / "cifar-100-python", folder)
 
 
 def read_cifar_pickles(folder: Path, config: DataConfig) -> Listing:
@@ -87,14 +80,7 @@ def _unpickle(path: Path) -> dict[str, Any]:
 
 
 def tiny_folder(folder: Path) -> Path | None:
-    for place in (folder / "tiny-imagenet-200", folder):
-        if (place / "val" / "val_annotations.txt").is_file() and (place / "train").is_dir():
-            return place
-    return None
-
-
-def has_tiny(folder: Path) -> bool:
-    return tiny_folder(folder) is not None
+    return _folder_with(("val/val_annotations.txt", "train/"), folder / "tiny-imagenet-200", folder)
 
 
 def read_tiny(folder: Path, config: DataConfig) -> Listing:
@@ -116,14 +102,7 @@ def read_tiny(folder: Path, config: DataConfig) -> Listing:
 
 
 def cub_folder(folder: Path) -> Path | None:
-    for place in (folder / "CUB_200_2011", folder):
-        if (place / "images.txt").is_file() and (place / "train_test_split.txt").is_file():
-            return place
-    return None
-
-
-def has_cub(folder: Path) -> bool:
-    return cub_folder(folder) is not None
+    return _folder_with(("images.txt", "train_test_split.txt"), folder / "CUB_200_2011", folder)
 
 
 def read_cub(folder: Path, config: DataConfig) -> Listing:
@@ -149,6 +128,14 @@ def read_cub(folder: Path, config: DataConfig) -> Listing:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
+
+
+def _folder_with(names: tuple[str, ...], *places: Path) -> Path | None:
+    """The first place that has all these files, and folders where a name ends with a slash."""
+    for place in places:
+        if all((place / name).is_dir() if name.endswith("/") else (place / name).is_file() for name in names):
+            return place
+    return None
 
 
 def _number(word: str, place: Path) -> int:

@@ -47,10 +47,6 @@ def _parts_in(place: Path) -> dict[str, tuple[Path, ...]]:
     return {name: tuple(files) for name, files in chosen.items() if files} if "train" in parts else {}
 
 
-def has_parquet(folder: Path) -> bool:
-    return bool(find_parquet(folder))
-
-
 def has_both_parts(folder: Path) -> bool:
     return len(find_parquet(folder)) == 2
 
@@ -148,8 +144,8 @@ def _labels(
         number = {name: place for place, name in enumerate(names)}
         for word in words:
             if word not in number:
-                told = f"has {word[:80]!r}, which is none of its {len(names)} class names"
-                raise UserError(f"column '{column}' of {files[0]} {told}")
+                problem = f"has {word[:80]!r}, which is none of its {len(names)} class names"
+                raise UserError(f"column '{column}' of {files[0]} {problem}")
         return torch.tensor([number[word] for word in words]), names
     if not types.is_integer(values.type):
         raise UserError(f"column '{column}' of {files[0]} holds {values.type}, not class numbers or names")
