@@ -359,7 +359,7 @@ def test_a_compiled_backbone_learns_what_a_plain_one_learns(
     """Captured as a graph but run as it is: generating code for it would take half a minute."""
     compiled = []
     through_dynamo = partial(torch.compile, backend="eager")
-    monkeypatch.setattr(torch, "compile", lambda function: compiled.append(function) or through_dynamo(function))
+    monkeypatch.setattr(torch, "compile", lambda function, mode: compiled.append(function) or through_dynamo(function))
     settings = {"scenario.stop_after": 2, "optimisation.next.epochs": 1, "optimisation.first.epochs": 1}
     plain = start(tiny_config("gatf", **settings), tmp_path / "plain")
     fast = start(tiny_config("gatf", compile=True, **settings), tmp_path / "compiled")

@@ -47,7 +47,7 @@ def test_a_run_s_model_answers_as_the_run_did(
     assert [record.accuracy_new for record in classifier.history_] == [
         pytest.approx(row[-1]) for row in summary.accuracy_matrix
     ]
-    assert classifier.model_.counts.tolist() == [40] * 4
+    assert classifier.model_.counts.tolist() == [round(40 * (1 - config.data.val_fraction))] * 4
 
 
 def test_a_run_s_model_learns_more_classes(tmp_path: Path) -> None:

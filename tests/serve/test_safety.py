@@ -542,7 +542,7 @@ def test_errors_have_no_traceback_and_logs_no_content(
     def broken(*given: Any, **more: Any) -> None:
         raise RuntimeError(f"cannot work with {picture!r}")
 
-    monkeypatch.setattr("gatf.serve.batching.answer", broken)
+    monkeypatch.setattr("gatf.serve.batching.predictions_from", broken)
     with caplog.at_level(logging.DEBUG, logger="gatf"):
         detail = problem(client.send("/v1/predict?top=2", [("image", picture)]), 500)
         until(lambda: "POST /v1/predict 500" in caplog.text)  # it is written when the answer has been sent

@@ -34,5 +34,6 @@ def fit_svm(
 def rows_per_class(solver: "LinearSVC | LogisticRegression") -> tuple[Tensor, Tensor]:
     """Weight [C, D] and bias [C] of a fitted classifier in float64. For two classes scikit-learn keeps the row of the
     second alone; the first has its negative."""
-    weight, bias = torch.from_numpy(solver.coef_).double(), torch.from_numpy(solver.intercept_).double()
+    # scikit-learn's columns are contiguous; rows are what a saved model has, and the order decides the last bits
+    weight, bias = torch.from_numpy(solver.coef_).double().contiguous(), torch.from_numpy(solver.intercept_).double()
     return (torch.cat([-weight, weight]), torch.cat([-bias, bias])) if len(weight) == 1 else (weight, bias)
