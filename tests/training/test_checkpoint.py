@@ -80,5 +80,5 @@ def test_a_restored_optimiser_takes_the_same_steps(kind: str) -> None:
 @pytest.mark.parametrize("name", ["0.momentum_buffer", "9.momentum_buffer", "x", "0.a"])
 def test_what_no_optimiser_of_these_parameters_saved_is_refused(name: str) -> None:
     optimiser = torch.optim.SGD(nn.Linear(3, 2).parameters(), lr=0.1, momentum=0.9)
-    with pytest.raises(UserError, match="the checkpoint's optimiser (differs|has other)"):
+    with pytest.raises(UserError, match=r"the checkpoint's optimiser (differs|has other)"):
         checkpoint.restore_optimiser(optimiser, {f"optimiser.{name}": torch.zeros(7)})
