@@ -306,7 +306,7 @@ def test_a_half_written_summary_is_one_sentence(stopped: Path) -> None:
     summary = resume(stopped)
     whole = (stopped / "summary.json").read_text(encoding="utf-8")
     (stopped / "summary.json").write_text(whole[: len(whole) // 2], encoding="utf-8")
-    with pytest.raises(UserError, match=r"summary\.json cannot be read.*remove it to go on"):
+    with pytest.raises(UserError, match=r"summary\.json cannot be read.*delete it to continue"):
         resume(stopped)
     (stopped / "summary.json").unlink()
     assert resume(stopped).accuracy_matrix == summary.accuracy_matrix

@@ -227,7 +227,7 @@ def test_networks_of_an_earlier_version_are_refused_and_a_bench_trains_its_own(
     path = RunFolder(old).after_task(0)
     tensors, meta = checkpoint.load(path)
     checkpoint.save(path, {name: value for name, value in tensors.items() if not name.startswith("trained.")}, meta)
-    with pytest.raises(UserError, match="nothing that could be taken, or with a version that did not keep it"):
+    with pytest.raises(UserError, match="nothing that could be reused, or its version of gatf did not keep it"):
         NetworkSource(old, tiny_config("adc"))
     RunFolder(tmp_path / "adc").create(tiny_config("adc").to_yaml())
     assert network_source_beside(tmp_path / "adc") is None
@@ -264,5 +264,5 @@ def test_runs_of_a_bench_take_what_another_row_has_trained(tiny_config: Tiny, tm
     taken = {run.name: RunFolder(tmp_path / run.name).read_summary().networks_from for run in runs}
     assert taken == {run.name: run.name.replace("adc", "sdc") if run.row == "adc" else None for run in runs}
     told = (tmp_path / "results.md").read_text()
-    assert "- adc, seed 1: with the networks of sdc-seed1; its seconds are without that training\n" in told
-    assert told.count("with the networks of") == 2
+    assert "- adc, seed 1: reused the networks of sdc-seed1; its seconds exclude that training\n" in told
+    assert told.count("reused the networks of") == 2

@@ -146,7 +146,7 @@ def test_killed_and_repeated_it_gives_the_same_trials(tmp_path: Path) -> None:
 def test_another_search_in_the_same_folder_is_refused(tmp_path: Path) -> None:
     pytest.importorskip("optuna")
     search(digits(), tmp_path, 1, score=by_ridge)
-    with pytest.raises(UserError, match=r"holds another search \(tasks\); choose another --out"):
+    with pytest.raises(UserError, match=r"contains another search \(tasks\); choose another --out"):
         search(digits(tasks=2), tmp_path, 1, score=by_ridge)
 
 

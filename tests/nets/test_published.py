@@ -187,10 +187,10 @@ def test_folding_gives_the_same_features(kind: type[MobileNet], side: int) -> No
 
 def test_a_pickle_that_needs_more_than_tensors_is_refused(tmp_path: Path) -> None:
     torch.save(nn.Linear(2, 2), tmp_path / "net.pth")
-    with pytest.raises(UserError, match=r"net.pth holds more than tensors.*save its state_dict\(\) alone"):
+    with pytest.raises(UserError, match=r"net.pth contains more than tensors.*save only its state_dict\(\)"):
         load_pretrained(ResNet18(width=4), str(tmp_path / "net.pth"))
     (tmp_path / "text.pth").write_text("no weights", encoding="utf-8")
-    with pytest.raises(UserError, match=r"text.pth (holds more than tensors|is not a readable)"):
+    with pytest.raises(UserError, match=r"text.pth (contains more than tensors|is not a readable)"):
         load_pretrained(ResNet18(width=4), str(tmp_path / "text.pth"))
     torch.save({"epoch": 3}, tmp_path / "numbers.pt")
     with pytest.raises(UserError, match=r"numbers.pt is not a state dict"):
