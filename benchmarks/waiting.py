@@ -19,7 +19,7 @@ from contextlib import contextmanager
 import torch
 from harness import LIBRARIES, Report, idle, options
 
-from gatf.cli import LOOKS, WAITING
+from gatf.cli import SPINS, WAITING
 from gatf.config import load_config
 from gatf.nets import build_backbone
 from gatf.training.memory import keep_freed_memory
@@ -54,7 +54,7 @@ def steps(recipe: str, ours: bool, budget: float) -> None:
 
 def step_seconds(recipe: str, *, ours: bool, budget: float) -> float:
     environment = {name: value for name, value in os.environ.items() if name not in (*WAITING, *LIBRARIES)}
-    environment |= {WAITING[0]: LOOKS} if ours else {}
+    environment |= {WAITING[0]: SPINS} if ours else {}
     command = [sys.executable, __file__, "steps", recipe, str(int(ours)), str(budget)]
     return float(subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout)
 
@@ -74,7 +74,7 @@ def busy_processes(number: int) -> Iterator[None]:
 def main() -> None:
     arguments = options("waiting", __doc__, threads=os.cpu_count())
     budget, repeats = (0.2, 1) if arguments.quick else (0.6, 2)
-    report = Report(arguments, {"reference": "torch's own number of threads", "looks": int(LOOKS), "light": LIGHT})
+    report = Report(arguments, {"reference": "torch's own number of threads", "spins": int(SPINS), "light": LIGHT})
     quiet = f"processors {100 * idle():.0f} % idle"
     for recipe in SIDES:
         for busy in BUSY:

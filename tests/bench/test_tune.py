@@ -175,7 +175,7 @@ def test_the_command_line_says_what_it_looked_at_and_ends_with_a_command(
     from gatf import cli
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(tune.search, "__kwdefaults__", {**(tune.search.__kwdefaults__ or {}), "judged": by_ridge})
+    monkeypatch.setattr(tune.search, "__kwdefaults__", {**(tune.search.__kwdefaults__ or {}), "score": by_ridge})
     line = [
         "gatf",
         "tune",
@@ -196,7 +196,7 @@ def test_the_command_line_says_what_it_looked_at_and_ends_with_a_command(
     assert ended.value.code in (0, None)
     lines = capsys.readouterr().out.strip().splitlines()
     assert lines[0].startswith(
-        "judged by accuracy on validation images (20 % of the training images, held out) of the first"
+        "objective: accuracy on validation images (20 % of the training images, held out) of the first"
     )
     assert lines[1].startswith("trial 1/3: ")
     assert "(defaults)" in "".join(lines)

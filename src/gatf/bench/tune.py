@@ -17,6 +17,7 @@ from typing import Any
 import yaml
 
 from gatf.config import RunConfig, validated, with_overrides
+from gatf.config.legacy import current_path
 from gatf.errors import Diverged, UserError, extra
 from gatf.experiment import Experiment
 from gatf.io.lock import exclusive
@@ -165,7 +166,7 @@ class Search:
     def defaults(self) -> dict[str, Any] | None:
         """The values of the config, if they are in the space."""
         known = flat(self.base.model_dump(mode="json"))
-        own = {path: known.get(path) for path in self.space}
+        own = {path: known.get(current_path(path, self.base.method.name)) for path in self.space}
         return own if all(self.space[path].holds(value) for path, value in own.items()) else None
 
     @property

@@ -43,6 +43,14 @@ def current_method(section: Mapping[str, Any]) -> str | None:
     return RELEASE if name == GATF and section.get("preset") == "release" else name
 
 
+def current_path(path: str, method: str) -> str:
+    """A dotted path in the names of today."""
+    section, _, name = path.partition(".")
+    if section != "method" or method not in MOVED:
+        return path
+    return "method.anchor.kind" if name == "anchor" else f"method.{MOVED[method].get(name, name)}"
+
+
 def current(values: Mapping[str, Any], method: str | None = None) -> dict[str, Any]:
     """A config, or one layer of it, in the names of today. `method` names the method where the layer does not."""
     found = dict(values)
