@@ -24,7 +24,8 @@ from gatf.report.load import Run
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS, BENCHMARKS, EXPERIMENTS = ROOT / "results", ROOT / "benchmarks" / "results", ROOT / "experiments" / "results"
-MAIN, LONG, PHOTOS = "cifar100-16px", "cifar100-16px-t20", "cub200-128px"
+MAIN, LONG, COSINE = "cifar100-16px", "cifar100-16px-t20", "cifar100-16px-v2"
+PHOTOS = "cub200-128px"
 NOT_RUN = "not run yet"
 Record = dict[str, Any]
 Part = Callable[[], str]
@@ -857,7 +858,7 @@ def tried() -> str:
 
 PARTS: dict[str, Part] = {
     f"results:{MAIN}": front_table,
-    **{f"accuracy:{bench}": partial(accuracy_table, bench) for bench in (MAIN, LONG)},
+    **{f"accuracy:{bench}": partial(accuracy_table, bench) for bench in (MAIN, LONG, COSINE)},
     **{f"paired:{bench}": partial(paired, bench, "gatf plus", "gatf") for bench in (MAIN, LONG)},
     **{f"gaps:{bench}": partial(gap_table, bench) for bench in (MAIN, LONG)},
     **{f"certified:{bench}": partial(certified_table, bench) for bench in (MAIN, "digits")},

@@ -42,7 +42,7 @@ def test_debug_shows_the_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_methods_and_data_are_listed(call) -> None:
     _, text, _ = call("methods")
     assert [line.split()[0] for line in text.splitlines()[::2]] == list(METHODS)
-    assert all(re.match(r" +Use it (when|as|first|to) .*\.$", line) for line in text.splitlines()[1::2])
+    assert all(re.match(r" +Use it (when|as|first,|to) .*\.$", line) for line in text.splitlines()[1::2])
     _, text, _ = call("methods", "--verbose")
     assert "ridge" in text
     (joint,) = [line for line in text.splitlines() if line.endswith(" for 100 classes, beside the images")]
