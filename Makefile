@@ -1,7 +1,7 @@
 # make demo: install and learn the digits; make test: lint, types, all tests; make quick: tests without the slow ones;
 # make bench: speed and memory; make docs: the site; make torture: the long tests of reliability; make fuzz: changed files
 # for every reader; make mutants: whether tests notice; make coverage: which lines they run; make lock: every package's
-# version and hash; make audit: known holes in them.
+# version and hash; make audit: known holes in them; make release-check: both distributions, installed.
 VENV := .venv
 PYTHON := python3
 PIP := $(VENV)/bin/pip install --quiet --disable-pip-version-check -c constraints-cpu.txt
@@ -9,7 +9,7 @@ SOURCES := pyproject.toml constraints-cpu.txt
 # modules are compiled once, whatever the environment says: the tests start many processes
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test quick slowest bench docs torture fuzz mutants coverage lock install-locked audit lint clean
+.PHONY: demo test quick slowest bench docs torture fuzz mutants coverage lock install-locked audit release-check lint clean
 
 demo: $(VENV)/.installed
 	$(VENV)/bin/gatf run
@@ -41,7 +41,7 @@ fuzz: $(VENV)/.installed-dev
 
 # fails if a mutant survives or no longer applies; the outcome is published either way
 mutants: $(VENV)/.installed-dev
-	$(VENV)/bin/python tools/mutants.py; code=$$?; $(VENV)/bin/python tools/update_docs.py contributing.md; exit $$code
+	nice -n 19 $(VENV)/bin/python tools/mutants.py; code=$$?; $(VENV)/bin/python tools/update_docs.py contributing.md; exit $$code
 
 coverage: $(VENV)/.installed-dev
 	$(PIP) pytest-cov
@@ -64,8 +64,13 @@ audit: $(VENV)/bin/python
 	$(PIP) pip-audit
 	$(VENV)/bin/python tools/audit.py
 
+# build, check and install both distributions; make release-check RELEASE=--no-install is quick
+release-check: $(VENV)/bin/python
+	$(PIP) build check-jsonschema
+	$(VENV)/bin/python tools/release_check.py $(RELEASE)
+
 docs: $(VENV)/.installed-dev
-	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict
+	$(VENV)/bin/zensical build --clean --strict
 
 lint: $(VENV)/.installed-dev
 	$(VENV)/bin/ruff check .

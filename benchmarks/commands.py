@@ -26,7 +26,7 @@ from gatf.data.loader import TaskInfo
 from gatf.incremental.classifier import IncrementalClassifier
 from gatf.io.run_folder import RunFolder, Summary
 from gatf.methods.parts.closed_form import MomentMemory
-from gatf.methods.parts.gaussian import carries_gaussians
+from gatf.methods.parts.gaussian import transports_gaussians
 from gatf.methods.slda import SLDA
 from gatf.report.page import write_report
 from gatf.seeding import generator
@@ -60,11 +60,12 @@ def write_model(path: Path, method: str, dim: int, classes: int) -> None:
         noise = 0.1 * torch.randn(len(labels), dim, generator=generator(0, "known", classes))
         model.method.learn(known.means[labels] + noise, labels, TaskInfo(0, 0, classes, len(labels)))
     else:
-        assert carries_gaussians(model.method)
+        assert transports_gaussians(model.method)
         model.method.keep(known)
     two.model_ = replace(
         model, labels=tuple(f"class {number}" for number in range(classes)),
         counts=torch.full((classes,), IMAGES), errors=torch.zeros(classes, dtype=torch.float64),
+        measured=torch.zeros(0, 3, dtype=torch.float64),
     )  # fmt: skip
     two.save(path)
 

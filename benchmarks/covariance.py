@@ -25,7 +25,7 @@ from gatf.config import load_config
 from gatf.experiment import start
 from gatf.io.files import write_text
 
-KINDS = ("full", "lowrank", "diag", "shared")
+KINDS = ("full", "lowrank")
 CIFAR = {"scenario.stop_after": 3, "optimisation.first.epochs": 4, "optimisation.next.epochs": 4}
 
 

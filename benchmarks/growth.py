@@ -4,7 +4,7 @@
 
 Processor seconds of one call each, and the memory it needs at its peak on top of what was there, for C = 10 … 10 000
 classes and S = 64 … 512: statistics of 20 images per class, transport through GATF's map (16 points per dimension, or
-as few as will do), building the readout, scoring 256 features, the forecast of an update, saving. A size that would
+as few as will do), building the readout, scoring 256 features, saving. A size that would
 take longer than `LIMIT`, by what the sizes before it took, or more than `MEMORY`, is left out. The exponent of C is
 fitted over the larger sizes, where constant costs no longer show.
 """
@@ -21,7 +21,6 @@ from torch import Tensor, nn
 
 from gatf.geometry import Affine, Gaussians
 from gatf.geometry.moments import class_moments
-from gatf.incremental.statistics import Draws
 from gatf.io import container
 from gatf.methods.parts.memory import SAMPLES_PER_DIMENSION, GaussianMemory
 from gatf.nets.mlp import feature_mlp
@@ -80,16 +79,11 @@ def parts(classes: int, dim: int, folder: Path) -> Parts:
     def first_scores() -> Tensor:
         return memory.scores(points[:1])
 
-    def forecast() -> object:
-        drawn = Draws(memory.get(), memory.scores, range(classes), seed=0)
-        return [drawn.accuracy(spread) for spread in (1.0, 1.1, 0.9)]  # a guess and its range
-
     return {
         "statistics": lambda: class_moments(images, labels, classes=classes).covariance(),
         "transport": transport,
         "readout": first_scores,
         "scoring": lambda: memory.scores(points),
-        "forecast": forecast,
         "saving": lambda: container.write(folder / "model.gatf", dict(memory.state_dict()), {"history": []}),
     }
 

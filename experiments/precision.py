@@ -18,7 +18,7 @@ from common import load, one_thread, save
 
 from gatf.config import load_config
 from gatf.experiment import start
-from gatf.training.precision import BFLOAT16, FLOAT32, processor
+from gatf.training.precision import BFLOAT16, FLOAT32, INSTRUCTIONS, flags
 
 
 def short(tasks: int | None, epochs: int) -> dict[str, Any]:
@@ -77,7 +77,7 @@ def main() -> None:
         parser.error(f"no data is called {', '.join(sorted(unknown))}; there are {', '.join(CASES)}")
     one_thread()
     record: Record = load("precision", {"data": {}})
-    able = [name for name in ("avx512_bf16", "amx_bf16") if name in processor().split()]
+    able = sorted(INSTRUCTIONS & flags())
     record["environment"] = {"torch": torch.__version__, "instructions for bfloat16": able}
     for name, seed, precision in missing(record, names):
         found = run(name, seed, precision)

@@ -23,7 +23,7 @@ torch.set_num_threads(1)
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     what = "file operations of each command in which a process dies, per fault; 0: all of them, which takes long"
-    parser.addoption("--crash-points", type=int, default=3, help=what)
+    parser.addoption("--crash-points", type=int, default=2, help=what)
     parser.addoption("--fuzz", type=int, default=25, help="changed files that each reader is given")
     parser.addoption("--tasks", type=int, default=6, help="tasks of the streams that last long")
     parser.addoption("--updates", type=int, default=6, help="updates of a model that lives long")
@@ -82,9 +82,9 @@ def tiny_config() -> Callable[..., RunConfig]:
             "optimisation.next.batch_size": 48,
             "checkpoint_every": 1,
         }
-        if method in ("gatf", "adagauss"):
+        if method in ("gatf", "adagauss", "bicyc"):
             small |= {"backbone.bottleneck": 8, "method.samples": 200}
-        if method in ("ranpac", "klda"):
+        if method in ("ranpac", "klda", "acil", "ds-al"):
             small |= {"method.projections": 200}
         return load_config("digits", method=method, overrides=small | overrides)
 

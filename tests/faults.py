@@ -15,6 +15,7 @@ import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -86,11 +87,14 @@ def killed_after(act: Callable[[], Any], seconds: float) -> int:
     return os.waitstatus_to_exitcode(status)
 
 
-def wait_for_task(task: int, job: "subprocess.Popen[Any]", folder: Path) -> None:
+def wait_for_task(task: int, job: subprocess.Popen[Any] | BaseProcess, folder: Path) -> None:
     """Until the run in the folder has trained an epoch of the task."""
     events, deadline = folder / "metrics.jsonl", time.monotonic() + 120
     while not (events.exists() and f'"task": {task}, "phase"' in events.read_text(encoding="utf-8")):
-        assert job.poll() is None, job.stderr.read() if job.stderr else ""
+        if isinstance(job, BaseProcess):
+            assert job.is_alive()
+        else:
+            assert job.poll() is None, job.stderr.read() if job.stderr else ""
         assert time.monotonic() < deadline
         time.sleep(0.002)
 

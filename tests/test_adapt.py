@@ -1,5 +1,6 @@
 """Updates that choose between a pretrained network as it is and the network adapted."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,19 @@ from gatf.errors import Diverged, UserError
 from gatf.geometry.moments import Moments, PooledMoments
 from gatf.incremental import candidates, defaults
 from gatf.incremental.classifier import IncrementalClassifier
+from gatf.incremental.strategy import Parameters
 from gatf.methods.slda import SLDA
 from gatf.model import file as model_file
 from gatf.model.record import UpdateRecord
 from gatf.nets.resnet import ResNet18
 
 SIDE = 16
+
+
+@pytest.fixture(autouse=True)
+def few_held_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten held-out images decide, so that tests are quick."""
+    monkeypatch.setattr(candidates, "FEWEST_HELD_OUT", 1)
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +74,7 @@ def test_moments_of_all_classes_together() -> None:
 class TestTheChoice:
     def test_the_frozen_answer_is_that_of_slda_alone(self, make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         """Whatever was tried beside it: the same scores to the last bit."""
-        monkeypatch.setattr(candidates, "cannot_be_beaten", lambda record, old: False)
+        monkeypatch.setattr(candidates, "cannot_be_beaten", lambda *args: False)
         chosen = make()
         alone = make(method="slda", feature_dim="auto")
         alone.settings = {path: value for path, value in chosen.settings.items() if not path.startswith("method.")}
@@ -76,9 +84,7 @@ class TestTheChoice:
         assert chosen.report_.chosen == "frozen"
         assert chosen.report_.other_accuracy_new is not None, "the network was adapted and compared"
         assert chosen.report_.other_seconds is not None
-        assert f"adapted (in {chosen.report_.other_seconds:.0f} s), its accuracy on held-out images is" in str(
-            chosen.report_
-        )
+        assert f"adapted (in {chosen.report_.other_seconds:.0f} s), its measured accuracy is" in str(chosen.report_)
         images, _ = photos(0, 1, 2, 3, 4, count=5)
         assert (chosen.decision_function(images) == alone.decision_function(images)).all()
 
@@ -92,7 +98,7 @@ class TestTheChoice:
         assert classifier.report_.chosen == "adapted"
         assert classifier.model_.config.method.name == "gatf"
         assert any((network(classifier)[name] != value).any() for name, value in before.items())
-        assert "The backbone was adapted; frozen, its accuracy on held-out images is" in str(classifier.report_)
+        assert "The backbone was adapted; frozen, its measured accuracy is" in str(classifier.report_)
         classifier.save(tmp_path / "model.gatf")
         again = IncrementalClassifier.load(tmp_path / "model.gatf", device="cpu").set_params(
             **{name: getattr(classifier, name) for name in ("epochs", "held_out")}
@@ -149,7 +155,7 @@ class TestTheChoice:
             return learn(model, *args, **kwargs)
 
         monkeypatch.setattr(candidates, "update_model", diverging)
-        monkeypatch.setattr(candidates, "cannot_be_beaten", lambda record, old: False)
+        monkeypatch.setattr(candidates, "cannot_be_beaten", lambda *args: False)
         classifier = make().fit(*photos(0, 1))
         assert classifier.report_.chosen == "frozen"
         assert "training failed (training diverged)" in str(classifier.report_)
@@ -161,12 +167,13 @@ class TestTheChoice:
         assert (classifier.predict(images) == labels).mean() > 0.5
 
     def test_no_time(self, make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(candidates, "cannot_be_beaten", lambda record, old: False)
+        monkeypatch.setattr(candidates, "cannot_be_beaten", lambda *args: False)
         classifier = make(minutes=0.0).fit(*photos(0, 1))
         assert "more than the 0 allowed" in str(classifier.report_)
 
     def test_what_could_not_win_is_not_trained(self, make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         """Were everything answered rightly, the gain would still be within what chance explains."""
+        monkeypatch.setattr(candidates, "MARGIN", 50.0)
         trained = []
         learn = candidates.update_model
 
@@ -207,9 +214,9 @@ def test_out_of_reach_by_hand(accuracy: float, images: int) -> None:
     seen = set()
     for lower in range(40):
         ours = record(5, accuracy - lower, accuracy - lower, images)
-        least = candidates.expected_accuracy(ours, 5) + candidates.MARGIN + candidates.standard_error(ours)
+        least = candidates.expected_accuracy(ours, 5) + candidates.MARGIN + candidates.standard_error(ours, images)
         wins = candidates.expected_accuracy(perfect, 5) > least
-        assert candidates.cannot_be_beaten(ours, 5) is not wins
+        assert candidates.cannot_be_beaten(ours, 5, images) is not wins
         seen.add(wins)
     assert seen == {True, False}
 
@@ -232,8 +239,32 @@ class TestTheParameter:
 
     def test_never_speaks_of_no_epochs(self, make: Any) -> None:
         text = make(adapt="never").choose_strategy(read_images(photos(0, 1)[0])).description
-        assert text.endswith("; 40 images; the pretrained backbone stays frozen (adapt=never)")
+        assert re.search(r"; 40 images; about \d+ s; the pretrained backbone stays frozen$", text)
         assert "epochs" not in text
+
+    def test_frozen_unless_asked_and_the_choice_is_kept_in_the_file(self, make: Any, tmp_path: Path) -> None:
+        """Parameters of training ask for it too; a later update follows without being told again."""
+
+        def trains(classifier: IncrementalClassifier) -> bool:
+            return classifier.choose_strategy(read_images(photos(2)[0])).trained is not None
+
+        plain = {"feature_dim": "auto", "epochs": "auto"}
+        first = make(**plain)
+        first.settings = {path: value for path, value in first.settings.items() if not path.startswith("method.")}
+        assert not trains(first)
+        assert trains(first.set_params(epochs=2))
+        assert trains(first.set_params(epochs="auto", method="adagauss"))
+        assert trains(first.set_params(method="gatf", adapt="auto"))
+        for adapt in ("auto", "never"):
+            first.set_params(adapt=adapt).fit(*photos(0, 1)).save(tmp_path / "model.gatf")
+            again = IncrementalClassifier.load(tmp_path / "model.gatf", device="cpu")
+            assert trains(again) == (adapt == "auto")
+            assert not trains(again.set_params(adapt="never"))
+
+    def test_nothing_is_decided_on_few_images(self, make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(candidates, "FEWEST_HELD_OUT", 11)
+        classifier = make().fit(*photos(0, 1))
+        assert "stays frozen: only 10 images are held out, and the choice needs 11." in str(classifier.report_)
 
     def test_always(self, make: Any) -> None:
         classifier = make(adapt="always").fit(*photos(0, 1)).partial_fit(*photos(2))
@@ -266,3 +297,9 @@ def test_a_second_model_that_is_not_frozen_is_refused(
     model_file.save(odd, tmp_path / "odd.gatf")
     with pytest.raises(UserError, match="second model is not a frozen one"):
         model_file.load(tmp_path / "odd.gatf")
+
+
+def test_an_unknown_parameter_of_an_update_is_an_error() -> None:
+    with pytest.raises(TypeError, match="unknown parameters: epoch"):
+        Parameters.of(epoch=3)
+    assert Parameters.of(epochs=3, verbose=1).overrides["optimisation.first.epochs"] == 3

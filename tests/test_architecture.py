@@ -1,6 +1,7 @@
 """A file's folder says what it may import: only layers below its own."""
 
 import ast
+import re
 from pathlib import Path
 
 import gatf
@@ -22,6 +23,7 @@ LAYERS = [
     {"geometry"},
     {"io"},
     {"settings", "devices"},
+    {"plugins"},
     {"errors", "seeding", "distributed"},
 ]
 """From the top of the stack to the bottom."""
@@ -54,3 +56,39 @@ def test_imports_point_down() -> None:
         if RANK[name] <= RANK[layer_of(path)]
     ]
     assert not violations, "\n".join(violations)
+
+
+PAGE = ROOT.parents[1] / "docs" / "architecture.md"
+
+
+def sections() -> dict[tuple[str, ...], set[str]]:
+    """The names in backticks of the page's part on modules, by the folders of their section; () for the top level."""
+    _, _, modules = PAGE.read_text(encoding="utf-8").partition("\n## Modules\n")
+    modules = modules.partition("\n## ")[0]
+    found = {}
+    for section in modules.split("\n### ")[1:]:
+        heading, _, text = section.partition("\n")
+        folders = tuple(name.rstrip("/") for name in re.findall(r"`([a-z_]+/)`", heading))
+        found[folders] = set(re.findall(r"`([\w/]+(?:\.py)?/?)`", text))
+    return found
+
+
+def test_the_page_names_every_module_and_no_other() -> None:
+    """Each module by its file name, its name without suffix, or its folder; each named file exists."""
+    named, problems = sections(), []
+    for path in sorted(ROOT.rglob("*.py")):
+        *folders, file = path.relative_to(ROOT).parts
+        if file in ("__init__.py", "__main__.py"):
+            continue
+        text = next((names for key, names in named.items() if folders and folders[0] in key), named[()])
+        ways = {"/".join([*folders[at:], file]) for at in range(len(folders) + 1)} | {path.stem}
+        ways |= {f"{folder}/" for folder in folders[1:]}
+        if not ways & text:
+            problems.append(f"{path.relative_to(ROOT)} is not named")
+    for folders, names in named.items():
+        files = [path for folder in folders or (".",) for path in (ROOT / folder).rglob("*.py")]
+        known = [path.relative_to(ROOT).as_posix() for path in files]
+        for name in sorted(name for name in names if name.endswith(".py")):
+            if not any(f"/{path}".endswith(f"/{name}") for path in known):
+                problems.append(f"{name} does not exist in {', '.join(folders) or 'gatf'}")
+    assert not problems, "\n".join(problems)

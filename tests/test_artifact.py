@@ -72,7 +72,15 @@ def test_any_safetensors_reader_opens_it_and_it_holds_no_image(grown: Any, saved
     assert json.loads(metadata["model"])["labels"] == grown.classes_.tolist()
     assert torch.equal(means, grown.model_.method.memory.means)
     extra = {name for name in names if not name.startswith("method.backbone.")}
-    assert extra == {"method.memory.means", "method.memory.triangles", "counts", "calibration", "errors", "strangeness"}
+    assert extra == {
+        "method.memory.means",
+        "method.memory.triangles",
+        "counts",
+        "calibration",
+        "errors",
+        "measured",
+        "strangeness",
+    }
 
 
 def test_statistics_of_100_classes_take_less_than_a_megabyte(grown: Any, tmp_path: Path) -> None:
@@ -235,3 +243,10 @@ def test_a_header_longer_than_the_file_calls_for_is_not_parsed(tmp_path: Path) -
     (tmp_path / "long.gatf").write_bytes(len(header).to_bytes(8, "little") + header)
     with pytest.raises(UserError, match="too long for a file of"):
         container.inspect(tmp_path / "long.gatf")
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_tensor_with_gaps_has_the_digest_of_its_values(count: int) -> None:
+    """A column of a larger tensor is not one block of memory."""
+    column = torch.rand(count, 5)[:, 1:2]
+    assert container.digest_of({"one": column}) == container.digest_of({"one": torch.tensor(column.tolist())})

@@ -228,86 +228,64 @@ def says(store: Store, photos: Path) -> tuple[list[Any], list[Any]]:
     return exported.predict(pixels).labels.tolist(), IncrementalClassifier.load(store.path).predict(files).tolist()
 
 
-def test_photos_can_be_asked_about_without_torch_after_every_update_and_rollback(
-    store: Store, photos: Path, learn_photos: Any
+def test_photos_can_be_asked_about_without_torch_after_the_first_prediction(
+    store: Store, photos: Path, learn_photos: Any, call: Any
 ) -> None:
-    outcome = learn_photos("first")
-    assert outcome.export == store.path.with_name("shop.gatf.onnx")
-    by_export, by_model = says(store, photos)
-    assert by_export == by_model
-    before = store.path.read_bytes()
-    learn_photos("more")
-    by_export, by_model = says(store, photos)
-    assert by_export == by_model
-    assert set(by_model) > {"sea"}
-    assert names(store) == {"shop.gatf", "shop.gatf.onnx", "shop.gatf.v0"}
-    of_update = store.path.with_name("shop.gatf.onnx").read_bytes()
-    with store.writing():
-        store.rollback()
-    by_export, by_model = says(store, photos)
-    assert by_export == by_model
-    assert "sea" not in by_model
+    """An update and a rollback remove the export of the version before; `gatf predict` writes a new one."""
+    files = sorted(map(str, photos.glob("*/*/*.png")))
+    before = b""
+    for folder in ("first", "more", None):
+        if folder is not None:
+            learn_photos(folder)
+        else:
+            of_update = store.path.with_name("shop.gatf.onnx").read_bytes()
+            with store.writing():
+                store.rollback()
+        before = before or store.path.read_bytes()
+        assert beside(store.path) == (None, None)
+        assert not store.path.with_name("shop.gatf.onnx").exists()
+        assert call("predict", store.path, files[0])[0] == 0
+        by_export, by_model = says(store, photos)
+        assert by_export == by_model
+        assert ("sea" in by_model) == (folder == "more")
     assert store.path.read_bytes() == before
     store.path.with_name("shop.gatf.onnx").write_bytes(of_update)
     assert beside(store.path) == (None, None), "that of another version is not asked, and nobody need be told"
 
 
-def test_an_update_that_was_killed_before_its_export_writes_it_when_repeated(
-    store: Store, photos: Path, learn_photos: Any, monkeypatch: pytest.MonkeyPatch
+def test_a_prediction_does_not_fail_for_want_of_an_export(
+    store: Store, photos: Path, learn_photos: Any, call: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    learn_photos("first")
-
-    def killed(*args: Any, **kwargs: Any) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr("gatf.model.onnx.export_onnx", killed)
-        with pytest.raises(KeyboardInterrupt):
-            learn_photos("more")
-    assert len(model_file.load(store.path).labels) == 4, "the model is in place"
-    assert beside(store.path) == (None, None)
-    left = store.path.with_name(".shop.gatf.onnx.0123abcd.partial")
-    left.write_bytes(b"half")
-    assert learn_photos("more").resumed
-    assert len(model_file.load(store.path).history) == 2, "nothing is learnt twice"
-    by_export, by_model = says(store, photos)
-    assert by_export == by_model
-    assert not left.exists()
-
-
-def test_a_rollback_that_was_killed_before_its_export_writes_it_when_repeated(
-    store: Store, photos: Path, learn_photos: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    learn_photos("first")
-    learn_photos("more")
-
-    def killed(*args: Any, **kwargs: Any) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr("gatf.model.onnx.export_onnx", killed)
-        with pytest.raises(KeyboardInterrupt), store.writing():
-            store.rollback()
-    with store.writing():
-        assert store.rollback()[0] == 0
-    by_export, by_model = says(store, photos)
-    assert by_export == by_model
-    assert "sea" not in by_model
-
-
-def test_an_update_does_not_fail_for_want_of_its_export(
-    store: Store, learn_photos: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It is a convenience; one of the version before goes, where it can."""
     learn_photos("first")
 
     def full(*args: Any, **kwargs: Any) -> None:
         raise CannotWrite("no space left")
 
     monkeypatch.setattr("gatf.model.onnx.write_bytes", full)
-    assert learn_photos("more").export is None
-    assert len(model_file.load(store.path).labels) == 4
-    assert names(store) == {"shop.gatf", "shop.gatf.v0"}
+    assert call("predict", store.path, next(photos.glob("first/*/*.png")))[0] == 0
+    assert names(store) == {"shop.gatf"}
+
+
+def test_a_class_gets_another_name(store: Store, photos: Path, learn_photos: Any) -> None:
+    learn_photos("first")
+    learn_photos("more")
+    before = model_file.load(store.path)
+    with store.writing():
+        store.rename("sea", "ocean")
+    after = model_file.load(store.path)
+    assert after.labels == tuple("ocean" if label == "sea" else label for label in before.labels)
+    assert "ocean" in after.history[1].added
+    assert "sea" not in after.history[1].added
+    assert (after.lineage, store.versions()) == (before.lineage, [0])
+    files = sorted(map(str, photos.glob("more/sea/*.png")))
+    assert set(IncrementalClassifier.load(store.path).predict(files)) <= set(after.labels)
+    content = store.path.read_bytes()
+    with store.writing():
+        with pytest.raises(UserError, match="has no class 'lake'"):
+            store.rename("lake", "pond")
+        with pytest.raises(UserError, match="is no name for a class"):
+            store.rename("ocean", str(after.labels[0]) + " ")
+    assert store.path.read_bytes() == content
 
 
 def test_what_has_no_pretrained_network_or_no_ending_has_no_export_of_its_own(
@@ -387,7 +365,7 @@ def test_a_deleted_model_comes_back_unless_its_versions_are_of_two(store: Store,
     first, _ = teach(store, grown, 0), teach(store, grown, 1)
     store.path.unlink()
     with store.writing():
-        assert store.rollback()[0] == 0
+        assert store.rollback() == (0, None)  # nothing was undone
     assert inspect(store.path).digest == first
     store.path.replace(store.path.with_name("shop.gatf.v0"))
     model_file.save(replace(after(grown, 1), lineage="0" * 16), store.path.with_name("shop.gatf.v1"))
@@ -448,8 +426,9 @@ def test_what_is_no_file_is_one_sentence(tmp_path: Path) -> None:
     for path in (tmp_path / "pipe.png", Path("/dev/zero")):
         with pytest.raises(UserError, match="is a pipe, a device or a socket, not an image"):
             read_images([path])
-    (tmp_path / "more" / "a").mkdir(parents=True)
-    os.mkfifo(tmp_path / "more" / "a" / "1.png")
+    for name in ("a", "b"):
+        (tmp_path / "more" / name).mkdir(parents=True)
+        os.mkfifo(tmp_path / "more" / name / "1.png")
     with pytest.raises(UserError, match="is a pipe, a device or a socket"):
         update_model_file(tmp_path / "shop.gatf", tmp_path / "more", parameters={"device": "cpu"})
 

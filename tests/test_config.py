@@ -91,7 +91,7 @@ def test_a_preset_fills_in_what_the_user_did_not_say() -> None:
 def test_recipes_repeat_no_default(recipe: str) -> None:
     """Whatever a method's entry says changes something: what repeats a default hides where the methods differ."""
     content = read_recipe(recipe)
-    for method, entry in content["per_method"].items():
+    for method, entry in content.get("per_method", {}).items():
         for path in flat(entry):
             keys = path.split(".")
             if keys[-1] == "name" and keys[-2] in KINDS:  # says whose the others are: presets may differ
@@ -176,8 +176,8 @@ def test_values_of_a_recipe_for_a_preset_may_be_of_any_section() -> None:
 def test_an_unknown_preset_in_a_recipe_is_named() -> None:
     with pytest.raises(UserError, match=r"per_method\.lwf\.presets.*no preset 'picyl'; did you mean 'pycil'"):
         load_config(lwf_recipe(presets={"picyl": {}}), method="lwf")
-    with pytest.raises(UserError, match="method 'efc' has no presets"):
-        load_config({"per_method": {"efc": {"presets": {"paper": {}}}}}, method="efc")
+    with pytest.raises(UserError, match="method 'slda' has no presets"):
+        load_config({"per_method": {"slda": {"presets": {"paper": {}}}}}, method="slda")
     with pytest.raises(UserError, match=r"method\.preset.*'pycil'"):
         load_config("digits", method="lwf", overrides={"method.preset": "picyl"})
     with pytest.raises(UserError, match=r"method\.preset"):

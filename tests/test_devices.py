@@ -12,7 +12,6 @@ from gatf.config import RunConfig
 from gatf.devices import Determinism, available_device, numerics, set_determinism, upload
 from gatf.errors import UserError
 from gatf.experiment import Experiment
-from gatf.settings import BackboneConfig
 from gatf.training import checkpoint
 from gatf.training.precision import chosen
 
@@ -35,7 +34,7 @@ def test_emulated_bfloat16_does_not_count(monkeypatch: pytest.MonkeyPatch) -> No
     """A V100 or T4 computes bfloat16 in software."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: including_emulation)
-    precision, _ = chosen("auto", "cuda", backbone=BackboneConfig(), shape=(3, 32, 32), batch=8)
+    precision, _ = chosen("auto", "cuda")
     assert precision == "32-true"
 
 

@@ -19,6 +19,7 @@ from gatf.methods.parts.embedding import TripletBaseConfig
 ROOT = Path(__file__).parent.parent
 NOT_MEASURED = {"gatf-release"}
 """Methods that no table has: they are compared with recorded numbers only (tests/parity)."""
+SETTINGS = ROOT / "docs" / "settings.md"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
@@ -50,6 +51,20 @@ def test_links_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)", page.read_text(encoding="utf-8")):
         if not target.startswith("http"):
             assert (page.parent / target).exists(), target
+
+
+def test_settings_in_the_documentation_exist() -> None:
+    """Every dotted setting with a value; docs/add-a-method.md invents some."""
+    known = {
+        path.split("=")[0] for path in re.findall(r"^\| `([\w.]+)` \|", SETTINGS.read_text(encoding="utf-8"), re.M)
+    }
+    named = {
+        (page.name, path)
+        for page in PAGES if page.name not in ("add-a-method.md", "CHANGELOG.md")
+        for path in re.findall(r"\b((?:method|data|scenario|backbone|optimisation)(?:\.\w+)+)=", page.read_text())
+    }  # fmt: skip
+    unknown = {each for each in named if each[1] not in known | {"method.name", "method.base.name"}}
+    assert {each for each in unknown if not re.match(r"optimisation\.(next|\*)\.", each[1])} == set()
 
 
 def test_python_in_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

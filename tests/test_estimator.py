@@ -20,7 +20,7 @@ from gatf.geometry.gaussians import Gaussians
 from gatf.geometry.moments import Moments
 from gatf.geometry.readout import mahalanobis_readout
 from gatf.incremental.defaults import first_config, next_config
-from gatf.incremental.statistics import SPREADS, Forecast, accuracy_by_class, forecast_old, merge
+from gatf.incremental.statistics import accuracy_by_class, merge
 from gatf.model.calibration import (
     calibration_sums,
     fitted_temperature,
@@ -29,6 +29,7 @@ from gatf.model.calibration import (
 )
 from gatf.model.certificate import CLASS_SHRINK, Certifier
 from gatf.model.novelty import NoveltyScorer, combined_novelty, rejection_threshold
+from gatf.model.state import ForwardOutput, Model
 
 Digits = tuple[np.ndarray, np.ndarray]
 Tiny = Callable[..., Any]
@@ -93,7 +94,7 @@ def test_merging_gives_the_moments_of_all_images_together() -> None:
     torch.testing.assert_close(merged.covs, torch.stack([torch.cov(z.T) for z in both]))
 
 
-@pytest.mark.parametrize("choice", [{"method": "finetune"}, {"method": "adagauss", "distillation": "logit"}])
+@pytest.mark.parametrize("choice", [{"method": "finetune"}, {"method": "lwf"}])
 def test_a_method_with_heads_refuses_known_classes(
     choice: dict[str, str], tiny_classifier: Tiny, digit_images: Digits
 ) -> None:
@@ -188,7 +189,7 @@ def test_defaults_come_from_the_data_and_are_printed(digit_images: Digits, capsy
     learner = IncrementalClassifier(epochs=1, verbose=1, device="cpu")
     learner.fit(*some_digits(digit_images, "d0", "d1", most=40))
     told = capsys.readouterr().out
-    assert "8×8 grey images, backbone small (width 32, features 32), method gatf; 40 images, 1 epochs" in told
+    assert "backbone small (width 32, features 32), 8×8 grey pixels, method gatf; 40 images, 1 epochs" in told
     assert "First fit: added 2 classes (d0, d1)" in told
 
 
@@ -318,27 +319,6 @@ def test_a_first_fit_has_no_transport_error(tiny_classifier: Tiny, digit_images:
     learner = tiny_classifier(epochs=2).fit(*some_digits(digit_images, "d0", "d1", most=80))
     assert learner.model_.errors.tolist() == [0, 0]
     assert learner.report_.transport_error is None
-
-
-def test_the_forecast_finds_the_spread_of_images() -> None:
-    """Points spread s times as far are right in 100/s %: images that are right in 50 % tell s = 2."""
-    told = tuple(min(100.0, 100 / spread) for spread in SPREADS)
-    seen = [(600, 60.0, told), (400, 35.0, told), (5, None, told), (5, 50.0, None)]
-
-    def drawn(spread: float) -> Forecast:
-        return Forecast(80 / spread, 0.5)
-
-    found = forecast_old(drawn, seen, 1.0)
-    assert found is not None
-    about, low, high = found
-    assert about == pytest.approx(40.0, rel=0.05)
-    assert low < about < high
-    assert high - low < 10, "a thousand images say it well"
-    assert forecast_old(drawn, seen, 0.5) == pytest.approx((about * 3 / 4, low / 2, high))
-    few = forecast_old(drawn, [(4, 100.0, told)], 1.0)
-    assert few is not None
-    assert few[2] - few[1] > 25, "four images say little"
-    assert forecast_old(drawn, [], 1.0) is None, "nothing kept back: nothing known"
 
 
 def test_accuracy_by_class_by_hand() -> None:
@@ -547,3 +527,21 @@ def test_who_trains_nothing_is_not_told_to_train_longer(
         (advice,) = [text for text in classifier.report_.warnings if "fewer than half" in text]
         assert ("more epochs" in advice) == (method == "gatf")
         assert ("add images" in advice) == (method == "ncm")
+
+
+@pytest.mark.parametrize("image", [0, 2])
+def test_one_score_that_is_not_finite_is_an_error(
+    image: int, tiny_classifier: Tiny, digit_images: Digits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a single image and class, as in a file with a damaged weight that only some images reach."""
+    learner = tiny_classifier(epochs=1).fit(*some_digits(digit_images, "d0", "d1", most=60))
+    plain = Model.forward
+
+    def damaged(self: Model, *args: Any, **options: Any) -> ForwardOutput:
+        outputs = plain(self, *args, **options)
+        outputs.scores[image, 1] = torch.inf
+        return outputs
+
+    monkeypatch.setattr(Model, "forward", damaged)
+    with pytest.raises(UserError, match="scores are not finite"):
+        learner.predict(digit_images[0][:3])

@@ -1,15 +1,21 @@
 """scikit-learn's own checks, on rows drawn as images; what does not apply is listed with its reason."""
 
 import math
+import os
+import random
+import signal
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import scipy.sparse
+import torch
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from gatf import IncrementalClassifier
+from gatf.training import memory
 
 SMALLEST = 8
 
@@ -64,6 +70,7 @@ TINY = RowsAsImages(
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("default")
 @parametrize_with_checks([TINY], expected_failed_checks=expected_failures)
 def test_scikit_learn_check(estimator: IncrementalClassifier, check: Callable[[Any], None]) -> None:
@@ -76,3 +83,30 @@ def test_exempt_checks_exist() -> None:
     names = {getattr(check, "func", check).__name__ for _, check in estimator_checks_generator(TINY)}
     assert set(expected_failures(TINY)) <= names
     assert math.isclose(len(names), 55, abs_tol=15)
+
+
+def process_state() -> dict[str, Any]:
+    """What a library must leave as its host process set it."""
+    return {
+        "signals": [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)],
+        "environment": dict(os.environ),
+        "import path": list(sys.path),
+        "threads": torch.get_num_threads(),
+        "gradients": torch.is_grad_enabled(),
+        "determinism": torch.are_deterministic_algorithms_enabled(),
+        "cudnn": (torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic),
+        "draws": (torch.get_rng_state().tolist(), str(np.random.get_state()), random.getstate()),  # noqa: NPY002
+    }
+
+
+def test_fit_does_not_change_its_host_process(
+    digit_images: tuple[np.ndarray, np.ndarray], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    images, labels = digit_images
+    tuned: list[bool] = []
+    monkeypatch.setattr(memory, "keep_freed_memory", lambda: tuned.append(True))
+    IncrementalClassifier(epochs=1, device="cpu").fit(images[:60], labels[:60])  # imports on demand happen here
+    before = process_state()
+    IncrementalClassifier(epochs=1, device="cpu").fit(images[:60], labels[:60]).predict(images[:3])
+    assert process_state() == before
+    assert not tuned

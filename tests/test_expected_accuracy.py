@@ -1,63 +1,72 @@
-"""The forecast of an update: accuracy on points drawn from stored Gaussians."""
-
-import math
+"""Accuracies of classes after updates, and what they forecast for classes without images."""
 
 import pytest
 import torch
-from torch import Tensor
 
-from gatf.geometry import Gaussians, nearest_mean_distances
-from gatf.incremental import statistics
-from gatf.incremental.statistics import Draws, Forecast
+from gatf.incremental.statistics import accuracy_of, decline, measured_after, taken_for
 
 
-class Line:
-    """Classes of variance 1 in a row, so far apart; the nearest answers."""
-
-    def __init__(self, classes: int, apart: float, *, shared: bool = False) -> None:
-        means = apart * torch.arange(classes, dtype=torch.float64)[:, None]
-        own = Gaussians(means, torch.ones(classes, 1, 1))
-        self.gaussians = Gaussians.sharing(means, torch.ones(1, 1)) if shared else own
-        self.scored = 0
-
-    def forecast(self, classes: range, seed: int = 0) -> Forecast:
-        return Draws(self.gaussians, self._scores, classes, seed=seed).accuracy()
-
-    def _scores(self, features: Tensor) -> Tensor:
-        self.scored += len(features)
-        return -nearest_mean_distances(features, self.gaussians.means)
+def worlds(classes: int, *, seed: int, each: int = 30, dim: int = 6):
+    """Images of classes on random places, and the nearest place's scores."""
+    draws = torch.Generator().manual_seed(seed)
+    means = 1.3 * torch.randn(classes, dim, generator=draws, dtype=torch.float64)
+    numbers = torch.arange(classes).repeat_interleave(each)
+    points = means[numbers] + torch.randn(len(numbers), dim, generator=draws, dtype=torch.float64)
+    return -torch.cdist(points, means), numbers
 
 
-def normal_below(value: float) -> float:
-    return (1 + math.erf(value / 2**0.5)) / 2
+def test_the_decline_by_hand():
+    """Three old classes and one new: of four new images one is correct, one loses to one old class, one to two old
+    ones and one to a class of its own update."""
+    scores = torch.tensor(
+        [[0.0, 0, 0, 1, 0], [2.0, 0, 0, 1, 0], [2.0, 2, 0, 1, 0], [0, 0, 0, 1, 2]], dtype=torch.float64
+    )
+    ratio, variance = decline(scores, torch.tensor([3, 3, 3, 3]), 3)
+    before = 1 + 2 / 3 + 1 / 3  # without two random ones of three old classes
+    assert ratio == pytest.approx(1 / before)
+    assert variance > 0
+    nothing, _ = decline(scores[:1], torch.tensor([3]), 3)
+    assert nothing == 1
 
 
-@pytest.mark.parametrize("shared", [False, True])
-def test_two_classes_by_hand(shared: bool) -> None:
-    found = Line(2, 2.0, shared=shared).forecast(range(2))
-    exact = 100 * normal_below(1)  # 84.13 %
-    assert found.error == pytest.approx(math.sqrt(exact * (100 - exact) / 400), rel=0.15)
-    assert found.percent == pytest.approx(exact, abs=4 * found.error)
-    assert found != Line(2, 2.0).forecast(range(2), seed=1)
-    wider = Draws(Line(2, 4.0).gaussians, Line(2, 4.0)._scores, range(2), seed=0).accuracy(spread=2.0)
-    assert wider.percent == pytest.approx(found.percent), "twice as far apart, and spread twice as far: the same"
+def test_the_forecast_has_no_bias_and_its_range_holds():
+    """Updates of four classes: old images are never seen again, and yet their accuracy is known."""
+    differences, inside = [], 0
+    for seed in range(12):
+        scores, numbers = worlds(24, seed=seed)
+        measured = torch.zeros(0, 3, dtype=torch.float64)
+        for seen in range(4, 25, 4):
+            mine = (numbers >= seen - 4) & (numbers < seen)
+            measured = measured_after(measured, scores[mine, :seen], numbers[mine])
+        old = numbers < 20
+        true = 100 * float((scores[old].argmax(1) == numbers[old]).double().mean())
+        found = accuracy_of(measured[:20])
+        assert found is not None
+        assert found.images == 600
+        differences.append(found.percent - true)
+        inside += found.range[0] <= true <= found.range[1]
+    differences = torch.tensor(differences)
+    assert abs(float(differences.mean())) < 2 * float(differences.std()) / 12**0.5 + 0.5
+    assert inside >= 10
 
 
-@pytest.mark.parametrize("points", [50, 400, 2000])
-def test_the_error_is_that_of_many_seeds(points: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With some of the classes, one point each, and several each."""
-    monkeypatch.setattr(statistics, "POINTS", points)
-    line = Line(400, 2.0)
-    found = [line.forecast(range(300), seed) for seed in range(30)]
-    exact = 100 * (2 * normal_below(1) - 1)  # all but the first have neighbours on both sides
-    percents = torch.tensor([each.percent for each in found])
-    assert float(percents.std()) == pytest.approx(sum(each.error for each in found) / 30, rel=0.4)
-    assert float(percents.mean()) == pytest.approx(exact, abs=4 * float(percents.std()) / 30**0.5)
+def test_few_images_give_no_percentage():
+    scores, numbers = worlds(2, seed=0, each=9)
+    assert accuracy_of(measured_after(torch.zeros(0, 3, dtype=torch.float64), scores, numbers)) is None
+    unknown = torch.zeros(3, 3, dtype=torch.float64)
+    unknown[0] = torch.tensor([0.9, 500.0, 0.0])
+    assert accuracy_of(unknown) is None, "most classes were never measured"
 
 
-def test_many_classes_share_a_number_of_points() -> None:
-    line = Line(2000, 3.0)
-    line.forecast(range(1900))
-    assert line.scored == 1900
-    assert line.forecast(range(1900, 2000)).error < 1
-    assert line.scored == 1900 + 2000
+def test_new_images_of_a_known_class_count_with_the_old_ones():
+    before = torch.tensor([[0.5, 10.0, 0.01], [0.8, 10.0, 0.01]], dtype=torch.float64)
+    scores = torch.tensor([[1.0, 0.0]] * 30, dtype=torch.float64)
+    after = measured_after(before, scores, torch.zeros(30, dtype=torch.int64))
+    assert after[0].tolist() == pytest.approx([35 / 40, 40, 0.01 / 4])
+    assert after[1].tolist() == before[1].tolist()
+
+
+def test_classes_that_are_taken_for_another():
+    numbers = torch.tensor([0] * 30 + [1] * 30 + [2] * 10)
+    found = torch.tensor([0] * 30 + [0] * 20 + [1] * 10 + [0] * 10)
+    assert taken_for(found, numbers, range(3)) == [(1, 0, pytest.approx(200 / 3), 30)], "ten images prove nothing"

@@ -1,11 +1,10 @@
 """Runs repeat, stop, resume and tell what they did."""
 
 import json
-import os
+import multiprocessing
 import random
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -16,7 +15,7 @@ import pytest
 import torch
 import yaml
 
-from gatf.config import RunConfig, nest
+from gatf.config import RunConfig, load_config, nest
 from gatf.errors import Diverged, UserError
 from gatf.experiment import Experiment, resume, start
 from gatf.io import container
@@ -62,8 +61,6 @@ def whole(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 def test_the_saved_config_repeats_the_run(whole: Path, tmp_path: Path) -> None:
-    from gatf.config import load_config
-
     start(load_config(str(whole / "config.yaml")), tmp_path / "again")
     assert_same(whole, tmp_path / "again")
 
@@ -72,15 +69,14 @@ def test_the_saved_config_repeats_the_run(whole: Path, tmp_path: Path) -> None:
 def test_a_run_killed_at_a_random_moment_resumes_to_the_same_bits(whole: Path, tmp_path: Path) -> None:
     """A real process, a real SIGKILL at a random delay: early (in the first task) or late (in a later one)."""
     folder, task = tmp_path / "killed", {"adagauss": 0, "gatf": 1}[whole.name]
-    options = ["--quiet", "--recipe", str(whole / "config.yaml"), "--out", str(folder)]
-    command = [sys.executable, "-m", "gatf", "run", *options]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    config = load_config(str(whole / "config.yaml"))
+    process = multiprocessing.get_context("fork").Process(target=start, args=(config, folder))
+    process.start()
     wait_for_task(task, process, folder)
     time.sleep(random.Random(whole.name).uniform(0, 0.03))
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
-    assert process.returncode == -signal.SIGKILL
+    process.kill()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
     assert not (folder / "summary.json").exists()
     resume(folder)
     assert_same(whole, folder)
@@ -375,3 +371,19 @@ def test_compiling_needs_a_compiler(tmp_path: Path, tiny_config: Tiny, monkeypat
     with pytest.raises(UserError, match="needs a C\\+\\+ compiler"):
         start(tiny_config("gatf", compile=True), tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("scenario", "tasks"),
+    [({"scenario.returning": 0.5}, None), ({"scenario.domains": ["original", "night", "invert"]}, 3)],
+)
+def test_classes_may_come_again(tmp_path: Path, tiny_config: Tiny, scenario: dict[str, Any], tasks: int | None) -> None:
+    """Returning classes and domains: a closed-form method learns them, and the summary says what came again."""
+    summary = start(tiny_config("ncm", **scenario), tmp_path / "run")
+    assert len(summary.domains) == (tasks or 0)
+    assert bool(summary.returning) == (tasks is None)
+    assert [len(row) for row in summary.accuracy_matrix] == list(range(1, summary.tasks + 1))
+    if tasks:
+        assert [len(row) for row in summary.accuracy_by_class] == [len(summary.class_order)] * tasks
+    with pytest.raises(UserError, match=r"'gatf' cannot learn new images of known classes.* use joint, ncm"):
+        start(tiny_config("gatf", **scenario), tmp_path / "other")

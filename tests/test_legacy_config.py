@@ -81,6 +81,7 @@ def test_overrides_by_old_names() -> None:
         ("gatf", {"method.anchor": "procrustes"}, "method.anchor.kind.*'sylvester', 'identity' or 'none'"),
         ("gatf", {"method.ridge": "auto"}, "method.anchor.ridge"),
         ("fetril", {"method.recipe": "official"}, "setting 'method.recipe' no longer exists"),
+        ("ldc", {"method.solver": "ridge"}, "setting 'method.solver' no longer exists"),
         ("lwf", {"optimisation.next.average": 0.5}, "setting 'optimisation.next.average' no longer exists"),
         ("lwf", {"optimisation.first.schedule": "dips"}, "optimisation.first.schedule"),
     ],

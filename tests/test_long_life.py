@@ -227,7 +227,7 @@ def test_an_update_that_could_not_be_written_is_refused_before_it_trains(
             model_file.check_room(grown.model_, path, ["new"])
     full = namedtuple("usage", "free")(1000)
     monkeypatch.setattr("shutil.disk_usage", lambda place: full)
-    with pytest.raises(UserError, match="its disk has 0 MB left; make room first"):
+    with pytest.raises(UserError, match=r"takes about 0\.\d MB, and its disk has 0\.0 MB left; make room first"):
         update_model_file(path, folders(0), parameters={"device": "cpu"}, listener=heard.append)
     assert heard == []
     assert {file.name for file in tmp_path.iterdir()} == {"shop.gatf", "images0"}

@@ -22,6 +22,8 @@ from gatf.io.run_folder import RunFolder
 from gatf.network_reuse import NetworkSource, network_source_beside
 from gatf.training import checkpoint
 
+pytestmark = pytest.mark.slow
+
 Tiny = Callable[..., RunConfig]
 
 

@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -62,10 +63,20 @@ def test_collected_runs_are_small_and_complete(
     curves = (tmp_path / "digits" / "gatf-seed0" / "curves.csv").read_text(encoding="utf-8").splitlines()
     assert len(curves) == 1 + 3 * 3  # three tasks of three epochs
     summary = RunFolder(bench / "gatf-seed0").read_summary()
-    table = pages.accuracy_table("digits", tmp_path)
-    assert f"| gatf | 1 | {summary.a_last:.1f} | {summary.a_inc:.1f} |" in table
-    assert f"| lwf | 0 | {pages.NOT_RUN} |" in table
+    table = pages.leaderboard("digits", tmp_path)
+    assert f"| gatf | {summary.a_last:.1f} | {summary.a_inc:.1f} |" in table
+    assert re.search(r"Not run yet: .*\blwf\b", table)
     assert "Machines: a chip, 1 thread(s) per run (2 runs)." in table
+
+
+def test_the_leaderboard_is_sorted_and_says_how_to_repeat_a_row(bench: Path, pages: ModuleType, tmp_path: Path) -> None:
+    store(tmp_path, bench, {"lwf": (40.0, 42.0), "gatf plus": (50.0, 51.0), "joint": (90.0,)})
+    rows = [line.split(" | ") for line in pages.leaderboard("digits", tmp_path).splitlines()[2:5]]
+    assert [(row[0], row[-1]) for row in rows] == [
+        ("| joint", "`--methods joint` |"),
+        ("| gatf plus", '`--methods "gatf plus"` |'),
+        ("| lwf", "`--methods lwf` |"),
+    ]
 
 
 def test_a_stored_table_keeps_the_rows_that_are_not_new(bench: Path, collect: ModuleType, tmp_path: Path) -> None:
@@ -117,8 +128,7 @@ def test_rows_are_compared_by_common_seeds(
 
 def test_ranks_are_compared_pair_by_pair(bench: Path, pages: ModuleType, tmp_path: Path) -> None:
     store(tmp_path, bench, {"gatf": (40.0,), "adagauss": (50.0,), "ewc": (10.0,)})
-    text = pages.order_table("digits", tmp_path)
-    assert "| gatf | 1 | 2 |\n| adagauss | 2 | 1 |\n| ewc | 3 | 3 |" in text
+    text = pages.order_sentence("digits", tmp_path)
     assert "2 of 3 pairs of methods have the order" in text
     assert "adagauss 10.0 points above gatf" in text
 

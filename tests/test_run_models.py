@@ -16,6 +16,8 @@ from gatf.methods import METHODS
 from gatf.model import file as model_file
 from gatf.model.onnx import export_onnx
 
+pytestmark = pytest.mark.slow
+
 SHORT = {
     "scenario.stop_after": 2,
     "optimisation.first.epochs": 2,

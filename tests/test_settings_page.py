@@ -40,25 +40,30 @@ def tool(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 def test_a_row_for_every_field_that_is_no_section(tool: ModuleType) -> None:
     assert tool.settings_table(Outer, "run.").splitlines() == [
-        "| setting | type | default | what |",
-        "|---|---|---|---|",
-        r"| `run.name` | text | required | Which \| one. |",
-        "| `run.sizes` | list of int > 0 or `null` | `null` | Of every task. |",
-        "| `run.kind` | `a`, `b` or `c` | `b` | Which kind. |",
+        "| setting | default, other values | meaning |",
+        "|---|---|---|",
+        r"| `run.name` | required, text | Which \| one. |",
+        "| `run.sizes` | `null`, list of int > 0 | Of every task. |",
+        "| `run.kind` | `b`, `a`, `c` | Which kind. |",
+    ]
+    inline = tool.settings_table(Outer, "method.").splitlines()[-2:]
+    assert inline == [
+        "| `method.first.rate` | `0.5`, > 0 | How fast. |",
+        "| `method.next.rate` | `2.0`, > 0 | How fast. |",
     ]
 
 
 def test_sections_carry_their_own_defaults(tool: ModuleType) -> None:
     assert list(tool.sections(Outer)) == [("first", Inner(rate=0.5)), ("next", Inner(rate=2.0))]
     table = tool.settings_table(Inner, "next.", {"rate": 2.0})
-    assert table.splitlines()[2:] == ["| `next.rate` | float > 0 | `2.0` | How fast. |"]
+    assert table.splitlines()[2:] == ["| `next.rate` | `2.0`, > 0 | How fast. |"]
     assert tool.settings_table(Inner, "next.", {}) == ""
 
 
 @pytest.mark.parametrize(
     ("annotation", "words"),
     [
-        (bool, "`true` or `false`"),
+        (bool, "bool"),
         (Annotated[float, Field(ge=0.0, lt=1.0)], "float ≥ 0, < 1"),
         (Positive | None, "float > 0 or `null`"),
         (tuple[int | str, ...], "list of (int or text)"),
@@ -69,6 +74,13 @@ def test_sections_carry_their_own_defaults(tool: ModuleType) -> None:
 )
 def test_types_in_words(tool: ModuleType, annotation: Any, words: str) -> None:
     assert tool.kind(annotation) == words
+
+
+def test_changes_of_a_preset_are_those_that_change_something(tool: ModuleType) -> None:
+    first, later = "optimisation.first", "optimisation.next"
+    values = {f"{first}.lr": 0.1, f"{first}.clip": None, f"{later}.clip": None, f"{later}.lr": 0.5}
+    before = {f"{first}.lr": 0.1, f"{first}.clip": 1.0, f"{later}.clip": 1.0, f"{later}.lr": 0.1}
+    assert tool.changed(values, before) == "`optimisation.{first,next}.clip=null`, `optimisation.next.lr=0.5`"
 
 
 def test_a_field_without_a_description_is_named(tool: ModuleType) -> None:

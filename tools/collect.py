@@ -19,7 +19,7 @@ import csv
 import io
 import json
 import os
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -60,9 +60,13 @@ def collect(bench: str, folder: Path, out: Path, *, threads: int, processor: str
 
 
 def collect_table(bench: str, folder: Path, out: Path) -> list[str]:
-    """Mean and deviation over the seeds of every row with finished runs; returns the rows."""
+    """Mean and deviation over the seeds of every row with finished runs, in CPU seconds; returns the rows."""
     places = [(run, RunFolder(folder / run.name)) for run in load_plan(bench).runs]
-    found = aggregate(Result(run.setting, run.row, place.read_summary()) for run, place in places if place.finished)
+    found = aggregate(
+        Result(run.setting, run.row, replace(place.read_summary(), total_seconds=round(sum(seconds(place)), 3)))
+        for run, place in places
+        if place.finished
+    )
     path = out / bench / "table.json"
     rows = {row["row"]: row for row in json.loads(path.read_text(encoding="utf-8"))} if path.is_file() else {}
     for row in found:

@@ -24,8 +24,8 @@ def main(tests: list[str]) -> int:
         files = json.loads(found.read_text(encoding="utf-8"))["files"]
     packages: dict[str, list[int]] = {}
     each = []
-    for name, told in files.items():
-        covered, lines = told["summary"]["covered_lines"], told["summary"]["num_statements"]
+    for name, record in files.items():
+        covered, lines = record["summary"]["covered_lines"], record["summary"]["num_statements"]
         parts = Path(name).relative_to("src/gatf").parts
         total = packages.setdefault(parts[0] if len(parts) > 1 else "gatf", [0, 0])
         total[0], total[1] = total[0] + covered, total[1] + lines

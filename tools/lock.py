@@ -16,10 +16,10 @@ HEAD = """\
 
 def setting(name: str) -> list[str]:
     """A setting of pip that says where packages are."""
-    told = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-m", "pip", "config", "get", f"global.{name}"], capture_output=True, text=True
     )
-    return (os.environ.get(f"PIP_{name.upper().replace('-', '_')}") or told.stdout).split()
+    return (os.environ.get(f"PIP_{name.upper().replace('-', '_')}") or result.stdout).split()
 
 
 def main() -> int:

@@ -18,11 +18,12 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import pages
-import yaml
 from pages import ROOT, filled, table
 from pydantic import BaseModel, TypeAdapter
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
+
+from gatf.settings import flat
 
 PLACE = re.compile(r"(Eq\. \d+|Theorem \d+|Thm \d+|Alg\. \d+|Sec\. \d+(?:\.\d+)?)")
 
@@ -65,11 +66,12 @@ def method_table() -> str:
     """A row for every method: its paper, what it trains, what it keeps."""
     from gatf.methods import METHODS
 
-    lines = ["| method | paper | trains | keeps for each class | bytes per class |", "|---|---|---|---|---:|"]
+    rows = []
     for name, method in METHODS.items():
-        kept = memory(name)
-        lines.append(f"| `{name}` | {method.card.citation()} | {method.card.trains} | {method.card.keeps} | {kept} |")
-    return "\n".join(lines) + "\n"
+        card = method.card
+        paper = f"[{card.venue} {card.year}]({card.url})" if card.authors else "–"
+        rows.append([f"`{name}`", paper, card.trains, card.keeps])
+    return table(["method", "paper", "trains", "keeps for each class"], rows, left=4)
 
 
 def memory(name: str) -> str:
@@ -82,21 +84,43 @@ def memory(name: str) -> str:
 
 
 def which_table() -> str:
-    """A row for every method: when to choose it, and what it reached and took in the tables of this repository."""
+    """A row for every method: accuracies, minutes and bytes in the tables of this repository."""
     from gatf.methods import METHODS
 
     stored = [{row["row"]: row for row in pages.read(pages.RESULTS / bench, "table")} for bench in ("digits", "glyphs")]
     birds = {row["row"]: row for row in pages.aggregate(each.run.result for each in pages.collected(pages.PHOTOS))
              if row["setting"] == pages.PHOTOS}  # fmt: skip
-    benches = [*stored, pages.aggregated(pages.MAIN), birds]
+    benches = [*stored, pages.first_rows(), birds]
     rows = []
     for name in (name for name in METHODS if name in stored[0]):  # gatf-release has no results
         accuracies = [pages.fixed(bench.get(name, {}).get("a_last")) for bench in benches]
         seconds = stored[1].get(name, {}).get("total_seconds")
         minutes = pages.fixed(None if seconds is None else seconds / 60)
-        rows.append([f"`{name}`", METHODS[name].card.when, *accuracies, minutes, memory(name)])
-    head = ["method", "choose it", "digits", "characters", "CIFAR-100", "birds", "minutes", "bytes per class"]
-    return table(head, rows, left=2)
+        rows.append([f"`{name}`", *accuracies, minutes, memory(name)])
+    return table(["method", "digits", "characters", "CIFAR-100", "birds", "minutes", "bytes per class"], rows)
+
+
+def operations_table() -> str:
+    """Methods by their operations per training step, as tests/accelerator counts them."""
+    methods: dict[int, list[str]] = {}
+    counts = json.loads((ROOT / "tests/accelerator/operations.json").read_text(encoding="utf-8"))
+    for name, count in counts.items():
+        methods.setdefault(count, []).append(f"`{name}`")
+    return table(["methods", "operations"], [[", ".join(methods[count]), count] for count in sorted(methods)])
+
+
+def rehearsal_table() -> str:
+    """Peak memory of each row and minutes of all rows, from the output that `benchmarks/rehearsal.py` recorded."""
+    memory: dict[str, dict[str, str]] = {}
+    minutes: dict[str, float] = {}
+    for line in (pages.BENCHMARKS / "rehearsal.txt").read_text(encoding="utf-8").splitlines():
+        found = re.fullmatch(r"(.+?), (.+): .+ per run, peak memory (\S+) GB(, .+)? \(rehearsed in (\S+) (\w+)\)", line)
+        assert found is not None, line
+        memory.setdefault(found[2], {})[found[1]] = f"≈ {found[3]}" if found[4] else found[3]
+        minutes[found[1]] = minutes.get(found[1], 0.0) + float(found[5]) * {"s": 1 / 60, "min": 1, "h": 60}[found[6]]
+    body = [[f"`{row}`", *(cells.get(setting, "–") for setting in minutes)] for row, cells in memory.items()]
+    body.append(["minutes of the rehearsal", *(f"{spent:.0f}" for spent in minutes.values())])
+    return table(["GB at its peak", *(f"`{setting}`" for setting in minutes)], body)
 
 
 def first_sentence(text: str) -> str:
@@ -113,14 +137,18 @@ def in_cell(text: str) -> str:
 SETTINGS = """\
 # Settings
 
-Every setting of a run, with its type and default. Generated from the config models by `python tools/update_docs.py`.
+Every setting of a run, generated from the config models by `python tools/update_docs.py`.
 
-A path such as `data.image_size` is what `--set` takes on the command line and what `overrides` and `settings` take in
-Python. Recipes and a run's `config.yaml` hold the same names as nested sections. Values are YAML: `null`, `true`, or
-`[a, b]` for a list. The [quickstart](quickstart.md#settings) says what wins when several places set the same thing.
+Use a path such as `data.image_size` with `--set` on the command line, and in `overrides` or `settings` in Python.
+Recipes and a run's `config.yaml` have the same names as nested sections. Values are YAML: `null`, `true`, or `[a, b]`
+for a list. The [quickstart](quickstart.md#settings) explains which value is used when several places set the same name.
 """
-WORDS: dict[Any, str] = {str: "text", bool: "`true` or `false`", type(None): "`null`"}
-UNTOLD = ("method.name", "method.base.name")
+METHOD_SETTINGS = """\
+`method.name` chooses the method. Each method has the settings of its own section below and those of the shared sections
+that it names. `{first,next}` stands for two settings, one of each section.
+"""
+WORDS: dict[Any, str] = {str: "text", bool: "bool", type(None): "`null`"}
+EXPLAINED_BEFORE = ("method.name", "method.base.name")
 """Paths that the text before a table explains."""
 BOUNDS = {"gt": ">", "ge": "≥", "lt": "<", "le": "≤"}
 
@@ -136,24 +164,52 @@ def settings_page() -> str:
     for path, section in sections(RunConfig):
         model = type(section)
         values = {name: getattr(section, name) for name in model.model_fields}
+        if all(is_section(field.annotation) for field in model.model_fields.values()):
+            continue
         parts += [f"## `{path}`", model.__doc__ or ""]
         if model in described:
-            parts.append(f"The same settings as in `{described[model]}`, with another default for")
+            parts[-1] = f"The same settings as in `{described[model]}`, with another default for"
             values = {name: value for name, value in values.items() if value != default(model.model_fields[name])}
         parts.append(settings_table(model, f"{path}.", values))
         described.setdefault(model, path)
-    parts += ["## `method`", "`method.name` chooses the method, and the method the other settings of the section."]
+    parts += ["## `method`", METHOD_SETTINGS]
+    shared = shared_configs(method.Config for method in METHODS.values())
+    for base in sorted(shared, key=lambda base: len(base.__mro__)):
+        users = [f"`{name}`" for name, method in METHODS.items() if issubclass(method.Config, base)]
+        own = own_values(base, shared)
+        parts += [f"### {shared_title(base)}", f"Shared by {', '.join(users)}.", settings_table(base, "method.", own)]
+        parts += choices(base, own)
+    defaults: dict[str, str] = {}
     for name, method in METHODS.items():
         parts += [f"### `{name}`", f"{method.card.summary[0].upper()}{method.card.summary[1:]}."]
-        parts.append(settings_table(method.Config, "method.") or "It has no settings of its own.")
-        parts += choices(method.Config)
-        if method.defaults:
-            parts += ["Its own defaults in other sections:", as_yaml(method.defaults)]
+        bases = [base for base in method.Config.__mro__ if base in shared]
+        links = [f"[{shared_title(base)}](#{shared_title(base).lower().replace(' ', '-')})" for base in bases]
+        parts.append(f"Shared settings: {', '.join(links)}." if links else "")
+        own = own_values(method.Config, bases)
+        parts += [settings_table(method.Config, "method.", own), *choices(method.Config, own)]
+        given = flat({"backbone": RunConfig.model_fields["backbone"].default.model_dump()}
+                     | {"optimisation": RunConfig.model_fields["optimisation"].default.model_dump()}
+                     | {"method": method.Config(name=name).model_dump()})  # fmt: skip
+        elsewhere = changed(flat(method.defaults), given)
+        same = defaults.setdefault(elsewhere, name)
+        text = elsewhere if same == name else f"those of [`{same}`](#{same})"
+        parts.append(f"Defaults in other sections: {text}." if elsewhere else "")
         for preset, changes in method.Config.presets.items():
-            parts += [f"What `method.preset={preset}` changes:", as_yaml(changes)]
+            parts.append(f"`preset={preset}` sets {changed(flat(changes), given | flat(method.defaults))}.")
     parts += ["## Bench recipes", "The keys of a [bench recipe](benches.md):", settings_table(BenchRecipe)]
     parts += ["An entry of `methods` is the name of a method, or a mapping with these keys:", settings_table(Row)]
     return "\n\n".join(part.strip() for part in parts if part) + "\n"
+
+
+def changed(values: dict[str, Any], before: dict[str, Any]) -> str:
+    """The settings that differ from those before, as one would write them after `--set`."""
+    new = {path: as_text(value) for path, value in values.items() if path not in before or before[path] != value}
+    shown = {}
+    for path, value in new.items():
+        pair = re.sub(r"\.(first|next)\.", ".{first,next}.", path)
+        both = {new.get(pair.replace("{first,next}", stage)) for stage in ("first", "next")} == {value}
+        shown[pair if both else path] = value
+    return ", ".join(f"`{path}={value}`" for path, value in shown.items())
 
 
 def sections(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, BaseModel]]:
@@ -165,31 +221,72 @@ def sections(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, Ba
 
 
 def settings_table(model: type[BaseModel], prefix: str = "", values: dict[str, Any] | None = None) -> str:
-    """A row for every field that is no section, with its own default; or for those in `values`, with that default."""
+    """A row for every field that is no section, with its own default; or for those in `values`, with that default.
+    Sections of a method are part of its table."""
+    rows = setting_rows(model, prefix, values)
+    return "\n".join(["| setting | default, other values | meaning |", "|---|---|---|", *rows]) if rows else ""
+
+
+def setting_rows(model: type[BaseModel], prefix: str, values: dict[str, Any] | None = None) -> list[str]:
     from gatf.settings import descriptions
 
-    told = descriptions(model)
-    lines = ["| setting | type | default | what |", "|---|---|---|---|"]
+    texts, rows = descriptions(model), []
     for name, field in model.model_fields.items():
         path = prefix + name
-        if is_section(field.annotation) or path in UNTOLD or (values is not None and name not in values):
+        if path in EXPLAINED_BEFORE or (values is not None and name not in values):
             continue
-        if name not in told:
+        if is_section(field.annotation):
+            if prefix.startswith("method."):
+                rows += setting_rows(field.annotation, f"{path}.", dict(default(field)))
+            continue
+        if name not in texts:
             raise SystemExit(f"{path} of {model.__name__} has no description: write one under the field")
         value = default(field) if values is None else values[name]
-        shown = "required" if value is PydanticUndefined else f"`{as_text(value)}`"
-        lines.append(f"| `{path}` | {kind(field.annotation, field.metadata)} | {shown} | {in_cell(told[name])} |")
-    return "\n".join(lines) if len(lines) > 2 else ""
+        rows.append(f"| `{path}` | {default_and_range(field, value)} | {in_cell(texts[name])} |")
+    return rows
 
 
-def choices(config: type[BaseModel]) -> list[str]:
-    """The settings of each section that a field may hold, where it may hold one of several (`method.base`)."""
+def shared_configs(configs: Iterable[type[BaseModel]]) -> list[type[BaseModel]]:
+    """The classes with settings from which the configs of several methods derive."""
+    bases = [base for config in configs for base in config.__mro__[1:] if is_section(base) and own_fields(base)]
+    return [base for base in dict.fromkeys(bases) if bases.count(base) > 1]
+
+
+def own_fields(model: type[BaseModel]) -> set[str]:
+    return set(model.model_fields) & set(vars(model).get("__annotations__", {})) - {"name"}
+
+
+def own_values(config: type[BaseModel], shared: Iterable[type[BaseModel]]) -> dict[str, Any]:
+    """The settings that a config adds or changes, with their defaults."""
+    bases = [base for base in shared if issubclass(config, base) and base is not config]
+    return {name: default(field) for name, field in config.model_fields.items() if not inherited(name, config, bases)}
+
+
+def inherited(field: str, config: type[BaseModel], bases: list[type[BaseModel]]) -> bool:
+    """Whether a field is as a shared base describes it."""
+    from gatf.settings import descriptions
+
+    return any(
+        field in base.model_fields
+        and default(base.model_fields[field]) == default(config.model_fields[field])
+        and descriptions(base).get(field) == descriptions(config).get(field)
+        for base in bases
+    )
+
+
+def shared_title(base: type[BaseModel]) -> str:
+    """The docstring up to its first colon: "Class Gaussians: …"."""
+    return re.split(r"[:.]", str(base.__doc__))[0]
+
+
+def choices(config: type[BaseModel], fields: Iterable[str] | None = None) -> list[str]:
+    """The settings of each section that a field may hold (`method.base`)."""
     parts = []
-    for name, field in config.model_fields.items():
-        for model in get_args(field.annotation):
-            if is_section(model):
-                chosen = model.model_fields["name"].default
-                parts += [f"With `method.{name}.name={chosen}`:", settings_table(model, f"method.{name}.")]
+    for name in config.model_fields if fields is None else fields:
+        annotation = config.model_fields[name].annotation
+        for model in filter(is_section, get_args(annotation)):
+            chosen = model.model_fields["name"].default
+            parts += [f"With `method.{name}.name={chosen}`:", settings_table(model, f"method.{name}.")]
     return parts
 
 
@@ -208,9 +305,21 @@ def as_text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def as_yaml(values: dict[str, Any]) -> str:
-    text = yaml.safe_dump(values, sort_keys=False, default_flow_style=None, width=100, allow_unicode=True)
-    return f"```yaml\n{text}```"
+def default_and_range(field: FieldInfo, value: Any) -> str:
+    """The default, then what else is possible: "`sgd`, `adam`", "`0.1`, > 0", "`null`, int > 0"."""
+    possible = re.split(r" or |, (?=`)", kind(field.annotation, field.metadata))
+    if value is PydanticUndefined:
+        return "required, " + ", ".join(possible)
+    shown = f"`{as_text(value)}`"
+    numeric = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if "bool" in possible and len(possible) > 1:
+        possible += ["`true`", "`false`"]
+    others = [each for each in possible if each not in (shown, "bool", "float", "int", "mapping")]
+    if numeric:
+        others = [re.sub("^(float|int) ", "", each) for each in others]
+    if isinstance(value, str) and "text" in others:
+        others.remove("text")
+    return ", ".join([shown, *others])
 
 
 def kind(annotation: Any, metadata: Iterable[Any] = ()) -> str:
@@ -244,14 +353,25 @@ def kind(annotation: Any, metadata: Iterable[Any] = ()) -> str:
 # parts of docs/formats.md
 
 
-def event_sections() -> str:
-    """A section for every kind of event, with its fields."""
+def event_table() -> str:
+    """A row for every kind of event, with its fields."""
     from gatf.io.events import KINDS
 
-    parts = []
+    rows = []
     for name, event in KINDS.items():
-        parts += [f"### {name}", " ".join((event.__doc__ or "").split()), fields_table(event)]
-    return "\n" + "\n\n".join(parts) + "\n\n"
+        described = "; ".join(f"`{field}`: {text[:-1]}" for field, (_, text) in documented_fields(event).items())
+        rows.append([f"`{name}`", in_cell(event.__doc__ or ""), described])
+    return table(["event", "meaning", "fields"], rows, left=3)
+
+
+def record_table() -> str:
+    """The fields of an update's record."""
+    from gatf.model.record import UpdateRecord
+    from gatf.settings import descriptions
+
+    texts = descriptions(UpdateRecord)
+    fields = UpdateRecord.model_fields
+    return table(["field", "meaning"], [[f"`{name}`", in_cell(texts.get(name, ""))] for name in fields], left=2)
 
 
 def summary_table() -> str:
@@ -267,16 +387,22 @@ def summary_table() -> str:
 
 
 def fields_table(described: type[Any]) -> str:
-    """A row for every field of a dataclass, those of its bases first, with the docstring below it."""
-    rows: dict[str, str] = {}
+    """A row for every field of a dataclass."""
+    rows = [f"| `{name}` | {shown} | {text} |" for name, (shown, text) in documented_fields(described).items()]
+    return "\n".join(["| field | type | meaning |", "|---|---|---|", *rows])
+
+
+def documented_fields(described: type[Any]) -> dict[str, tuple[str, str]]:
+    """Type and description of the fields of a dataclass, those of its bases first, with the docstring below it."""
+    found: dict[str, tuple[str, str]] = {}
     for base in reversed(described.__mro__):
-        told = TypeAdapter(base).json_schema().get("properties", {}) if is_dataclass(base) else {}
+        schema = TypeAdapter(base).json_schema().get("properties", {}) if is_dataclass(base) else {}
         for field in fields(base) if is_dataclass(base) else ():
-            text = told[field.name].get("description")
-            if field.name not in rows and text is None:
+            text = schema[field.name].get("description")
+            if field.name not in found and text is None:
                 raise SystemExit(f"{field.name} of {base.__name__} has no description: write one under the field")
-            rows.setdefault(field.name, f"| `{field.name}` | {kind(field.type)} | {in_cell(text or '')} |")
-    return "\n".join(["| field | type | what |", "|---|---|---|", *rows.values()])
+            found.setdefault(field.name, (kind(field.type), in_cell(text or "")))
+    return found
 
 
 PAGES = {"paper-map.md": paper_map, "settings.md": settings_page}
@@ -285,7 +411,10 @@ PARTS: dict[str, pages.Part] = {
     **pages.PARTS,
     "methods": method_table,
     "which": which_table,
-    "events": event_sections,
+    "operations": operations_table,
+    "rehearsal": rehearsal_table,
+    "events": event_table,
+    "record": record_table,
     "summary": summary_table,
 }
 """Parts of pages, between markers of that name."""

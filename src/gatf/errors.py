@@ -2,6 +2,7 @@
 
 import importlib
 import shlex
+import warnings
 from collections.abc import Iterable
 from difflib import get_close_matches
 from enum import IntEnum
@@ -15,19 +16,24 @@ class ExitCode(IntEnum):
     FAILED = 1
     """The command did its work, and something in it went wrong: runs of a bench, what the doctor found."""
     MISTAKE = 2
-    """A `UserError`, told in one sentence."""
+    """A `UserError`, reported in one sentence."""
     LOST = 3
-    """Stopped because another process of the run is gone, which the launcher tells."""
+    """Stopped because another process of the run ended; the launcher reports it."""
     INTERRUPTED = 130
     """Stopped and saved when asked to."""
 
 
 class UserError(ValueError):
-    """A mistake of the user's: one sentence that says what was wrong, where, and what to do."""
+    """A mistake of the user's: one sentence that says what was wrong, where, and what to do.
+
+    >>> gatf.load_config("digits", overrides={"sede": 1})
+    Traceback (most recent call last):
+    gatf.errors.UserError: unknown setting 'sede'; did you mean 'seed'?
+    """
 
 
 class LostProcess(UserError):
-    """Another process of this run is gone."""
+    """Another process of this run ended."""
 
 
 class Busy(UserError):
@@ -35,7 +41,7 @@ class Busy(UserError):
 
 
 class CannotWrite(UserError):
-    """The disk is full, or the folder is gone or not to be written to."""
+    """The disk is full, or the folder was deleted or is not writable."""
 
 
 class NotFinite(ValueError):
@@ -51,7 +57,7 @@ class Diverged(UserError):
         """The learning rate to lower, and what it is now."""
 
     def offer(self, folder: object) -> "Diverged":
-        """The same, with the command that goes on from the last checkpoint at a tenth of the rate."""
+        """The same error with the command that resumes from the last checkpoint at a tenth of the learning rate."""
         command = f"gatf run --resume {shlex.quote(str(folder))} --force-config --set {self.setting}={self.rate / 10:g}"
         return Diverged(f"{self}; go on from the last checkpoint with: {command}", self.setting, self.rate)
 
@@ -71,3 +77,12 @@ def extra(module: str, extra_name: str = "data") -> Any:
         return importlib.import_module(module)
     except ImportError:
         raise UserError(f"this needs '{module}': pip install 'gatf-cil[{extra_name}]'") from None
+
+
+def deprecated(name: str, replacement: str, removed_in: str) -> None:
+    """Warn the caller's caller that a public name is going to be removed: names last one minor release longer."""
+    warnings.warn(
+        f"{name} is deprecated and will be removed in gatf {removed_in}; use {replacement}",
+        DeprecationWarning,
+        stacklevel=3,
+    )

@@ -1,6 +1,7 @@
 """One run: scenario × method × seed → train, evaluate, checkpoint, log, resume."""
 
 import math
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -17,10 +18,11 @@ from torch import Tensor, nn
 from gatf import distributed
 from gatf.config import RunConfig, read_recipe, validated, with_overrides
 from gatf.data.features import SourceFeatures, cached_features, network_identity
+from gatf.data.listing import some
 from gatf.data.loader import EVALUATION_BATCH, TaskData, TaskInfo, split_pipeline
 from gatf.data.preprocessing import Preprocessing
 from gatf.data.scenario import Scenario, build_scenario
-from gatf.data.sources import open_source
+from gatf.data.sources import limit_training, open_source
 from gatf.errors import CannotWrite, Diverged, UserError
 from gatf.evaluation.metrics import (
     Evaluation,
@@ -38,7 +40,7 @@ from gatf.io.events import Event, JsonLines, Listener, reason
 from gatf.io.provenance import machine, peak_memory_mb, versions
 from gatf.io.run_folder import CONFIG, RunFolder, Summary
 from gatf.io.signals import stop_signals
-from gatf.methods import Method
+from gatf.methods import METHODS, Method
 from gatf.methods.parts.features import FeatureMethod
 from gatf.model import file as model_file
 from gatf.model.calibration import NO_CALIBRATION
@@ -47,12 +49,18 @@ from gatf.model.record import UpdateRecord, remembered
 from gatf.model.state import Model
 from gatf.network_reuse import NetworkSource
 from gatf.session import TRAINED, Session, under, whole_number
+from gatf.settings import PYTHON
 from gatf.training import checkpoint
 from gatf.training.context import RunContext
 from gatf.training.loop import Interrupted, Position
 from gatf.training.processes import AgreedStop, losing_a_process
 from gatf.training.task import Resumed
 
+SUMMARISED = (
+    "accuracy_matrix", "accuracy_seen", "task_aware", "old_to_new", "seconds", "peak_memory_mb", "repaired",
+    "config_changes", "networks_from", "networks_of",
+)  # fmt: skip
+"""Fields that the summary takes from the progress."""
 UNCALIBRATED = "probabilities are not calibrated, which gatf run does not do; an update with gatf learn does"
 
 
@@ -81,6 +89,8 @@ class RunProgress:
     """Processor time, likewise."""
     repaired_of_task: int = 0
     """Matrices of the current task that earlier processes repaired."""
+    threads: int = 0
+    """Of torch. The last bits depend on it, so a resumed run uses as many."""
 
     def add(self, result: Evaluation, seconds: float, processor_seconds: float, memory: float, repaired: int) -> None:
         self.accuracy_matrix.append(result.by_task)
@@ -110,29 +120,44 @@ def read_progress(meta: Mapping[str, Any]) -> RunProgress:
 
 def start(
     config: RunConfig, folder: Path, listeners: tuple[Listener, ...] = (), *, backbone: nn.Module | None = None,
-    networks_from: Path | None = None,
+    networks_from: Path | None = None, scenario: Scenario | None = None,
 ) -> Summary:  # fmt: skip
-    """Begin a run in a new folder; returns its summary. `backbone` replaces the one that the config names;
-    `networks_from` is the folder of a run whose networks are reused instead of training the same ones."""
+    """Begin a run in a new folder; returns its summary. `backbone` replaces the one that the config names, `scenario`
+    the data and tasks; `networks_from` is the folder of a run whose networks are reused instead of training the same
+    ones.
+
+    >>> short = {"scenario.stop_after": 2, "optimisation.first.epochs": 1}
+    >>> config = gatf.load_config("digits", method="ncm", overrides=short)
+    >>> summary = gatf.run(config, Path("runs/ncm"))
+    >>> len(summary.accuracy_matrix), 0 <= summary.a_last <= 100
+    (2, True)
+    """
     network_source = None if networks_from is None else NetworkSource(networks_from, config)
-    experiment = Experiment(config, backbone)  # errors in the config are found before the folder is made
+    experiment = Experiment(config, backbone, scenario)  # errors in the config are found before the folder is made
     place = RunFolder(folder)
     with _alone(place):
         if distributed.is_first():
             place.refuse_if_begun()
-            place.create(config.to_yaml())
+            place.create(experiment.config.to_yaml())
         return experiment.run(folder, listeners, network_source=network_source)
 
 
 def resume(
     folder: Path, listeners: tuple[Listener, ...] = (), *, backbone: nn.Module | None = None,
     force_config: bool = False, overrides: Mapping[str, Any] | None = None, networks_from: Path | None = None,
+    scenario: Scenario | None = None,
 ) -> Summary:  # fmt: skip
-    """Continue an interrupted run, or return the summary of a finished one; `backbone` as for `start`.
+    """Continue an interrupted run, or return the summary of a finished one; `backbone` and `scenario` as for `start`.
     Without `networks_from` the remaining tasks are trained.
 
     A checkpoint of another config than the folder's is refused unless `force_config` is given; then the run records the
     changes. `overrides` (dotted paths) change the folder's config first.
+
+    >>> short = {"scenario.stop_after": 1, "optimisation.first.epochs": 1}
+    >>> config = gatf.load_config("digits", method="ncm", overrides=short)
+    >>> summary = gatf.run(config, Path("runs/begun"))
+    >>> gatf.resume(Path("runs/begun")) == summary  # it is finished
+    True
     """
     place = RunFolder(folder)
     if not place.begun:
@@ -141,7 +166,7 @@ def resume(
         return place.read_summary()
     config = validated(with_overrides(read_recipe(str(place.config)), overrides))
     network_source = None if networks_from is None else NetworkSource(networks_from, config)
-    experiment = Experiment(config, backbone)
+    experiment = Experiment(config, backbone, scenario)
     with _alone(place):
         if overrides and distributed.is_first():
             place.create(experiment.config.to_yaml())
@@ -162,16 +187,34 @@ def reopen(folder: Path, overrides: Mapping[str, Any] | None = None) -> "Experim
     return Experiment(validated(with_overrides(read_recipe(str(place.config)), overrides)))
 
 
+def _with_scenario(config: RunConfig, scenario: Scenario) -> RunConfig:
+    """The config with the classes and tasks of a scenario from Python; its data has no name that can be opened."""
+    if scenario.train_tasks is not None:
+        raise UserError(
+            "a scenario from Python with returning classes or domains cannot be run: set scenario.returning"
+        )
+    name = PYTHON + scenario.source.name.removeprefix(PYTHON)
+    tasks = config.scenario.model_copy(update={"order": scenario.order, "task_sizes": scenario.task_sizes})
+    return config.model_copy(update={"data": config.data.model_copy(update={"name": name}), "scenario": tasks})
+
+
 class Experiment:
     """A scenario and the session that learns it, built from a config."""
 
-    def __init__(self, config: RunConfig, backbone: nn.Module | None = None) -> None:
+    def __init__(self, config: RunConfig, backbone: nn.Module | None = None, scenario: Scenario | None = None) -> None:
+        if scenario is not None:
+            config = _with_scenario(config, scenario)
         self.config = config
         self._network_is_named = backbone is None
-        source = open_source(config.data)
+        source = open_source(config.data) if scenario is None else limit_training(scenario.source, config.data)
         scenario = build_scenario(source, config.scenario, config.order_seed)
         self.session = Session(config, Preprocessing(source.image_shape, source.mean, source.std), backbone=backbone)
-        self.scenario: Scenario = scenario.seen_by(self.session.preprocessing.central_share)
+        if scenario.train_tasks is not None and not self.method.revisits:
+            raise UserError(
+                f"method '{config.method.name}' cannot learn new images of known classes, which scenario.returning and "
+                f"scenario.domains bring; use {some([name for name in METHODS if METHODS[name].revisits], most=9)}"
+            )
+        self.scenario: Scenario = scenario.with_central_share(self.session.preprocessing.central_share)
         split_pipeline(source.train, self.session.pipeline)  # raises if these images cannot be augmented that way
         self.warnings = [*source.warnings, *self.session.warnings]
 
@@ -254,7 +297,8 @@ class Experiment:
             done += len(scores)
         if distributed.any_of(not finite, self.session.device):
             raise self.session.diverged(task, "evaluation", "scores not finite")
-        return evaluate(distributed.gather_rows(torch.cat(chosen)).cpu(), labels, tasks.cpu())
+        of_image = self.scenario.tasks(self.scenario.source.test)[members]
+        return evaluate(distributed.gather_rows(torch.cat(chosen)).cpu(), labels, tasks.cpu(), of_image)
 
     @torch.inference_mode()
     def accuracy_after_learning(self, task: int) -> float:
@@ -316,6 +360,7 @@ class _Run:
         tasks = len(self.experiment.scenario)
         found = self._find(force_config)
         first, resumed = self._restore(found)
+        self.progress.threads = torch.get_num_threads()
         method = self.config.method.name
         self.emit(events.RunStart(tasks=tasks, method=method, resumed_at=None if found is None else first))
         for sentence in self.experiment.warnings:
@@ -347,20 +392,17 @@ class _Run:
         """One task: train and end it, evaluate, checkpoint."""
         self._clock, self._processor_clock = time.monotonic(), time.process_time()
         self._trained = {} if resumed is None else under(resumed.tensors, TRAINED)
-        network_source = (
-            self.network_source
-            if self.network_source is not None and task < self.network_source.tasks and resumed is None
-            else None
-        )
+        source = self.network_source
+        reused = source is not None and task < source.tasks and resumed is None
         context = RunContext(
             partial(self._emit_after_notices, task), self.stop, save=partial(self._save, task),
             save_every=self.config.checkpoint_every,
-            networks=None if network_source is None else partial(self._take, network_source),
+            networks=partial(self._take, source) if source is not None and reused else None,
             trained=self._keep if self.config.keep_networks else None,
         )  # fmt: skip
         with spd.counting() as self._ladder:
             self.session.learn_task(self.experiment.task_data(task), context, resumed=resumed)
-            self._drain_notices(task)
+            self._emit_after_notices(task)
             result = self.experiment.evaluate(task)
         memory = peak_memory_mb(self.session.device)
         spent = self._seconds_of_task(), self._processor_seconds_of_task()
@@ -399,34 +441,26 @@ class _Run:
         labels = scenario.labels(scenario.source.train)
         records = [
             UpdateRecord(
-                number=task,
-                date=datetime.now(UTC).isoformat(timespec="seconds"),
+                number=task, date=datetime.now(UTC).isoformat(timespec="seconds"),
                 added=scenario.class_names[scenario.offsets[task] :][: scenario.task_sizes[task]],
-                images=trained[task],
-                held_out=tested[task],
-                epochs=stages[task].epochs,
-                seconds=self.progress.seconds[task],
-                accuracy_new=self.progress.accuracy_matrix[task][task],
-                temperature=1.0,
-                bytes_per_class=self.method.bytes_per_class(),
+                images=trained[task], held_out=tested[task], epochs=stages[task].epochs,
+                seconds=self.progress.seconds[task], accuracy_new=self.progress.accuracy_matrix[task][task],
+                temperature=1.0, bytes_per_class=self.method.bytes_per_class(),
                 warnings=(UNCALIBRATED,) if task == tasks[-1] else (),
             )
             for task in tasks
-        ]
+        ]  # fmt: skip
         return Model(
             self.config, self.session.preprocessing, self.method.eval(), scenario.class_names,
             torch.bincount(labels[labels >= 0], minlength=len(scenario.order)), 1.0, NO_CALIBRATION,
             torch.zeros(0, dtype=torch.float64), NO_NOVELTY, remembered(tuple(records)),
         )  # fmt: skip
 
-    def _emit_after_notices(self, task: int, event: Event) -> None:
-        self._drain_notices(task)
-        self.emit(event)
-
-    def _drain_notices(self, task: int) -> None:
-        for notice in self.method.notices:
-            self.emit(events.Notice(task=task, name=notice.name, values=notice.values))
+    def _emit_after_notices(self, task: int, *after: Event) -> None:
+        notices = [events.Notice(task=task, name=each.name, values=each.values) for each in self.method.notices]
         self.method.notices.clear()
+        for event in (*notices, *after):
+            self.emit(event)
 
     def _seconds_of_task(self) -> float:
         return self.progress.seconds_of_task + time.monotonic() - self._clock
@@ -484,6 +518,8 @@ class _Run:
         within = self.experiment.task_info(task) if found.meta.get("within_task") else None
         resumed = self.session.restore(found.tensors, found.meta, within)
         self.written.truncate(whole_number(found.meta, "events"))
+        if self.progress.threads and "OMP_NUM_THREADS" not in os.environ:
+            torch.set_num_threads(self.progress.threads)
         return task, resumed
 
     def _record_changes(self, found: _Found) -> None:
@@ -509,20 +545,15 @@ class _Run:
             a_last_task_weighted=last_accuracy(by_task),
             a_inc_task_weighted=incremental_accuracy(by_task),
             forgetting=forgetting(progress.accuracy_matrix),
-            accuracy_matrix=progress.accuracy_matrix,
-            accuracy_seen=progress.accuracy_seen,
-            task_aware=progress.task_aware,
+            returning=sorted({number for task in range(len(scenario)) for number in scenario.returning(task)})
+            if scenario.train_tasks is not None and not scenario.domains
+            else [],
+            domains=list(scenario.domains),
             accuracy_by_class=progress.by_class,
-            old_to_new=progress.old_to_new,
-            seconds=progress.seconds,
             total_seconds=round(sum(progress.seconds), 3),
             processor_seconds=progress.processor_seconds if len(progress.processor_seconds) == len(scenario) else [],
-            peak_memory_mb=progress.peak_memory_mb,
             bytes_per_class=self.experiment.bytes_per_class(),
             versions=versions(),
-            repaired=progress.repaired,
-            config_changes=progress.config_changes,
-            networks_from=progress.networks_from,
-            networks_of=progress.networks_of,
             machine=machine(self.method.device),
+            **{name: getattr(progress, name) for name in SUMMARISED},
         )

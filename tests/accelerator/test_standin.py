@@ -2,14 +2,18 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from PIL import Image
 
+from gatf.data.augment import STEPS
 from gatf.methods import METHODS
 
 pytestmark = pytest.mark.slow
@@ -20,8 +24,14 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "gatf": SMALL_FEATURES,
     "gatf-release": SMALL_FEATURES,
     "adagauss": SMALL_FEATURES,
+    "fetril": {"method.fc_epochs": 2},
+    "ldc": {"method.projector_epochs": 2},
+    "bicyc": SMALL_FEATURES,
     "ranpac": {"method.projections": 100},
     "klda": {"method.projections": 100},
+    "acil": {"method.projections": 100},
+    "ds-al": {"method.projections": 100},
+    "sdc paper": {"method.base.softmax_epochs": 4},
 }
 COLOURED = {"data.glyphs.size": 12, "data.glyphs.classes": 4, "data.glyphs.train_per_class": 40}
 AUGMENTATIONS = [
@@ -35,10 +45,13 @@ AUGMENTATIONS = [
 ]
 OPTIONS: list[dict[str, Any]] = [
     {"method.refine": True},
-    {"method.readout": "linear"},
     {"optimisation.next.optimiser": "adam", "optimisation.next.clip": None},
     {"diagnostics": True},
 ]
+
+
+LARGE = {"method": "finetune", "name": "images decoded on demand"}
+"""Its settings name a folder that the fixture makes."""
 
 
 def compared() -> list[dict[str, Any]]:
@@ -48,8 +61,9 @@ def compared() -> list[dict[str, Any]]:
         settings = SETTINGS.get(name, {})
         cases.append({"name": name, "method": name, "settings": settings})
         for preset in kind.Config.preset_names()[1:]:
-            changed = {**settings, "method.preset": preset}
-            cases.append({"name": f"{name} {preset}", "method": name, "settings": changed})
+            case = f"{name} {preset}"
+            changed = {**settings, "method.preset": preset, **SETTINGS.get(case, {})}
+            cases.append({"name": case, "method": name, "settings": changed})
     for steps in AUGMENTATIONS:
         settings = COLOURED | {"data.augment": steps, "scenario.tasks": 2}
         cases.append({"name": " ".join(steps), "method": "finetune", "recipe": "glyphs", "settings": settings})
@@ -62,7 +76,7 @@ def compared() -> list[dict[str, Any]]:
 def resumed() -> list[dict[str, Any]]:
     """Stopped on one device, continued on the other."""
     methods = ("gatf", "efc", "pass", "sdc")
-    ways = (("cpu", "standin"), ("standin", "cpu"), ("standin", "standin"))
+    ways = (("cpu", "standin"), ("standin", "cpu"))
     return [
         {
             "name": f"{method} from {before} to {after}", "kind": "resume", "method": method, "from": before,
@@ -73,12 +87,8 @@ def resumed() -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-LAUNCHES = {
-    "gatf": 347, "gatf-release": 450, "adagauss": 327, "finetune": 208, "joint": 208, "ewc": 813, "lwf": 283,
-    "sdc": 314, "adc": 314, "ldc": 314, "pass": 313, "fetril": 200, "fecam": 237, "efc": 285, "dpcr": 314, "ncm": 199,
-    "slda": 199, "ranpac": 199, "klda": 199,
-}  # fmt: skip
-"""Operations per training step of ResNet-18 at 12 pixels with crop and flip: docs/gpu.md has the table."""
+LAUNCHES: dict[str, int] = json.loads((HERE / "operations.json").read_text(encoding="utf-8"))
+"""Operations per training step of ResNet-18 at 12 pixels with crop and flip; docs/performance.md has the table."""
 
 
 def counted() -> list[dict[str, Any]]:
@@ -88,6 +98,8 @@ def counted() -> list[dict[str, Any]]:
         "backbone.width": 4,
         "scenario.tasks": 2,
         "data.augment": ["crop:4", "flip"],
+        "optimisation.first.epochs": 1,
+        "optimisation.next.epochs": 1,
     }
     return [
         {
@@ -98,14 +110,35 @@ def counted() -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
+def shared(device: str) -> list[dict[str, Any]]:
+    """Runs that two processes share."""
+    return [
+        {"name": f"{method} on {device}", "kind": "share", "method": method, "device": device, "settings": settings}
+        for method, settings in (("gatf", SMALL_FEATURES), ("efc", {}), ("lwf", {}))
+    ]
+
+
+PRODUCT = [{"name": kind, "kind": kind} for kind in ("update", "vectors", "readout")]
 WITHOUT_FLOAT64 = {"name": "no float64", "kind": "without_float64", "method": "gatf", "settings": SMALL_FEATURES}
 COMPARED, RESUMED, COUNTED = compared(), resumed(), counted()
 Outcome = Callable[[str], dict[str, Any]]
 
 
+def photos(folder: Path) -> Path:
+    """Four classes of images larger than those that a run decodes beforehand."""
+    draws = np.random.default_rng(0)
+    for part, count in (("train", 30), ("test", 3)):
+        for name in "abcd":
+            (folder / part / name).mkdir(parents=True)
+            for number in range(count):
+                pixels = draws.integers(0, 256, (80, 80, 3), dtype=np.uint8)
+                Image.fromarray(pixels).save(folder / part / name / f"{number}.png")
+    return folder
+
+
 @pytest.fixture(scope="module")
 def outcome(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
-    """`outcome(name)`: what became of a case. They run in two processes: renaming a backend holds for a process."""
+    """`outcome(name)`: what became of a case. Other processes run them: renaming a backend holds for a process."""
     sys.path.insert(0, str(HERE))
     try:
         import standin
@@ -115,28 +148,45 @@ def outcome(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
         pytest.skip("no g++ here: the stand-in accelerator cannot be compiled")
     standin.build()
     folder = tmp_path_factory.mktemp("standin")
-    cases = [*COMPARED, *RESUMED, *COUNTED, WITHOUT_FLOAT64]
-    started = []
-    for number in range(2):
-        environment = {**os.environ, "GATF_CACHE": str(folder / f"cache{number}"), "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, str(HERE / "worker.py"), json.dumps(cases[number::2])]
-        with (folder / f"errors{number}").open("w") as errors:
-            started.append(
-                subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True, cwd=folder)
-            )
-    found: dict[str, dict[str, Any]] = {}
-    for number, process in enumerate(started):
-        told = process.communicate()[0]
-        found |= {each["name"]: each for each in map(json.loads, told.splitlines())}
-        assert process.returncode == 0, (folder / f"errors{number}").read_text()[-2000:]
+    settings = {
+        "data.name": "folder", "data.root": str(photos(folder / "photos")), "data.image_size": 72,
+        "data.augment": ["resized_crop:72", "flip"], "scenario.tasks": 2,
+    }  # fmt: skip
+    cases = [*COMPARED, *RESUMED, *COUNTED, *PRODUCT, WITHOUT_FLOAT64, LARGE | {"settings": settings}]
+    work = [{"environment": {}, "cases": cases[half::2]} for half in range(2)]
+    for device in ("standin", "cpu"):
+        launched = {"WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "MASTER_ADDR": "localhost", "MASTER_PORT": free_port()}
+        for rank in range(2):
+            environment = {**launched, "RANK": rank, "LOCAL_RANK": rank, "GROUP_RANK": 0}
+            work.append({"environment": environment, "cases": shared(device)})
+    for number, part in enumerate(work):
+        text = {name: str(value) for name, value in part["environment"].items()}
+        part["environment"] = {**text, "GATF_CACHE": str(folder / f"cache{number}")}
+    (folder / "work.json").write_text(json.dumps(work), encoding="utf-8")
+    command = [sys.executable, str(HERE / "worker.py"), str(folder)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=folder, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    lines = [line for path in folder.glob("outcomes*") for line in path.read_text(encoding="utf-8").splitlines()]
+    found = {each["name"]: each for each in map(json.loads, lines)}
     return lambda name: found[name]
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("localhost", 0))
+        return int(listener.getsockname()[1])
 
 
 def of(cases: list[dict[str, Any]]) -> list[str]:
     return [case["name"] for case in cases]
 
 
-@pytest.mark.parametrize("name", of(COMPARED))
+def test_every_augmentation_is_compared() -> None:
+    assert {step.partition(":")[0] for steps in AUGMENTATIONS for step in steps} == STEPS.keys()
+
+
+@pytest.mark.parametrize("name", [*of(COMPARED), LARGE["name"]])
 def test_a_run_on_the_device_has_the_cpus_bits_and_never_waits(name: str, outcome: Outcome) -> None:
     found = outcome(name)
     assert "failed" not in found, found["failed"]
@@ -152,11 +202,31 @@ def test_a_checkpoint_goes_on_with_the_same_bits_on_another_device(name: str, ou
     assert found["differs"] == []
 
 
+@pytest.mark.parametrize("name", of(PRODUCT))
+def test_what_users_train_and_load_has_the_cpus_bits_on_the_device(name: str, outcome: Outcome) -> None:
+    """Updates and model files, classifiers of vectors, the linear readout."""
+    found = outcome(name)
+    assert "failed" not in found, found["failed"]
+    assert found["differs"] == []
+    assert found.get("elsewhere", []) == []
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_launches_per_step_do_not_creep_up(method: str, outcome: Outcome) -> None:
     found = outcome(f"launches of {method}")
     assert "failed" not in found, found["failed"]
     assert found["operations"] <= LAUNCHES[method]
+
+
+@pytest.mark.parametrize("method", ["gatf", "efc", "lwf"])
+def test_two_processes_exchange_on_the_device_alone_and_have_the_cpus_bits(method: str, outcome: Outcome) -> None:
+    """The stand-in's exchange refuses tensors of the CPU."""
+    there, here = outcome(f"{method} on standin"), outcome(f"{method} on cpu")
+    assert "failed" not in there, there["failed"]
+    assert "failed" not in here, here["failed"]
+    assert there["elsewhere"] == []
+    assert there["digests"] == here["digests"]
+    assert there["digests"][0] == there["digests"][1]
 
 
 def test_a_device_without_float64_is_refused_in_one_sentence(outcome: Outcome) -> None:

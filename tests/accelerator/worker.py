@@ -1,28 +1,40 @@
-"""Runs on the stand-in accelerator and on the CPU, in a process of its own: `python worker.py CASES` prints a JSON
-object with the outcome of each case in the JSON list CASES."""
+"""Runs on the stand-in accelerator and on the CPU, in processes of their own: `python worker.py FOLDER` reads
+FOLDER/work.json, a list of environments and cases, forks a process for each of its entries and writes the outcome of
+each case as a JSON object on a line of FOLDER/outcomes0, FOLDER/outcomes1, …"""
 
+import hashlib
 import json
+import os
 import sys
 import tempfile
 import traceback
 import warnings
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import lightning_fabric
+import numpy as np
 import torch
 from lightning_fabric.accelerators import Accelerator
 from lightning_fabric.strategies import SingleDeviceStrategy
 from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parent))
+import exchange
 import standin
 
+from gatf import EmbeddingClassifier, IncrementalClassifier, devices, distributed
 from gatf.config import RunConfig, load_config
+from gatf.data.digits import load_digits
 from gatf.experiment import Experiment
+from gatf.geometry.gaussians import Gaussians
+from gatf.geometry.readout import linear_from_samples
 from gatf.io.events import Event, Step
-from gatf.training import checkpoint
+from gatf.model import file as model_file
+from gatf.seeding import generator
+from gatf.training import checkpoint, processes
 from gatf.training.context import RunContext
 from gatf.training.loop import Interrupted, Position
 
@@ -43,7 +55,8 @@ ON_HOST = ("step",)
 class StandInAccelerator(Accelerator):
     """What Fabric wants to know of a device."""
 
-    def setup_device(self, device: torch.device) -> None: ...
+    def setup_device(self, device: torch.device) -> None:
+        torch.get_device_module("standin").set_device(device.index)
 
     def teardown(self) -> None: ...
 
@@ -72,7 +85,10 @@ class StandInFabric(lightning_fabric.Fabric):
     """Fabric, which knows only its own devices, with the stand-in where it is asked for."""
 
     def __init__(self, accelerator: str, **options: Any) -> None:
-        if accelerator == "standin":
+        if accelerator == "standin" and "strategy" in options:
+            ddp = exchange.strategy(StandInAccelerator(), options["plugins"][0], **options["strategy"]._ddp_kwargs)
+            super().__init__(strategy=ddp, precision=options["precision"])
+        elif accelerator == "standin":
             strategy = SingleDeviceStrategy(device=torch.device("standin", 0), accelerator=StandInAccelerator())
             super().__init__(strategy=strategy, precision=options["precision"])
         else:
@@ -186,22 +202,120 @@ def without_float64(case: dict[str, Any], device: standin.StandIn) -> dict[str, 
     return {"error": None}
 
 
-KINDS = {"compare": compare, "count": count, "resume": resume, "without_float64": without_float64}
+@contextmanager
+def chosen_by_auto(name: str) -> Iterator[None]:
+    """Inside, `device=auto` is this device: users' classifiers accept only names of real ones."""
+    before = devices.available_device
+    users = [module for module in sys.modules.values() if getattr(module, "available_device", None) is before]
+    for module in users:
+        module.available_device = lambda wanted: name if wanted == "auto" else before(wanted)
+    try:
+        yield
+    finally:
+        for module in users:
+            module.available_device = before
 
 
-def main(cases: list[dict[str, Any]]) -> None:
-    torch.set_num_threads(1)
-    warnings.filterwarnings("ignore", "An output with one or more elements was resized")  # torch's own mse_loss
+def update(case: dict[str, Any], device: standin.StandIn) -> dict[str, Any]:
+    """A user's classifier on both devices: two updates, the model file, predictions of the file on either device."""
+    source = load_digits(load_config("digits").data).train
+    images, labels = (tensor[:400].numpy() for tensor in (source.images, source.labels))
+    found, differs = {}, []
+    with tempfile.TemporaryDirectory() as folder:
+        for where in ("cpu", "standin"):
+            learner = IncrementalClassifier(
+                epochs=1, width=8, feature_dim=8, adapt="always", settings={"method.samples": 100}
+            )
+            with chosen_by_auto(where):
+                for part in ((labels < 2), (labels >= 2) & (labels < 4)):
+                    learner.partial_fit(images[part], labels[part])
+                found[where] = learner.predict_proba(images)
+            kind = learner.model_.method.device.type
+            differs += [] if kind == where else [f"trained on {kind}"]
+            learner.save(f"{folder}/{where}.gatf")
+        for made in ("cpu", "standin"):
+            for where in ("cpu", "standin"):
+                again = IncrementalClassifier.load(f"{folder}/{made}.gatf", device=where).predict_proba(images)
+                differs += [] if np.array_equal(again, found["cpu"]) else [f"file of {made} on {where}"]
+    return {"differs": differs if np.array_equal(found["cpu"], found["standin"]) else [*differs, "updates"]}
+
+
+def vectors(case: dict[str, Any], device: standin.StandIn) -> dict[str, Any]:
+    """A classifier of embeddings, which learns on the CPU, predicts with the same bits on the device."""
+    draws = np.random.default_rng(0)
+    rows, labels = draws.standard_normal((120, 12)).astype(np.float32), np.repeat(np.arange(4), 30)
+    with tempfile.TemporaryDirectory() as folder:
+        EmbeddingClassifier().fit(rows + labels[:, None], labels).save(f"{folder}/vectors.gatf")
+        loaded = [model_file.load(Path(f"{folder}/vectors.gatf"), device=where) for where in ("cpu", "standin")]
+        kinds = {value.device.type for value in loaded[1].method.state_dict().values()}
+        answers = [EmbeddingClassifier.from_model(model).predict_proba(rows) for model in loaded]
+    return {"differs": [] if np.array_equal(*answers) else ["probabilities"], "elsewhere": sorted(kinds - {"standin"})}
+
+
+def readout(case: dict[str, Any], device: standin.StandIn) -> dict[str, Any]:
+    """The linear readout, trained on samples of Gaussians, shortened."""
+    draws = torch.Generator().manual_seed(0)
+    covs = torch.eye(6, dtype=torch.float64).expand(3, 6, 6).contiguous()
+    known = Gaussians(torch.randn(3, 6, dtype=torch.float64, generator=draws), covs)
+    found = [
+        linear_from_samples(known.to(where), generator=generator(0), epochs=2, samples_per_epoch=300, milestone=1)
+        for where in ("cpu", "standin")
+    ]
+    return {"differs": same(*(dict(zip(("weight", "bias"), each, strict=True)) for each in found))}
+
+
+def share(case: dict[str, Any], device: standin.StandIn) -> dict[str, Any]:
+    """A run in the processes that a launcher started: digests of what it ends with, in each process."""
+    experiment = Experiment(config_of(case, case["device"]))
+    found = trained(experiment, RunContext())
+    elsewhere = [name for name, value in experiment.method.state_dict().items() if value.device.type != case["device"]]
+    own = {
+        name: hashlib.sha256(value.cpu().contiguous().numpy().tobytes()).hexdigest() for name, value in found.items()
+    }
+    return {"digests": distributed.gather_list([own]), "elsewhere": elsewhere}
+
+
+KINDS = {
+    "compare": compare, "count": count, "resume": resume, "without_float64": without_float64, "share": share,
+    "update": update, "vectors": vectors, "readout": readout,
+}  # fmt: skip
+
+
+def run(cases: list[dict[str, Any]], outcomes: Path) -> None:
     device = standin.load()
     lightning_fabric.Fabric = StandInFabric
-    for case in cases:
-        try:
-            outcome = KINDS[case.get("kind", "compare")](case, device)
-        except Exception:
-            outcome = {"failed": traceback.format_exc()[-2500:]}
-        sys.stdout.write(json.dumps({"name": case["name"], **outcome}) + "\n")
-        sys.stdout.flush()
+    with outcomes.open("w", encoding="utf-8") as file:
+        for case in cases:
+            try:
+                outcome = KINDS[case.get("kind", "compare")](case, device)
+            except Exception:
+                outcome = {"failed": traceback.format_exc()[-2500:]}
+            if "failed" in outcome or distributed.is_first():
+                file.write(json.dumps({"name": case["name"], **outcome}) + "\n")
+                file.flush()
+    processes.leave()
+
+
+def main(folder: Path) -> int:
+    """Fork, because importing torch takes longer than most cases; returns how many processes failed."""
+    torch.set_num_threads(1)
+    warnings.filterwarnings("ignore", "An output with one or more elements was resized")  # torch's own mse_loss
+    started = []
+    for number, part in enumerate(json.loads((folder / "work.json").read_text(encoding="utf-8"))):
+        started.append(os.fork())
+        if started[-1] == 0:
+            code = 1
+            try:
+                os.environ.update(part["environment"])
+                run(part["cases"], folder / f"outcomes{number}")
+                code = 0
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                sys.stderr.flush()
+                os._exit(code)
+    return sum(os.waitpid(child, 0)[1] != 0 for child in started)
 
 
 if __name__ == "__main__":
-    main(json.loads(sys.argv[1]))
+    sys.exit(main(Path(sys.argv[1])))

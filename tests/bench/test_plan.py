@@ -104,3 +104,15 @@ def test_unknown_rows_and_seeds_are_named() -> None:
     for backwards in ("3-1", "5-4"):
         with pytest.raises(UserError, match=f"--seeds {backwards} ends before it begins"):
             load_plan("digits", seeds=backwards)
+
+
+def test_a_method_of_ones_own_is_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine_plan.py").write_text(
+        "from gatf.methods.finetune import Finetune\n\nclass Mine(Finetune):\n    name = 'mine_plan:Mine'\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    plan = load_plan("digits", methods="mine_plan:Mine,gatf", seeds="0")
+    assert [(run.row, run.name) for run in plan.runs] == [
+        ("mine_plan:Mine", "mine-plan-Mine-seed0"),
+        ("gatf", "gatf-seed0"),
+    ]

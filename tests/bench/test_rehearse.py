@@ -1,9 +1,16 @@
 """`gatf bench --rehearse`: every row, short, in a process of its own; hours, memory, and what fails."""
 
+import importlib
+import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from gatf.bench import probe
+from gatf.bench.plan import load_plan
+from gatf.config import RunConfig
 
 pytestmark = pytest.mark.slow
 
@@ -27,3 +34,59 @@ def test_rehearsal(data: str, code: int, said: str, tmp_path: Path, call: Any, m
     assert f", {code} failed" in out
     assert ("2 runs would take about" in out) == (code == 0)
     assert not (tmp_path / "runs").exists()
+
+
+def rehearsed_with(isolated: str, folder: Path, monkeypatch: pytest.MonkeyPatch, call: Any) -> tuple[int, str]:
+    """Exit code and output where this code replaces a row's process, which must be able to import it."""
+    (folder / "rehearsed_here.py").write_text(f"def isolated(config, part):\n    {isolated}\n", encoding="utf-8")
+    monkeypatch.delitem(sys.modules, "rehearsed_here", raising=False)
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.setattr(probe, "_isolated", importlib.import_module("rehearsed_here").isolated)
+    code, out, _ = call("bench", "digits", "--methods", "finetune", "--seeds", "0", "--rehearse")
+    return code, " ".join(out.split())
+
+
+def test_a_killed_process_is_reported_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Any) -> None:
+    killed = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
+    code, out = rehearsed_with(killed, tmp_path, monkeypatch, call)
+    assert code == 1
+    assert "the system killed its process, as it does when memory runs out" in out
+
+
+def test_what_does_not_fit_is_estimated_with_a_part_of_the_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Any
+) -> None:
+    large = "assert part > 4 or exec('raise MemoryError()')\n    return 60.0, 8192.0"
+    code, out = rehearsed_with(large, tmp_path, monkeypatch, call)
+    assert code == 1
+    assert "60 s per run, peak memory 8.0 GB, does not fit here: estimated with 1/16 of the batch" in out
+    assert "1 rows rehearsed" in out
+    assert "0 failed, 1 do not fit into memory" in out
+
+
+def test_memory_is_extrapolated_to_the_whole_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """1 GB, and 16 MB for each image of a batch. The bottleneck shrinks with it: gatf needs it to be smaller."""
+    run = probe._short_run
+
+    def measured(config: RunConfig) -> Any:
+        experiment, short = run(config)
+        return experiment, replace(short, memory=1024.0 + 16 * config.optimisation.first.batch_size)
+
+    monkeypatch.setattr(probe, "_short_run", measured)
+    sizes = {f"optimisation.{stage}.batch_size": 128 for stage in ("first", "next")}
+    small = {"backbone.name": "small", "backbone.width": 8, "backbone.bottleneck": 32}
+    config = load_plan("digits", methods="gatf", overrides={**sizes, **small, "device": "cpu"}).runs[0].config.to_yaml()
+    assert probe.measured(config, steps=1, part=4)[1] == pytest.approx(1024 + 16 * 128)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux reports available memory")
+def test_a_row_cannot_use_more_memory_than_is_available(monkeypatch: pytest.MonkeyPatch) -> None:
+    import resource
+
+    limits: list[Any] = []
+    monkeypatch.setattr(resource, "setrlimit", lambda kind, limit: limits.append((kind, limit)))
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (2**62, -1))
+    probe.limit_memory()
+    ((kind, (soft, hard)),) = limits
+    assert (kind, hard) == (resource.RLIMIT_DATA, -1)
+    assert 2**20 < soft < 2**62

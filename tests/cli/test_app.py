@@ -90,3 +90,10 @@ def test_doctor_tells_the_truth_about_data(call, tmp_path: Path, monkeypatch: py
     assert code == 1
     assert "problem: cifar100 is in" in text
     assert "cannot be used: this needs 'pyarrow'" in text
+
+
+def test_without_arguments_it_shows_the_three_ways_in(call) -> None:
+    code, text, error = call()
+    assert (code, error) == (0, "")
+    assert all(way in text for way in ("photos     gatf studio", "vectors    gatf learn", "research   gatf run"))
+    assert len(text.splitlines()) <= 12

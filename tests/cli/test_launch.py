@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -74,16 +75,20 @@ def test_the_first_process_prints_and_writes(undisturbed: Path) -> None:
     assert events.count("run_start") == events.count("run") == 1
 
 
-def test_a_killed_process_ends_the_job_with_one_message_and_the_run_resumes(undisturbed: Path, tmp_path: Path) -> None:
-    """Two processes of one launcher end with the bits of two launchers."""
-    folder = tmp_path / "killed"
-    command = [sys.executable, "-m", "gatf", "run", "--quiet", "--recipe", str(undisturbed / "recipe.yaml")]
-    job = subprocess.Popen(
-        [*command, "--out", str(folder), "--devices", "2"],
-        env=ALONE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+def test_a_stopped_and_a_killed_job_go_on(undisturbed: Path, tmp_path: Path) -> None:
+    """Two processes of one launcher are stopped in the first task, and one is killed in the second. They end with the
+    bits of two launchers. One process can end the run as well."""
+    folder, alone = tmp_path / "run", tmp_path / "alone"
+    command = [sys.executable, "-m", "gatf", "run", "--quiet", "--no-report", "--devices", "2"]
+    first = [*command, "--recipe", str(undisturbed / "recipe.yaml"), "--out", str(folder)]
+    job = subprocess.Popen(first, env=ALONE, stdout=subprocess.PIPE, text=True)
+    wait_for_task(0, job, folder)
+    job.terminate()
+    printed, _ = job.communicate(timeout=60)
+    assert job.returncode == 130
+    assert printed.strip() == f"stopped and saved; continue with: gatf run --resume {folder}"
+
+    job = subprocess.Popen([*command, "--resume", str(folder)], env=ALONE, stderr=subprocess.PIPE, text=True)
     wait_for_task(1, job, folder)
     os.kill(second_process(job.pid), signal.SIGKILL)
     _, told = job.communicate(timeout=60)
@@ -93,7 +98,10 @@ def test_a_killed_process_ends_the_job_with_one_message_and_the_run_resumes(undi
         f"Continue with: gatf run --resume {folder} --devices 2"
     ]
     assert not (folder / "summary.json").exists()
-    done = together(sys.executable, "-m", "gatf", "run", "--resume", str(folder), "--devices", "2", "--no-report")
+    shutil.copytree(folder, alone)
+    assert len(resume(alone).accuracy_seen) == 2
+
+    done = together(*command[:4], "--resume", str(folder), "--devices", "2", "--no-report")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.count("A_last") == 1
     expected, found = (load_file(place / "model.safetensors") for place in (undisturbed / "run", folder))
@@ -107,23 +115,6 @@ def second_process(launcher: int) -> int:
         if own and b"\0RANK=1\0" in b"\0" + (place / "environ").read_bytes():
             return int(place.name)
     raise AssertionError("the launcher has no second process")
-
-
-def test_a_terminated_job_stops_together_and_resumes_in_one_process(undisturbed: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "stopped"
-    command = [sys.executable, "-m", "gatf", "run", "--quiet", "--recipe", str(undisturbed / "recipe.yaml")]
-    job = subprocess.Popen(
-        [*command, "--out", str(folder), "--devices", "2"],
-        env=ALONE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    wait_for_task(0, job, folder)
-    job.terminate()
-    printed, _ = job.communicate(timeout=60)
-    assert job.returncode == 130
-    assert printed.strip() == f"stopped and saved; continue with: gatf run --resume {folder}"
-    assert len(resume(folder).accuracy_seen) == 2
 
 
 def test_a_mistake_is_told_once(tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ def test_learn_creates_then_extends_then_rolls_back(call: Any, photos: Path, tmp
     model = tmp_path / "shop.gatf"
     code, text, _ = call("learn", model, photos / "january", *NEW)
     assert code == 0
-    assert "8×8 colour images, backbone small (width 8, features 8), method gatf; 80 images, 2 epochs" in text
+    assert "backbone small (width 8, features 8), 8×8 colour pixels, method gatf; 80 images, 2 epochs" in text
     assert "First fit: added 2 classes (d0, d1)" in text
     code, text, _ = call("learn", model, photos / "february", *FAST)
     assert code == 0
@@ -83,19 +83,18 @@ def test_predict_prints_for_people_and_programs(call: Any, shop: Path, photos: P
     assert code == 0
     assert len(text.splitlines()) == 41
     assert text.startswith(f"{one}  d0 ")
-    code, text, _ = call("predict", shop, one, "--json", "--top", "2", "--certificate")
+    code, text, errors = call("predict", shop, one, "--json", "--top", "2", "--certificate")
     (answer,) = json.loads(text)
     assert answer["file"] == str(one)
     assert answer["label"] == "d0"
     assert [item["label"] for item in answer["top"]] == ["d0", "d1"]
     assert sum(item["probability"] for item in answer["top"]) == pytest.approx(1, abs=1e-5)
-    assert answer["certified"] in (True, False)
+    assert "certified" not in answer
+    assert "no transport error to certify against" in errors
     code, text, _ = call("predict", shop, folder, "--csv", "--top", "2")
     rows = list(csv.DictReader(io.StringIO(text)))
     assert len(rows) == 40
     assert set(rows[0]) == {"file", "label", "probability", "label2", "probability2"}
-    code, text, _ = call("predict", shop, one, "--certificate")
-    assert "certified" in text
 
 
 def test_predict_says_unknown(call: Any, shop: Path, photos: Path) -> None:
@@ -113,7 +112,7 @@ def test_inspect_tells_everything(call: Any, shop: Path) -> None:
         "network: small (width 8,",
         "bytes per class",
         "First fit: added",
-        "held-out images",
+        "too few for a percentage",
     ):
         assert words in text
     code, text, _ = call("inspect", shop, "--json")
@@ -186,11 +185,11 @@ def undisturbed(base: Path, photos: Path, tmp_path_factory: pytest.TempPathFacto
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
-def test_a_killed_learn_leaves_the_model_and_goes_on(
-    how: signal.Signals, call: Any, shop: Path, photos: Path, undisturbed: dict[str, torch.Tensor]
+def test_an_interrupted_learn_leaves_the_model_and_goes_on(
+    call: Any, shop: Path, photos: Path, undisturbed: dict[str, torch.Tensor]
 ) -> None:
-    """A real process and a real signal in the middle of training; the same command then ends as if nothing had been."""
+    """A real process and Ctrl-C in the middle of training; the same command then ends as if nothing had been. For kills
+    see test_crashes."""
     before = shop.read_bytes()
     state = shop.with_name("shop.gatf.learning") / "state.safetensors"
     command = [sys.executable, "-m", "gatf", "learn", shop, photos / "february", *LONG_OPTIONS]
@@ -199,13 +198,12 @@ def test_a_killed_learn_leaves_the_model_and_goes_on(
         deadline = time.monotonic() + 60
         while not state.exists() and process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.005)
-        process.send_signal(how)
+        process.send_signal(signal.SIGINT)
         told = process.communicate()[0]
     assert state.exists(), "it was over before it could be stopped"
     assert shop.read_bytes() == before
-    if how == signal.SIGINT:
-        assert process.returncode == 130
-        assert "Repeat the command to continue" in told
+    assert process.returncode == 130
+    assert "Repeat the command to continue" in told
     code, _, error = call("learn", shop, photos / "january")
     assert code == 2
     assert "was interrupted" in error

@@ -181,14 +181,23 @@ class TestFiles:
         more = {"predict": [images], "learn": [images], "export": ["out.onnx"]}
         code, _, error = call(command, file, *more.get(command, []))
         assert code == 2
-        assert "was learnt by 'trap:Mine', a method from outside gatf, and cannot be loaded" in error
+        assert "needs the method 'trap:Mine' from outside gatf, and no code is run because a file names it" in error
         assert not (folder / "sprung").exists()
         assert "trap" not in sys.modules
 
     def test_are_refused_also_where_the_method_is_known(self, folder: Path, file: Path) -> None:
         for forward in (model_file.load, model_file.describe):
-            with pytest.raises(UserError, match="was learnt by 'mine:Mine'"):
+            with pytest.raises(UserError, match="needs the method 'mine:Mine' from outside gatf"):
                 forward(folder / "run")
+
+    def test_load_with_consent(
+        self, call: Any, folder: Path, file: Path, images: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("GATF_TRUST", "other:Name,mine:Mine")
+        code, text, error = call("predict", "run", images)
+        assert (code, error) == (0, "")
+        assert len(text.splitlines()) == 8
+        assert call("predict", file, images)[0] == 2  # trap:Mine
 
     def test_are_not_made_of_it(self, call: Any, folder: Path, images: Path) -> None:
         code, _, error = call("learn", "new.gatf", images, "--method", "mine:Mine")

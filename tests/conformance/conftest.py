@@ -32,6 +32,7 @@ MEASURED: dict[str, Any] = {
 }
 """What a summary says of the machine rather than of the run."""
 BRIEF = {
+    "data.max_per_class": 30,
     "scenario.stop_after": 2,
     "optimisation.first.epochs": 2,
     "optimisation.next.epochs": 2,
@@ -80,14 +81,16 @@ def small_config(method: str, data: Path, **overrides: Any) -> RunConfig:
         "scenario.tasks": 3,
         "backbone.name": "small",
         "backbone.width": 8,
-        "optimisation.first.epochs": 12,
-        "optimisation.next.epochs": 16,
-        "optimisation.next.lr": 0.1,  # enough to make fine-tuning forget
+        "optimisation.first.epochs": 8,
+        "optimisation.next.epochs": 10,
+        "optimisation.next.lr": 0.1,
         "optimisation.first.batch_size": 32,
         "optimisation.next.batch_size": 32,
     }
-    if method in ("gatf", "gatf-release", "adagauss"):
+    if method in ("gatf", "gatf-release", "adagauss", "bicyc"):
         settings |= {"backbone.bottleneck": 12, "method.samples": 300, "method.adapter_lr": 0.1}
+    if method in ("finetune", "ewc", "lwf"):  # long enough to forget, and for the penalties to show
+        settings |= {"optimisation.first.epochs": 12, "optimisation.next.epochs": 16}
     own = {  # made for hundreds of epochs; a task here has some 80 steps
         "gatf": {"method.anchor.refresh": 2},
         "gatf-release": {"method.anchor.refresh": 2, "data.val_fraction": 0.0},  # the suite counts every image
@@ -97,6 +100,8 @@ def small_config(method: str, data: Path, **overrides: Any) -> RunConfig:
         "efc": {"optimisation.next.lr": 1e-3},
         "ranpac": {"method.projections": 100},
         "klda": {"method.projections": 100},
+        "acil": {"method.projections": 100},
+        "ds-al": {"method.projections": 100},
         "dpcr": {"optimisation.next.lr": 0.05},  # as published: a linear map does not follow a network that runs off
     }
     settings |= own.get(method, {})
@@ -164,14 +169,14 @@ def finished(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable
 
 @pytest.fixture(scope="session")
 def brief(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Finished]:
-    """`brief(method, seed=1)`: two tasks of two epochs, made once per process."""
-    runs: dict[tuple[str, int], Finished] = {}
+    """`brief(method)`: two tasks of two epochs, made once per process."""
+    runs: dict[str, Finished] = {}
 
-    def get(method: str, *, seed: int = 0) -> Finished:
-        if (method, seed) not in runs:
-            config = small_config(method, images, seed=seed, **BRIEF)
-            runs[method, seed] = run(config, tmp_path_factory.mktemp(method))
-        return runs[method, seed]
+    def get(method: str) -> Finished:
+        if method not in runs:
+            few = {"method.projector_updates": 20} if method == "ldc" else {}
+            runs[method] = run(small_config(method, images, **BRIEF, **few), tmp_path_factory.mktemp(method))
+        return runs[method]
 
     return get
 

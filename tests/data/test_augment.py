@@ -20,7 +20,6 @@ from gatf.data.augment import (
     centre,
     four_rotations,
     parse_augmentation,
-    prototype_noise,
     rotate_quarter,
     rotation_labels,
     rotation_labels_class_major,
@@ -277,8 +276,8 @@ def test_names_become_steps() -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("crops:4", "unknown augmentation 'crops:4'; did you mean 'crop'"),
-        ("mixup", "unknown augmentation 'mixup'; choose from autoaugment, crop"),
+        ("crops:4", "no augmentation is called 'crops'; did you mean 'crop'"),
+        ("mixup", "no augmentation is called 'mixup'; choose from autoaugment, crop"),
         ("crop", "bad augmentation 'crop': the padding is missing; write crop:4."),
         ("crop:four", "the padding must be a number, not 'four'"),
         ("crop:1.5", "the padding must be a whole number, not 1.5"),
@@ -342,13 +341,3 @@ def test_rotation_labels_of_adagauss_and_pass() -> None:
     labels = torch.tensor([3, 0])
     assert rotation_labels(labels, 10).tolist() == [3, 0, 13, 10, 23, 20, 33, 30]
     assert rotation_labels_class_major(labels).tolist() == [12, 0, 13, 1, 14, 2, 15, 3]
-
-
-def test_prototype_noise_has_the_given_radius() -> None:
-    prototypes = torch.arange(4.0, dtype=torch.float64).repeat_interleave(25_000).view(4, 25_000)
-    noisy = prototype_noise(prototypes, 0.5, generator())
-    assert noisy.dtype == torch.float64
-    residual = noisy - prototypes
-    assert residual.mean() == pytest.approx(0.0, abs=0.01)
-    assert residual.std() == pytest.approx(0.5, rel=0.02)
-    assert torch.equal(noisy, prototype_noise(prototypes, 0.5, generator()))

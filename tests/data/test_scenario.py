@@ -5,13 +5,18 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 
-from gatf.data.base import ImageSet, Source
+from gatf.config import load_config
+from gatf.data.base import ImageSet, LazyImages, Source
+from gatf.data.domains import DOMAINS, SHIFTS
+from gatf.data.encoded import Pictures
+from gatf.data.image_ops import grey
 from gatf.data.published import CIFAR100_ORDER_SHA256, IMAGENET100, cifar100_order, imagenet100_wnids, list_digest
 from gatf.data.scenario import build_scenario, class_order, read_order, split_classes
 from gatf.data.sources import limit_training, long_tail
 from gatf.errors import UserError
-from gatf.settings import DataConfig, ScenarioConfig
+from gatf.settings import DataConfig, Domain, ScenarioConfig
 
 
 def toy(classes: int = 6, per_class: int = 10) -> Source:
@@ -187,3 +192,132 @@ def test_earlier_tasks_get_one_class_more_where_a_split_is_not_even() -> None:
     assert split_classes(11, ScenarioConfig(tasks=3)) == (4, 4, 3)
     assert split_classes(11, ScenarioConfig(tasks=3, first_task_classes=4)) == (4, 4, 3)
     assert split_classes(10, ScenarioConfig(tasks=4)) == (3, 3, 2, 2)
+
+
+def test_few_shot_tasks_have_the_first_images_of_each_class() -> None:
+    """Six classes of ten images, in the order f … a: three in task 0 with all images, then three with four each."""
+    config = ScenarioConfig(tasks=4, first_task_classes=3, shots=4, order=tuple(range(5, -1, -1)))
+    scenario = build_scenario(toy(), config, 0)
+    assert [scenario.task_info(task).images for task in range(4)] == [30, 4, 4, 4]
+    for task, label in ((1, 2), (2, 1), (3, 0)):
+        members, labels = scenario.members(scenario.source.train, task, task)
+        taken = scenario.source.train.take(members)
+        assert taken.labels.tolist() == [label] * 4
+        assert sorted(taken.images[:, 0, 0, 0].tolist()) == [0, 1, 2, 3]  # type: ignore[index]
+        assert labels.tolist() == [2 + task] * 4
+        assert len(scenario.members(scenario.source.test, task, task)[0]) == 10, "all test images"
+    assert "task 1: 1 classes (c), 4 training and 10 test images" in str(scenario)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "classes"),
+    [
+        ("cifar100-16px-fscil", [60] + [5] * 8),
+        ("cifar100-16px-longtail", [10] * 10),
+        ("cifar100-16px-returning", [10] * 10),
+        ("cifar100-16px-domains", [100, 0, 0, 0, 0]),
+    ],
+)
+def test_recipes_of_scenarios(recipe: str, classes: list[int]) -> None:
+    """On images of one pixel with CIFAR-100's classes and counts."""
+    each = 50 if recipe.endswith("domains") else 500
+    labels = torch.arange(100).repeat_interleave(each)
+    blank = ImageSet(torch.zeros(len(labels), 1, 1, 1, dtype=torch.uint8), labels)
+    names = tuple(f"class {number}" for number in range(100))
+    source = Source("toy", names, blank, blank, (0.5,), (0.5,), published_order=cifar100_order())
+    config = load_config(recipe, method="ncm")
+    scenario = build_scenario(limit_training(source, config.data), config.scenario, 0)
+    assert list(scenario.task_sizes) == classes
+    per_class = torch.bincount(scenario.source.train.labels)
+    if recipe.endswith("fscil"):
+        assert per_class[list(scenario.order[:60])].unique().tolist() == [500]
+        assert per_class[list(scenario.order[60:])].unique().tolist() == [5]
+    elif recipe.endswith("returning"):
+        assert scenario.task_info(0).images < 5000 < scenario.task_info(9).images
+        assert len(scenario.returning(9)) == 45
+    elif recipe.endswith("domains"):
+        assert [scenario.task_info(task).images for task in range(5)] == [1000] * 5
+    else:
+        assert (int(per_class[0]), int(per_class[99])) == (500, 5)
+        assert bool((per_class.diff() <= 0).all())
+
+
+def test_returning_classes_bring_other_images() -> None:
+    """Six classes of ten images in three tasks; all four classes before the last task return."""
+    scenario = build_scenario(toy(), ScenarioConfig(tasks=3, returning=1.0, order="natural"), 0)
+    seen: list[int] = []
+    for task, counts in enumerate([[5, 5], [3, 3, 5, 5], [2, 2, 5, 5, 10, 10]]):
+        members, labels = scenario.members(scenario.source.train, task, task)
+        assert torch.bincount(labels).tolist() == counts
+        assert scenario.task_info(task).new == 2
+        assert scenario.returning(task) == tuple(range(2 * task))
+        seen += members.tolist()
+        assert len(scenario.members(scenario.source.test, task, task)[0]) == 20, "test images come with the class"
+    assert sorted(seen) == list(range(60)), "every image once"
+    own, _ = scenario.members(scenario.source.train, 0, 0)
+    assert sorted(scenario.source.train.take(own).images[:, 0, 0, 0].tolist()) == sorted([0, 1, 2, 3, 4] * 2)  # type: ignore[index]
+    assert "task 2: 2 classes (e, f) and 4 returning, 34 training and 20 test images" in str(scenario)
+
+
+def test_the_share_of_returning_classes_and_the_draw() -> None:
+    def again(seed: int) -> tuple[int, ...]:
+        return build_scenario(toy(), ScenarioConfig(tasks=3, returning=0.5, order="natural"), seed).returning(2)
+
+    assert len(again(0)) == 2
+    assert again(0) == again(0)
+    assert len({again(seed) for seed in range(8)}) > 1
+
+
+def pictured() -> Source:
+    """Images of 4 × 4 pixels."""
+    images = torch.randint(0, 256, (12, 3, 4, 4), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    part = ImageSet(images, torch.arange(12) % 2)
+    return Source("toy", ("a", "b"), part, part, (0.5,), (0.5,))
+
+
+def test_domains_have_all_classes_and_images_of_their_own() -> None:
+    source = pictured()
+    config = ScenarioConfig(domains=("original", "invert", "grey"), order="natural")
+    scenario = build_scenario(source, config, 0)
+    assert (len(scenario), [scenario.task_info(task).seen for task in range(3)]) == (3, [2, 2, 2])
+    pixels = source.train.images
+    assert isinstance(pixels, torch.Tensor)
+    seen: list[int] = []
+    for task, look in enumerate((lambda x: x, lambda x: 255 - x, lambda x: grey(x).expand_as(x).to(torch.uint8))):
+        members, labels = scenario.members(scenario.source.train, task, task)
+        assert torch.bincount(labels).tolist() == [2, 2]
+        assert torch.equal(scenario.source.train.take(members).images, look(pixels[members]))  # type: ignore[arg-type]
+        seen += members.tolist()
+        tested, _ = scenario.members(scenario.source.test, task, task)
+        assert torch.equal(scenario.source.test.take(tested).images, look(pixels)), "all test images in this look"  # type: ignore[arg-type]
+    assert sorted(seen) == list(range(12))
+    assert "task 1: all classes, invert, 4 training and 12 test images" in str(scenario)
+
+
+def test_images_decoded_on_demand_are_shifted_alike() -> None:
+    source = pictured()
+    pixels = source.train.images
+    assert isinstance(pixels, torch.Tensor)
+    pictures = Pictures(tuple(Image.fromarray(image.permute(1, 2, 0).numpy()) for image in pixels))
+    lazy = ImageSet(LazyImages(pictures, 4, central_share=1.0), source.train.labels)
+    names: tuple[Domain, ...] = ("night", "fog", "blur")
+    of_image = torch.arange(12) % 3
+    chosen = torch.tensor([7, 2, 2, 5])
+    shifted = lazy.in_domains(of_image, names)
+    assert shifted.identity() != lazy.identity()
+    (found,) = shifted.take(chosen).stream([torch.arange(4)])
+    assert torch.equal(found, source.train.in_domains(of_image, names).images[chosen])  # type: ignore[index]
+    assert all(not torch.equal(found[i], pixels[n]) for i, n in enumerate(chosen.tolist()))
+
+
+def test_every_domain_has_a_shift() -> None:
+    assert tuple(SHIFTS) == DOMAINS
+
+
+def test_domains_need_images_and_all_classes() -> None:
+    vectors = ImageSet(torch.zeros(4, 3), torch.arange(4) % 2)
+    source = Source("toy", ("a", "b"), vectors, vectors, (), ())
+    with pytest.raises(UserError, match="these are vectors"):
+        build_scenario(source, ScenarioConfig(domains=("original", "night")), 0)
+    with pytest.raises(ValueError, match="shots must not be set"):
+        ScenarioConfig(domains=("original", "night"), shots=5)

@@ -6,6 +6,7 @@ from gatf.evaluation.metrics import (
     Evaluation,
     choose,
     evaluate,
+    few_shot_balance,
     forgetting,
     incremental_accuracy,
     last_accuracy,
@@ -63,6 +64,15 @@ def test_first_task_has_no_old_classes() -> None:
     assert judged(torch.eye(2), torch.tensor([0, 1]), torch.tensor([0, 0])).old_to_new is None
 
 
+def test_all_classes_in_every_task() -> None:
+    """Two domains with two images each: accuracies are grouped by domain, and no class is of the newest task alone."""
+    chosen = torch.tensor([[0, 0], [1, 1], [0, 0], [0, 0]])
+    labels, no_other_task, domain = torch.tensor([0, 1, 0, 1]), torch.tensor([0, 0]), torch.tensor([0, 0, 1, 1])
+    found = evaluate(chosen, labels, no_other_task, domain)
+    assert (found.by_task, found.seen, found.by_class) == ([100.0, 50.0], 75.0, [100.0, 50.0])
+    assert found.old_to_new is None
+
+
 def test_headline_numbers_by_hand() -> None:
     seen = [90.0, 70.0, 50.0]
     assert last_accuracy(seen) == 50
@@ -70,3 +80,9 @@ def test_headline_numbers_by_hand() -> None:
     # task 0: best of 90, 95 minus 40; task 1: 60 minus 70 (it gained)
     assert forgetting([[90.0], [95.0, 60.0], [40.0, 70.0, 80.0]]) == pytest.approx((55 - 10) / 2)
     assert forgetting([[90.0]]) is None
+
+
+def test_few_shot_balance_by_hand() -> None:
+    """Three classes at 90, 60 and 60 % and two at 20 and 40 %: 2·70·30/100 = 42."""
+    assert few_shot_balance([90.0, 60.0, 60.0, 20.0, 40.0], 3) == pytest.approx((70.0, 30.0, 42.0))
+    assert few_shot_balance([0.0, 0.0], 1) == (0.0, 0.0, 0.0)

@@ -20,7 +20,7 @@ from gatf.bench.plan import load_plan
 from gatf.bench.tables import aggregate
 from gatf.config import RunConfig, load_config, parse_overrides
 from gatf.data.base import ImageSet, Source
-from gatf.data.encoded import Files, decode_all, natural_side, photo_side
+from gatf.data.encoded import Files, decode_all, natural_side, shorter_side
 from gatf.data.inputs import read_images
 from gatf.data.layouts.folder import read_class_list
 from gatf.data.layouts.originals import read_cifar_pickles, read_cub, read_tiny
@@ -210,7 +210,7 @@ def read_pictures(folder: Path) -> None:
     paths = sorted(str(path) for path in folder.glob("*/*"))
     images = Files(tuple(paths))
     assert natural_side(images) >= 1
-    photo_side(images)
+    assert shorter_side(images) >= 1
     found, kept = decode_all(images, 8, skip=True)
     assert len(found) == len(kept) >= len(paths) - 1
     seen = read_images(folder).images((3, 8, 8))

@@ -10,16 +10,12 @@ from gatf.geometry import (
     Gaussians,
     PairedMoments,
     anchor_objective,
-    choose_ridge,
     fit_anchor,
-    low_rank_step,
     push_affine,
-    solve_procrustes,
     solve_ridge,
     solve_sylvester,
     solve_towards_identity,
 )
-from gatf.geometry.anchor import RIDGES
 
 F64 = torch.float64
 
@@ -225,93 +221,8 @@ def test_directions_that_no_image_shows_stay_where_they_are():
     torch.testing.assert_close(spread @ anchor.weight.mT, 2 * spread, rtol=0.05, atol=0.05)
 
 
-@settings(deadline=None, max_examples=30)
-@given(st.integers(0, 10_000), st.integers(1, 8))
-def test_procrustes_keeps_the_spread_and_follows_any_linear_drift(make_spd, seed, dim):
-    cov_old, cov_new, cross = problem(make_spd, seed, dim, dim)
-    weight = solve_procrustes(cov_old, cov_new, cross)
-    torch.testing.assert_close(weight @ cov_old @ weight.mT, cov_new, rtol=1e-6, atol=1e-8)
-    torch.testing.assert_close(
-        solve_procrustes(cov_old, cov_old, cov_old), torch.eye(dim, dtype=F64), rtol=0, atol=1e-6
-    )
-    drift = torch.linalg.qr(torch.randn(dim, dim, generator=torch.Generator().manual_seed(seed), dtype=F64))[0]
-    for turned in (drift, drift @ cov_new):  # a rotation, then one with stretching
-        got = solve_procrustes(cov_old, turned @ cov_old @ turned.mT, turned @ cov_old)
-        torch.testing.assert_close(got, turned, rtol=1e-5, atol=1e-5 * float(turned.abs().max()))
-
-
-def test_procrustes_by_hand():
-    # S = 1: P = √(9/4), with the sign of K
-    numbers = [torch.tensor([[value]]) for value in (4.0, 9.0, -0.5)]
-    torch.testing.assert_close(solve_procrustes(*numbers).item(), -1.5)
-
-
-@pytest.mark.parametrize("kind", ["identity", "lowrank", "procrustes"])
-def test_without_drift_nothing_moves_even_with_few_images(kind):
+def test_without_drift_nothing_moves_even_with_few_images():
     old = torch.randn(5, 12, generator=torch.Generator().manual_seed(7), dtype=F64)
-    anchor = fit_anchor(PairedMoments.of(old, old), 0.01, kind=kind)
+    anchor = fit_anchor(PairedMoments.of(old, old), 0.01, kind="identity")
     torch.testing.assert_close(anchor.weight, torch.eye(12, dtype=F64), rtol=0, atol=1e-6)
     assert anchor.bias.abs().max() < 1e-6
-
-
-def test_a_low_rank_step_by_hand_keeps_what_matters_most():
-    """P − I = diag(2, 1, ½) seen through Σ_n^{-1/2} and Σ_o^{1/2} is diag(2, 3, 4): of rank 2 the first is dropped."""
-    weight = torch.tensor([3.0, 2.0, 1.5], dtype=F64).diag()
-    cov_old, cov_new = (torch.tensor(values, dtype=F64).diag() for values in ([1.0, 9.0, 64.0], [1.0, 1.0, 1.0]))
-    got = low_rank_step(weight, cov_old, cov_new, rank=2)
-    torch.testing.assert_close(got, torch.tensor([1.0, 2.0, 1.5], dtype=F64).diag())
-    torch.testing.assert_close(low_rank_step(weight, cov_old, cov_new, rank=3), weight)
-
-
-def test_a_drift_of_low_rank_is_found():
-    generator = torch.Generator().manual_seed(5)
-    old = torch.randn(400, 6, generator=generator, dtype=F64)
-    along, towards = torch.randn(2, 6, generator=generator, dtype=F64)
-    drift = torch.eye(6, dtype=F64) + torch.outer(towards, along)
-    anchor = fit_anchor(PairedMoments.of(old, old @ drift.mT), 1e-9, kind="lowrank", rank=1)
-    torch.testing.assert_close(anchor.weight, drift, rtol=0, atol=0.1)
-
-
-def pairs_with_noise(noise, images=40, dim=3):
-    generator = torch.Generator().manual_seed(11)
-    old = torch.randn(images, dim, generator=generator, dtype=F64)
-    return old, old + noise * torch.randn(images, dim, generator=generator, dtype=F64)
-
-
-@pytest.mark.parametrize("towards_identity", [False, True])
-def test_generalised_cross_validation_is_the_textbook_formula(towards_identity):
-    """Against hat matrices of the S regressions, one for each eigenvector of Σ_n, with their means fitted too."""
-    old, new = pairs_with_noise(0.7)
-    new = new + 0.5 * old
-    pairs, (count, dim) = PairedMoments.of(old, new), old.shape
-    values, basis = torch.linalg.eigh(pairs.cov_new)
-    x = old - old.mean(0)
-    targets = (new - new.mean(0) - (x if towards_identity else 0)) @ basis  # [N, S]
-
-    def error(ridge):
-        residual, freedom = 0.0, 0.0
-        for number, value in enumerate(values.tolist()):
-            penalty = (count - 1) * ridge * value * torch.eye(dim, dtype=F64)
-            hat = x @ torch.linalg.solve(x.mT @ x + penalty, x.mT)
-            residual += (targets[:, number] - hat @ targets[:, number]).square().sum() / value
-            freedom += hat.trace() + 1
-        return float(residual / (1 - freedom / (count * dim)) ** 2)
-
-    got = choose_ridge(pairs.cov_old, pairs.cov_new, pairs.cross, count=count, towards_identity=towards_identity)
-    assert got == min(RIDGES, key=error)
-    assert RIDGES[0] < got < RIDGES[-1]
-
-
-def test_the_noisier_the_pairs_the_larger_the_ridge_that_is_chosen():
-    chosen = []
-    for noise in (0.0, 0.3, 3.0):
-        pairs = PairedMoments.of(*pairs_with_noise(noise))
-        matrices = pairs.cov_old, pairs.cov_new, pairs.cross
-        chosen.append(choose_ridge(*matrices, count=40, towards_identity=False))
-        got = fit_anchor(pairs, "auto")
-        torch.testing.assert_close(got.weight, solve_sylvester(*matrices, ridge=chosen[-1]))
-    assert chosen == sorted(chosen)
-    assert chosen[0] == RIDGES[0]
-    assert chosen[0] < chosen[1] < chosen[2]
-    with pytest.raises(ValueError, match="cannot be chosen"):
-        fit_anchor(PairedMoments.of(torch.eye(3), torch.eye(3)), "auto", kind="procrustes")

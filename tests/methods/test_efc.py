@@ -28,6 +28,8 @@ from gatf.training.loop import Interrupted
 from gatf.training.optim import build_optimiser
 
 Tiny = Callable[..., RunConfig]
+REBALANCED = {"method.preset": "efc++", "method.rebalance_lr": 0.1}
+"""The published rate is for thousands of steps; here are eight per task."""
 
 
 def rand(*shape: int, seed: int = 0) -> Tensor:
@@ -254,10 +256,14 @@ class TestMemory:
         assert method._last is None
         assert not any(name.startswith(("teacher", "rotated")) for name in method.state_dict())
 
-    @pytest.mark.parametrize("stop", [4, 6])
-    def test_interrupted_it_resumes_to_the_same_bits(self, tiny_config: Tiny, tmp_path: Path, stop: int) -> None:
-        """Between two epochs and inside one: the batch before, which it rehearses, is made again."""
-        config = tiny_config("efc", **{"scenario.stop_after": 2, "optimisation.next.batch_size": 24})
+    @pytest.mark.parametrize(("preset", "stop"), [("efc", 4), ("efc", 6), ("efc++", 12), ("efc++", 13)])
+    def test_interrupted_it_resumes_to_the_same_bits(
+        self, tiny_config: Tiny, tmp_path: Path, preset: str, stop: int
+    ) -> None:
+        """Between two epochs and inside one: the batch before, which it rehearses, is made again. EFC++ also before
+        re-balancing and within it, when old means have already moved."""
+        settings = {"scenario.stop_after": 2, "optimisation.next.batch_size": 24, "method.preset": preset}
+        config = tiny_config("efc", **settings)
         start(config, tmp_path / "whole")
         experiment, steps = Experiment(config), []
         folder = tmp_path / "stopped"
@@ -284,11 +290,31 @@ class TestMemory:
         assert Experiment(tiny_config("efc")).method.bytes_per_class() == 4 * (32 + 32 * 33 // 2)
 
 
-@pytest.mark.parametrize("settings", [{}, {"method.rotation": False, "method.stats_transform": "test"}])
+@pytest.mark.parametrize("settings", [{}, {"method.rotation": False, "method.stats_transform": "test"}, REBALANCED])
 def test_runs_and_learns(tiny_config: Tiny, tmp_path: Path, settings: dict[str, Any]) -> None:
     longer = {f"optimisation.{stage}.epochs": 15 for stage in ("first", "next")} | {"optimisation.next.lr": 0.001}
     summary = start(tiny_config("efc", **longer, **settings), tmp_path / "run")
     assert summary.a_last > 45
+
+
+def test_rebalancing_moves_old_means_once_and_trains_the_heads_alone(tiny_config: Tiny) -> None:
+    experiment, method, task = after_task_0(tiny_config("efc", **{"method.preset": "efc++"}))
+    train, rebalance = method.phases(task)
+    assert (train.stage.epochs, rebalance.stage.epochs) == (3, 2)
+    assert rebalance.modules == {"heads": method.heads}
+    with torch.no_grad():
+        for weight in method.backbone.parameters():
+            weight.mul_(1.1)
+    data, before = experiment.task_data(1), method.memory.means.clone()
+    expected = method._followed(*method._statistics(data)).means
+    assert rebalance.on_epoch_start is not None
+    rebalance.on_epoch_start(0, data)
+    moved = method.memory.means.clone()
+    torch.testing.assert_close(moved, expected.float())
+    assert not torch.equal(moved, before)
+    rebalance.on_epoch_start(1, data)
+    method.end_task(data)
+    assert torch.equal(method.memory.means[: len(moved)], moved)
 
 
 def test_the_feature_matrix_is_of_full_batches_as_loaded(tiny_config: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:

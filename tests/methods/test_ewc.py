@@ -18,7 +18,7 @@ from gatf.methods.ewc import (
     LabelMode,
     Springs,
     batch_squares,
-    kept_buffers,
+    buffers_restored,
     merge_importance,
     sample_squares,
 )
@@ -175,7 +175,7 @@ def test_the_fisher_pass_leaves_no_trace_in_batch_norm(tiny_config: Tiny, learn:
     assert all(torch.equal(buffer, before[name]) for name, buffer in method.backbone.named_buffers())
     assert not method.backbone.training
     net = nn.BatchNorm1d(2)
-    with kept_buffers(net):
+    with buffers_restored(net):
         net(torch.randn(8, 2))
         assert net.num_batches_tracked == 1
     assert net.num_batches_tracked == 0
@@ -184,7 +184,7 @@ def test_the_fisher_pass_leaves_no_trace_in_batch_norm(tiny_config: Tiny, learn:
 @pytest.mark.parametrize(("drop_last", "used"), [(True, [30, 30]), (False, [30, 30, 20])])
 def test_importance_is_a_mean_over_batches(drop_last: bool, used: list[int], tiny_config: Tiny, learn: Learn) -> None:
     """FACIL leaves the incomplete batch out; in PyCIL it counts as much as a full one."""
-    overrides = {"method.fisher_batch": 30, "method.fisher_drop_last": drop_last}
+    overrides = {"optimisation.first.batch_size": 30, "method.fisher_drop_last": drop_last}
     experiment = learn(tiny_config("ewc", **overrides), tasks=1)
     method, data = experiment.method, experiment.task_data(0)
     assert isinstance(method, EWC)
@@ -192,7 +192,7 @@ def test_importance_is_a_mean_over_batches(drop_last: bool, used: list[int], tin
     batches = list(data.batches("train", batch_size=30, purpose="fisher", order=shuffled))[: len(used)]
     assert [len(batch.labels) for batch in batches] == used
     name = "backbone.blocks.1.0.weight"
-    with kept_buffers(network):
+    with buffers_restored(network):
         squares = [batch_squares(network, batch, "max_pred", [name])[name] for batch in batches]
     found = method._fisher(network, [name], data)[name]
     assert torch.allclose(found, torch.stack(squares).mean(dim=0), rtol=1e-4)

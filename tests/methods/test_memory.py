@@ -29,7 +29,7 @@ from gatf.methods.parts.storage import Storage
 from gatf.model import file as model_file
 from gatf.model.onnx import Graph
 
-KINDS = ["full", "lowrank", "diag", "shared"]
+KINDS = ["full", "lowrank"]
 COMPACT = KINDS[1:]
 Tiny = Callable[..., Any]
 
@@ -59,31 +59,21 @@ def filled(kind: str, classes: int = 5, dim: int = 6, **more: Any) -> GaussianMe
 
 def kept_of(kind: str, covs: Tensor, rank: int = 2) -> Tensor:
     """What each kind should know of covariances [C, S, S]."""
-    if kind == "lowrank":
-        return fit_low_rank(covs, rank).dense()
-    if kind == "diag":
-        return torch.diag_embed(covs.diagonal(dim1=1, dim2=2))
-    return covs.mean(0).expand_as(covs) if kind == "shared" else covs
+    return fit_low_rank(covs, rank).dense() if kind == "lowrank" else covs
 
 
 # --- what is kept -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("kind", "numbers", "once"),
-    [("full", 64 + 2080, 0), ("lowrank", 10 * 64, 0), ("diag", 128, 0), ("shared", 64, 2080)],
-)
-def test_bytes_of_a_class_are_what_the_state_grows_by(kind: str, numbers: int, once: int) -> None:
+@pytest.mark.parametrize(("kind", "numbers"), [("full", 64 + 2080), ("lowrank", 10 * 64)])
+def test_bytes_of_a_class_are_what_the_state_grows_by(kind: str, numbers: int) -> None:
     memory = empty(kind, 64, rank=8)
     memory.set(Gaussians(torch.zeros(3, 64), torch.eye(64).repeat(3, 1, 1)))
     assert memory.bytes_per_class() == 4 * numbers
-    assert sum(t.numel() * t.element_size() for t in memory.state_dict().values()) == 4 * (3 * numbers + once)
+    assert sum(t.numel() * t.element_size() for t in memory.state_dict().values()) == 4 * 3 * numbers
 
 
-@pytest.mark.parametrize(
-    ("kind", "names"),
-    [("full", {"triangles"}), ("lowrank", {"factors", "diagonals"}), ("diag", {"variances"}), ("shared", {"triangle"})],
-)
+@pytest.mark.parametrize(("kind", "names"), [("full", {"triangles"}), ("lowrank", {"factors", "diagonals"})])
 def test_names_of_the_state(kind: str, names: set[str]) -> None:
     assert empty(kind).state_dict().keys() == {"means"} | names
 
@@ -151,27 +141,9 @@ def test_learning_appends_and_leaves_the_others_alone(kind: str, tiny_config: Ti
     images = torch.cat([batch.images[batch.labels == 0] for batch in data.batches("test")])
     both = torch.cat([images, images.flip(-1)]).flatten(1).double()
     torch.testing.assert_close(memory.get().means[2], both.mean(0), atol=1e-6, rtol=1e-6)
-    if kind == "shared":
-        return
     for name, tensor in before.items():
         assert torch.equal(memory.state_dict()[name][:2], tensor), name
     torch.testing.assert_close(memory.get().covs[2], kept_of(kind, both.T.cov()[None])[0], atol=1e-4, rtol=1e-4)
-
-
-def test_in_the_shared_covariance_every_class_counts_the_same(tiny_config: Tiny) -> None:
-    memory = empty("shared", 2)
-    eyes = torch.eye(2).repeat(3, 1, 1) * torch.tensor([1.0, 3.0, 5.0])[:, None, None]
-    memory.set(Gaussians(torch.zeros(3, 2), eyes))
-    assert memory.triangle.tolist() == [3, 0, 3]
-    memory._join([(memory.means, memory._kept()), (torch.zeros(1, 2), memory.storage.encode(11 * torch.eye(2)[None]))])
-    assert memory.triangle.tolist() == [5, 0, 5]  # (3·3 + 11)/4
-    pixels, data = empty("shared", 64), Experiment(tiny_config("gatf")).task_data(0)
-    pixels.set(some(2, 64))
-    alone = empty("full", 64)
-    alone.learn(nn.Flatten(), data)
-    pixels.learn(nn.Flatten(), data)
-    mean = torch.cat([some(2, 64).covs, alone.get().covs]).mean(0)
-    torch.testing.assert_close(pixels.get().covs[0], mean, atol=1e-4, rtol=1e-4)
 
 
 # --- transport --------------------------------------------------------------------------------------------------------
@@ -233,7 +205,7 @@ def test_an_odd_number_of_points_is_made_even() -> None:
     assert memory.get().covs[0, :3, 3:].abs().max() < 1e-6
 
 
-@pytest.mark.parametrize("kind", ["full", "lowrank", "diag"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_chunks_do_not_change_a_bit(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many classes are unpacked at once."""
     states = []
@@ -267,26 +239,13 @@ def test_few_matrices_exist_at_once(kind: str, monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_means_may_move_alone(kind: str) -> None:
-    memory = filled(kind)
-    before, kept = memory.get(), {name: t.clone() for name, t in memory._kept().items()}
-    memory.scores(torch.zeros(1, 6))
-    memory.move_means(lambda means: means + 1)
-    torch.testing.assert_close(memory.get().means, before.means + 1)
-    assert all(torch.equal(t, kept[name]) for name, t in memory._kept().items())
-    again = empty(kind)
-    again.load_state_dict(memory.state_dict())
-    assert torch.equal(memory.scores(torch.ones(1, 6)), again.scores(torch.ones(1, 6)))
-
-
-@pytest.mark.parametrize("kind", KINDS)
 def test_singular_covariances_are_reported(kind: str) -> None:
-    """A class of one image has no variance at all; where all share one, nobody is without."""
+    """A class of one image has no variance at all."""
     memory, given = empty(kind), some()
     given.covs[2] = 0
     memory.set(given)
     repairs = memory.transport(nn.Identity(), samples=40, matched=True, task=1)
-    assert repairs == {"jittered": 0.0, "clipped": 0.0 if kind == "shared" else 1.0}
+    assert repairs == {"jittered": 0.0, "clipped": 1.0}
     assert memory.get().covs.isfinite().all()
 
 
@@ -323,16 +282,6 @@ def test_a_readout_does_not_outlive_a_move_to_another_device(rule: str) -> None:
     assert memory.readout() is made
     memory.to("cpu")
     assert memory.readout() is not made
-
-
-@pytest.mark.parametrize("kind", ["full", "diag", "shared"])
-def test_the_linear_rule_learns_from_the_same_draws(kind: str) -> None:
-    """Cholesky factors of diagonal or equal matrices are known without making them."""
-    memory = filled(kind, rule="linear")
-    features = torch.randn(30, 6, generator=torch.Generator().manual_seed(1))
-    dense = empty("full", rule="linear")
-    dense.set(memory.get())
-    torch.testing.assert_close(memory.scores(features), dense.scores(features), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -415,7 +364,7 @@ def test_rda_adds_up_evidence_and_has_a_choice_before_there_is_any(monkeypatch: 
 
 
 @pytest.mark.parametrize("method", ["gatf", "adagauss"])
-@pytest.mark.parametrize("kind", ["full", "diag"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_model_that_chooses_comes_back_from_its_file(
     method: str, kind: str, tiny_classifier: Tiny, digit_images: Any, tmp_path: Path
 ) -> None:
@@ -444,7 +393,7 @@ def test_methods_keep_what_their_settings_say(
     known = done.stored()
     off = torch.linalg.matrix_norm(kept_of(kind, known.covs) - known.covs) / torch.linalg.matrix_norm(known.covs)
     assert off.max() < (0.05 if kind == "lowrank" else 1e-6)
-    numbers = {"full": 8 + 36, "lowrank": 4 * 8, "diag": 16, "shared": 8}
+    numbers = {"full": 8 + 36, "lowrank": 4 * 8}
     assert done.bytes_per_class() == 4 * numbers[kind]
     fresh = Experiment(config).method
     fresh.load_state_dict(done.state_dict())
@@ -457,17 +406,6 @@ def test_the_default_is_the_whole_covariance() -> None:
     for config in (GATFConfig(), AdaGaussConfig()):
         assert config.covariance == "full"
         assert isinstance(config.storage(8), Storage)
-
-
-def test_adagauss_without_covariances_is_the_diagonal_kind(tiny_config: Tiny, learn: Callable[..., Experiment]) -> None:
-    """`transport: diag` keeps diagonal matrices in full; `covariance: diag` is the same with less memory."""
-    more = {"method.shrink": 0.1}
-    ablation = learn(tiny_config("adagauss", **more, **{"method.transport": "diag"}), tasks=2).method
-    compact = learn(tiny_config("adagauss", **more, **{"method.covariance": "diag"}), tasks=2).method
-    torch.testing.assert_close(compact.stored().covs, ablation.stored().covs, rtol=1e-5, atol=1e-7)
-    images = torch.rand(7, 1, 8, 8)
-    with torch.no_grad():
-        torch.testing.assert_close(compact.eval().scores(images), ablation.eval().scores(images), rtol=1e-5, atol=1e-5)
 
 
 # --- in models that grow ----------------------------------------------------------------------------------------------
@@ -555,5 +493,5 @@ def test_noise_and_a_readout_that_looks_at_single_images_do_not_go_together(
     small = {"scenario.stop_after": 1, "optimisation.first.epochs": 1, "data.max_per_class": 20}
     (tmp_path / "checkpoints").mkdir()
     config = tiny_config("gatf", **small, **{"method.noise_epsilon": 1.0, "method.readout": "rda"})
-    with pytest.raises(UserError, match=r"cannot have method\.noise_epsilon"):
+    with pytest.raises(UserError, match=r"cannot be combined with method\.noise_epsilon"):
         Experiment(config).run(tmp_path, ())

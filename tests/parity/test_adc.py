@@ -12,7 +12,7 @@ from gatf.methods.adc import ADC, ADCConfig, AdversarialDrift
 from gatf.methods.base import Phase
 
 from .conftest import LWF_STAGES as OPTIMISATION
-from .conftest import under
+from .conftest import check_lwf_task, under
 
 Recorded = Callable[..., dict[str, Tensor]]
 Net = Callable[[dict[str, Tensor]], nn.Module]
@@ -35,16 +35,7 @@ def test_three_tasks(
         (phase,) = method.phases(task)
         train(phase, data)
         method.end_task(data)
-        trained = under(expected, f"trained{task.index}/")
-        for name, weights in under(trained, "backbone.").items():
-            assert_close(method.backbone.state_dict()[name], weights, rtol=1e-11, atol=1e-13)
-        for name, weights in under(trained, "head.").items():
-            assert_close(method.base.heads.state_dict()[name], weights, rtol=1e-11, atol=1e-13)
-        prototypes = method.prototypes.means.double()
-        assert_close(prototypes, expected[f"prototypes{task.index}"], rtol=0, atol=2e-6)
-        with torch.no_grad():
-            scores = method.eval().scores(given["test"][: 2 * task.seen] * (1 / 255))
-        assert_close(-scores, expected[f"distances{task.index}"], rtol=0, atol=2e-6)
+        check_lwf_task(method, task.index, expected, given["test"][: 2 * task.seen], atol=2e-6)
     reports = [notice.values for notice in method.notices if notice.name == "adc"]
     for report, successes in zip(reports, (expected["successes1"], expected["successes2"]), strict=True):
         assert report["successes_mean"] == successes.double().mean()
@@ -56,7 +47,7 @@ def test_three_tasks(
 def test_steps_of_the_attack(steps: int, recorded: Recorded, exact_net: Net) -> None:
     """The images nearest to a prototype after each step; some pixels reach the limits."""
     given, old = recorded("adc", "attack/input/"), exact_net(recorded("adc", "expected/trained1/backbone."))
-    drift = AdversarialDrift(candidates=6, steps=steps, step_size=1.5)
+    drift = AdversarialDrift(ADCConfig(candidates=6, steps=steps, step_size=1.5))
     low, high = given["limits"]
     found = drift.attack(old, given["images"][None], given["target"][None], (low, high))
     expected = recorded("adc", "attack/expected/")[f"images{steps}"]

@@ -14,6 +14,8 @@ from gatf.methods.efc import EFC, EFCConfig, drift_weights, feature_matrix
 from gatf.nets.small import SmallNet
 from gatf.settings import OptimisationConfig, StageConfig
 
+from .conftest import RecordedRun, under
+
 close = partial(torch.testing.assert_close, check_dtype=False)
 Recorded = Callable[..., dict[str, Tensor]]
 SHORT = {"first": {"epochs": 2, "batch_size": 64, "schedule": "constant"}, "next": {"epochs": 2, "batch_size": 16}}
@@ -27,10 +29,6 @@ LATER = [1, 2]
 
 def in_order(labels: Tensor, draws: torch.Generator) -> Tensor:
     return torch.arange(len(labels))
-
-
-def part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
 
 
 def network(weights: dict[str, Tensor]) -> SmallNet:
@@ -52,39 +50,6 @@ def give(patch: pytest.MonkeyPatch, classes: Tensor, noise: Tensor) -> None:
     patch.setattr(torch, "randn", lambda *args, **how: noise[taken[-2] : taken[-1], :, None])
 
 
-class Run:
-    """The recorded run again, by this package's code: what it was in and after each task."""
-
-    def __init__(self, method: EFC, case: dict[str, Tensor], tasks: list[TaskData], train: Any) -> None:
-        self.terms: list[dict[str, Tensor]] = []
-        self.gradients: list[dict[str, Tensor]] = []
-        self.states: list[dict[str, Tensor]] = []
-        self.memories: list[Any] = []
-        self.scores: list[Tensor] = []
-        for task, data in enumerate(tasks):
-            given = part(case, f"task{task}/input/")
-            method.begin_task(data.info)
-            method.heads.layers[-1].load_state_dict(part(given, "head."))
-            if task == 0:
-                method.rotated.load_state_dict(part(given, "rotated."))
-            else:
-                method.backbone.load_state_dict(part(given, "net/"), strict=False)  # away from the teacher
-            (phase,) = method.phases(data.info)
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(efc, "shuffled", in_order)
-                if task > 0:
-                    give(patch, given["prototypes"], given["noise"])
-                terms, gradients = train(phase, data)
-                method.eval()
-                method.end_task(data)
-            self.terms.append(terms)
-            self.gradients.append(gradients)
-            self.states.append({name: value.clone() for name, value in method.state_dict().items()})
-            self.memories.append(method.memory.get())
-            with torch.no_grad():
-                self.scores.append(method.scores(case["input/test_images"] / 255))
-
-
 @pytest.fixture(scope="module")
 def case(recorded: Recorded) -> dict[str, Tensor]:
     return recorded("efc")
@@ -97,13 +62,22 @@ def tasks(case: dict[str, Tensor], toy_tasks: Callable[..., list[TaskData]]) -> 
 
 
 @pytest.fixture(scope="module")
-def run(case: dict[str, Tensor], tasks: list[TaskData], traced_steps: Any) -> Run:
-    method = EFC(EFCConfig(prototype_batch=16), network(part(case, "input/net/")), STAGES, 0).double()
-    return Run(method, case, tasks, traced_steps)
+def run(case: dict[str, Tensor], tasks: list[TaskData], traced_steps: Any) -> RecordedRun:
+    method = EFC(EFCConfig(prototype_batch=16), network(under(case, "input/net/")), STAGES, 0).double()
+
+    def begin(task: int, given: dict[str, Tensor], patch: pytest.MonkeyPatch) -> None:
+        patch.setattr(efc, "shuffled", in_order)
+        if task == 0:
+            method.rotated.load_state_dict(under(given, "rotated."))
+        else:
+            method.backbone.load_state_dict(under(given, "net/"), strict=False)  # away from the teacher
+            give(patch, given["prototypes"], given["noise"])
+
+    return RecordedRun(method, case, tasks, traced_steps, begin)
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_every_term_of_every_step(run: Run, case: dict[str, Tensor], task: int) -> None:
+def test_every_term_of_every_step(run: RecordedRun, case: dict[str, Tensor], task: int) -> None:
     """Cross-entropy with rotations; later of the new head, the elastic drift, and the asymmetric rehearsal of
     prototypes and of the first images of the batch before."""
     assert run.terms[task].keys() == ({"ce"} if task == 0 else {"ce", "drift", "rehearsal"})
@@ -114,13 +88,13 @@ def test_every_term_of_every_step(run: Run, case: dict[str, Tensor], task: int) 
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_gradients_of_the_last_step(run: Run, case: dict[str, Tensor], task: int) -> None:
+def test_gradients_of_the_last_step(run: RecordedRun, case: dict[str, Tensor], task: int) -> None:
     """Of every head, old or new, but not of batch-norm after task 0."""
     names = {"net/": "backbone.", "heads.": "heads.layers.", "rotated.": "rotated."}
     found = run.gradients[task]
     expected = {}
     for theirs, ours in names.items():
-        for name, value in part(case, f"task{task}/expected/gradient/{theirs}").items():
+        for name, value in under(case, f"task{task}/expected/gradient/{theirs}").items():
             expected[f"{ours}{name}.weight" if theirs == "heads." else ours + name] = value
     assert found.keys() == expected.keys()
     for name, value in expected.items():
@@ -128,18 +102,18 @@ def test_gradients_of_the_last_step(run: Run, case: dict[str, Tensor], task: int
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_networks(run: Run, case: dict[str, Tensor], task: int) -> None:
-    expected, found = part(case, f"task{task}/expected/trained/"), run.states[task]
-    for name, value in part(expected, "net/").items():
+def test_networks(run: RecordedRun, case: dict[str, Tensor], task: int) -> None:
+    expected, found = under(case, f"task{task}/expected/trained/"), run.states[task]
+    for name, value in under(expected, "net/").items():
         close(found[f"backbone.{name}"], value, rtol=0.0, atol=1e-8)
-    for name, value in part(expected, "heads.").items():
+    for name, value in under(expected, "heads.").items():
         close(found[f"heads.layers.{name}.weight"], value, rtol=0.0, atol=1e-8)
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_what_is_kept(run: Run, case: dict[str, Tensor], task: int) -> None:
+def test_what_is_kept(run: RecordedRun, case: dict[str, Tensor], task: int) -> None:
     """In float32: the feature matrix, means that moved, covariances that stay."""
-    expected = part(case, f"task{task}/expected/")
+    expected = under(case, f"task{task}/expected/")
     covariances = torch.cat([case[f"task{index}/expected/covariances"] for index in range(task + 1)])
     close(run.states[task]["efm"], expected["efm"], rtol=1e-6, atol=1e-6)
     close(run.memories[task].means, expected["means"], rtol=1e-6, atol=1e-6)
@@ -147,15 +121,15 @@ def test_what_is_kept(run: Run, case: dict[str, Tensor], task: int) -> None:
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_scores(run: Run, case: dict[str, Tensor], task: int) -> None:
-    expected = part(case, f"task{task}/expected/")
+def test_scores(run: RecordedRun, case: dict[str, Tensor], task: int) -> None:
+    expected = under(case, f"task{task}/expected/")
     close(run.scores[task], expected["logits"], rtol=1e-6, atol=1e-6)
     close(run.scores[task].softmax(1), expected["probabilities"], rtol=1e-6, atol=1e-6)
 
 
 def features(case: dict[str, Tensor], data: TaskData, task: int) -> Tensor:
     """Of the task's images by the network that the release had after a task, float64."""
-    net = network(part(case, f"task{task}/expected/trained/net/")).eval()
+    net = network(under(case, f"task{task}/expected/trained/net/")).eval()
     with torch.no_grad():
         return torch.cat([net(batch.images) for batch in data.batches("train", batch_size=16)])
 
@@ -169,7 +143,7 @@ def test_the_feature_matrix_alone(case: dict[str, Tensor], tasks: list[TaskData]
 
 @pytest.mark.parametrize("task", LATER)
 def test_moves_of_the_means_alone(case: dict[str, Tensor], tasks: list[TaskData], task: int) -> None:
-    before = part(case, f"task{task - 1}/expected/")
+    before = under(case, f"task{task - 1}/expected/")
     old, new = (features(case, tasks[task], index) for index in (task - 1, task))
     moves = drift_weights(old, before["means"], before["efm"], width=0.2) @ (new - old)
     close(moves, case[f"task{task}/expected/moves"], **FLOAT64)

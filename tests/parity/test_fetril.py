@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 
 from gatf.data.loader import TaskData
-from gatf.methods.fetril import FeTrIL, FeTrILConfig, Imitations, choose_sources, fit_linear
+from gatf.methods.fetril import FeTrIL, FeTrILConfig, choose_sources, imitations
 from gatf.methods.parts.extraction import class_means, extract
 from gatf.settings import OptimisationConfig
 
 Recorded = Callable[..., dict[str, Tensor]]
+Translated = Callable[[int, str], tuple[Tensor, Tensor]]
 SIZES = [3, 2, 2]
 close = torch.testing.assert_close
 
@@ -39,10 +40,10 @@ def learn(recorded: Recorded, toy_net: Callable[..., Any], tasks: list[TaskData]
 
 
 @pytest.fixture(scope="module")
-def imitations(recorded: Recorded, toy_net: Callable[..., Any], tasks: list[TaskData]) -> Callable[..., Imitations]:
-    """`imitations(2, "cosine")`: what the classifier of task 2 is fitted to, from means of all features so far."""
+def translated(recorded: Recorded, toy_net: Callable[..., Any], tasks: list[TaskData]) -> Translated:
+    """`translated(2, "cosine")`: what the classifier of task 2 is fitted to, from means of all features so far."""
 
-    def build(task: int, similarity: str) -> Imitations:
+    def build(task: int, similarity: str) -> tuple[Tensor, Tensor]:
         net, old = toy_net(recorded("fetril", "input/net/")), torch.zeros(0, 8, dtype=torch.float64)
         for data in tasks[:task]:
             seen, labels = extract(net, data)
@@ -50,7 +51,7 @@ def imitations(recorded: Recorded, toy_net: Callable[..., Any], tasks: list[Task
         features, labels = extract(net, tasks[task])
         new = class_means(features, labels - len(old), classes=tasks[task].info.new)
         sources = len(old) + choose_sources(old, new, similarity=similarity)
-        return Imitations.of(features, labels, torch.cat([old, new]), sources)
+        return imitations(features, labels, torch.cat([old, new]), sources)
 
     return build
 
@@ -64,13 +65,13 @@ def in_order(rows: Tensor, labels: Tensor) -> Tensor:
 @pytest.mark.parametrize("task", [0, 1, 2])
 @pytest.mark.parametrize(("source", "similarity"), [("official", "euclidean"), ("pycil", "cosine")])
 def test_translated_features(
-    recorded: Recorded, imitations: Callable[..., Imitations], task: int, source: str, similarity: str
+    recorded: Recorded, translated: Translated, task: int, source: str, similarity: str
 ) -> None:
     """Float32 features plus a float32 shift here; there eight decimals in a text file, or float32 all along."""
     expected = recorded("fetril", f"{source}/expected/task{task}/")
-    pseudo = imitations(task, similarity)
-    assert torch.equal(pseudo.labels, expected["labels"].sort(stable=True).values)
-    found = in_order(pseudo[:], pseudo.labels).double()
+    features, labels = translated(task, similarity)
+    assert torch.equal(labels, expected["labels"].sort(stable=True).values)
+    found = in_order(features, labels).double()
     close(found, in_order(expected["features"], expected["labels"]).double(), rtol=1e-6, atol=1e-6)
 
 
@@ -107,29 +108,3 @@ def test_classifier_of_pycil(recorded: Recorded, learn: Callable[..., FeTrIL], t
     images = recorded("fetril", "input/")["test_images"] / 255
     with torch.no_grad():
         close(method.scores(images).double(), expected["svm_scores"], rtol=0, atol=3e-3)
-
-
-@pytest.mark.parametrize("task", [1, 2])
-def test_linear_layer_of_pycil(recorded: Recorded, imitations: Callable[..., Imitations], task: int) -> None:
-    """50 epochs of whole batches on raw features, from the recorded rows: float32 there and here."""
-    expected, config = recorded("fetril", f"pycil/expected/task{task}/"), FeTrILConfig(fc_batch_size=1000)
-    start = expected["fc_start_weight"], expected["fc_start_bias"]
-    weight, bias = fit_linear(imitations(task, "cosine"), *start, config, torch.Generator())
-    close(weight, expected["fc_weight"], rtol=1e-5, atol=2e-6)
-    close(bias, expected["fc_bias"], rtol=1e-5, atol=2e-6)
-    before = recorded("fetril", f"pycil/expected/task{task - 1}/")
-    old = len(before["fc_weight"])
-    assert torch.equal(start[0][:old], before["fc_weight"])
-    assert torch.equal(start[1][old:], torch.zeros(2))
-    assert (weight - start[0]).abs().max() > 0.1
-
-
-@pytest.mark.parametrize("task", [1, 2])
-def test_logits_of_the_linear_layer(recorded: Recorded, learn: Callable[..., FeTrIL], task: int) -> None:
-    """On raw features, as they are trained on."""
-    expected = recorded("fetril", f"pycil/expected/task{task}/")
-    method = learn(task, classifier="fc", fc_epochs=1)
-    method.memory.weight, method.memory.bias = expected["fc_weight"], expected["fc_bias"]
-    images = recorded("fetril", "input/")["test_images"] / 255
-    with torch.no_grad():
-        close(method.scores(images), expected["fc_scores"], rtol=1e-5, atol=1e-5)

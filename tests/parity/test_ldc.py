@@ -11,7 +11,7 @@ from gatf.methods.base import Phase
 from gatf.methods.ldc import LDC, LDCConfig
 
 from .conftest import LWF_STAGES as OPTIMISATION
-from .conftest import under
+from .conftest import check_lwf_task, under
 
 Recorded = Callable[..., dict[str, Tensor]]
 Net = Callable[[dict[str, Tensor]], nn.Module]
@@ -38,13 +38,4 @@ def test_three_tasks(
             projector = method.compensator.projector.weight.detach()
             assert_close(projector, expected[f"projector{task.index}"], rtol=1e-11, atol=1e-13)
         method.end_task(data)
-        trained = under(expected, f"trained{task.index}/")
-        for name, weights in under(trained, "backbone.").items():
-            assert_close(method.backbone.state_dict()[name], weights, rtol=1e-11, atol=1e-13)
-        for name, weights in under(trained, "head.").items():
-            assert_close(method.base.heads.state_dict()[name], weights, rtol=1e-11, atol=1e-13)
-        prototypes = method.prototypes.means.double()
-        assert_close(prototypes, expected[f"prototypes{task.index}"], rtol=0, atol=5e-7)
-        with torch.no_grad():
-            scores = method.eval().scores(given["test"][: 2 * task.seen] * (1 / 255))
-        assert_close(-scores, expected[f"distances{task.index}"], rtol=0, atol=5e-7)
+        check_lwf_task(method, task.index, expected, given["test"][: 2 * task.seen], atol=5e-7)

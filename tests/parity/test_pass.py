@@ -14,6 +14,8 @@ from gatf.methods.pass_ import PASS, PASSConfig
 from gatf.nets.small import SmallNet
 from gatf.settings import OptimisationConfig, StageConfig
 
+from .conftest import RecordedRun, under
+
 close = partial(torch.testing.assert_close, check_dtype=False)
 Recorded = Callable[..., dict[str, Tensor]]
 SHORT = {"epochs": 3, "batch_size": 48, "schedule": "constant", "drop_last": True}
@@ -31,10 +33,6 @@ STORED = {"rtol": 0.0, "atol": 1e-6}
 
 def in_order(labels: Tensor, draws: torch.Generator) -> Tensor:
     return torch.arange(len(labels))
-
-
-def part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
 
 
 def method_with(weights: dict[str, Tensor], **settings: Any) -> PASS:
@@ -57,36 +55,18 @@ def rows(tensors: dict[str, Tensor], kind: str) -> Tensor:
     return torch.cat([value for name, value in sorted(tensors.items()) if name.endswith(kind)])
 
 
-class Run:
-    """The recorded run again, by this package's code: what it was in and after each task."""
+def run_again(case: dict[str, Tensor], tasks: list[TaskData], train: Any, momentum: float = TWICE) -> RecordedRun:
+    method = method_with(under(case, "input/net/"))
 
-    def __init__(
-        self, method: PASS, case: dict[str, Tensor], tasks: list[TaskData], train: Any, momentum: float = TWICE
-    ) -> None:
-        self.terms: list[dict[str, Tensor]] = []
-        self.gradients: list[dict[str, Tensor]] = []
-        self.states: list[dict[str, Tensor]] = []
-        self.scores: list[Tensor] = []
-        for task, data in enumerate(tasks):
-            given = part(case, f"task{task}/input/")
-            method.begin_task(data.info)
-            method.heads.layers[-1].load_state_dict(part(given, "head."))
-            for module in method.backbone.modules():
-                if isinstance(module, nn.BatchNorm2d):
-                    module.momentum = 0.1 if task == 0 else momentum
-            (phase,) = method.phases(data.info)
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(pass_, "shuffled", in_order)
-                if task > 0:
-                    give(patch, given["classes"], given["noise"])
-                terms, gradients = train(phase, data)
-                method.eval()
-                method.end_task(data)
-            self.terms.append(terms)
-            self.gradients.append(gradients)
-            self.states.append({name: value.clone() for name, value in method.state_dict().items()})
-            with torch.no_grad():
-                self.scores.append(method.scores(case["input/test_images"] / 255))
+    def begin(task: int, given: dict[str, Tensor], patch: pytest.MonkeyPatch) -> None:
+        patch.setattr(pass_, "shuffled", in_order)
+        for module in method.backbone.modules():
+            if isinstance(module, nn.BatchNorm2d):
+                module.momentum = 0.1 if task == 0 else momentum
+        if task > 0:
+            give(patch, given["classes"], given["noise"])
+
+    return RecordedRun(method, case, tasks, train, begin)
 
 
 @pytest.fixture(scope="module")
@@ -101,12 +81,12 @@ def tasks(case: dict[str, Tensor], toy_tasks: Callable[..., list[TaskData]]) -> 
 
 
 @pytest.fixture(scope="module")
-def run(case: dict[str, Tensor], tasks: list[TaskData], traced_steps: Any) -> Run:
-    return Run(method_with(part(case, "input/net/")), case, tasks, traced_steps)
+def run(case: dict[str, Tensor], tasks: list[TaskData], traced_steps: Any) -> RecordedRun:
+    return run_again(case, tasks, traced_steps)
 
 
 @pytest.mark.parametrize("task", [0, 1, 2])
-def test_every_term_of_every_step(run: Run, case: dict[str, Tensor], task: int) -> None:
+def test_every_term_of_every_step(run: RecordedRun, case: dict[str, Tensor], task: int) -> None:
     """Cross-entropy of rotated images; after task 0 that of noisy prototypes and the distillation, each times 10."""
     weights = {"ce": 1.0} if task == 0 else {"ce": 1.0, "prototype": 10.0, "distill": 10.0}
     assert run.terms[task].keys() == weights.keys()
@@ -117,30 +97,30 @@ def test_every_term_of_every_step(run: Run, case: dict[str, Tensor], task: int) 
 
 
 @pytest.mark.parametrize("task", [0, 1, 2])
-def test_gradients_of_the_last_step(run: Run, case: dict[str, Tensor], task: int) -> None:
-    expected = part(case, f"task{task}/expected/gradient/")
+def test_gradients_of_the_last_step(run: RecordedRun, case: dict[str, Tensor], task: int) -> None:
+    expected = under(case, f"task{task}/expected/gradient/")
     found = run.gradients[task]
-    for name, value in part(expected, "net/").items():
+    for name, value in under(expected, "net/").items():
         close(found[f"backbone.{name}"], value, rtol=0.0, atol=1e-5 * value.abs().max().item())
     for kind in ("weight", "bias"):
         value = expected[f"head.{kind}"]
-        close(rows(part(found, "heads."), kind), value, rtol=0.0, atol=1e-5 * value.abs().max().item())
+        close(rows(under(found, "heads."), kind), value, rtol=0.0, atol=1e-5 * value.abs().max().item())
 
 
 @pytest.mark.parametrize("task", [0, 1, 2])
-def test_networks(run: Run, case: dict[str, Tensor], task: int) -> None:
+def test_networks(run: RecordedRun, case: dict[str, Tensor], task: int) -> None:
     """Weights, and batch-norm's statistics, which the release moves twice per step after task 0."""
-    expected, found = part(case, f"task{task}/expected/trained/"), run.states[task]
-    for name, value in part(expected, "net/").items():
+    expected, found = under(case, f"task{task}/expected/trained/"), run.states[task]
+    for name, value in under(expected, "net/").items():
         close(found[f"backbone.{name}"], value, **WEIGHTS)
     for kind in ("weight", "bias"):
-        close(rows(part(found, "heads."), kind), expected[f"head.{kind}"], **WEIGHTS)
+        close(rows(under(found, "heads."), kind), expected[f"head.{kind}"], **WEIGHTS)
 
 
 @pytest.mark.parametrize("task", [0, 1, 2])
-def test_prototypes_and_scores(run: Run, case: dict[str, Tensor], task: int) -> None:
-    expected = part(case, f"task{task}/expected/")
-    found = part(run.states[task], "prototypes.")
+def test_prototypes_and_scores(run: RecordedRun, case: dict[str, Tensor], task: int) -> None:
+    expected = under(case, f"task{task}/expected/")
+    found = under(run.states[task], "prototypes.")
     close(found["means"], expected["prototypes"], **STORED)
     close(found["squared_radius"].sqrt().double(), expected["radius"], **STORED)
     close(run.scores[task], expected["scores"], **STORED)
@@ -150,10 +130,10 @@ def test_one_pass_of_the_student_changes_the_statistics_alone(
     case: dict[str, Tensor], tasks: list[TaskData], traced_steps: Any
 ) -> None:
     """At the usual momentum task 1 has the release's losses and weights, while batch-norm's statistics lag behind."""
-    once = Run(method_with(part(case, "input/net/")), case, tasks[:2], traced_steps, momentum=0.1)
+    once = run_again(case, tasks[:2], traced_steps, momentum=0.1)
     for name, weight in {"ce": 1.0, "prototype": 10.0, "distill": 10.0}.items():
         close(once.terms[1][name], weight * case[f"task1/expected/{name}"], **LOSSES)
-    for name, value in part(case, "task1/expected/trained/net/").items():
+    for name, value in under(case, "task1/expected/trained/net/").items():
         found = once.states[1][f"backbone.{name}"]
         if "running" in name:
             before = case[f"task0/expected/trained/net/{name}"]
@@ -165,7 +145,7 @@ def test_one_pass_of_the_student_changes_the_statistics_alone(
 def test_the_imagenet_code(recorded: Recorded, tasks: list[TaskData]) -> None:
     """Mean deviation as radius, no temperature; a first step of task 1."""
     given, expected = recorded("pass", "imagenet/input/"), recorded("pass", "imagenet/expected/")
-    method = method_with(part(given, "net/"), temperature=1.0, radius="deviation")
+    method = method_with(under(given, "net/"), temperature=1.0, radius="deviation")
     method.begin_task(tasks[0].info)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pass_, "shuffled", in_order)
@@ -185,7 +165,7 @@ def test_the_imagenet_code(recorded: Recorded, tasks: list[TaskData]) -> None:
     for name, weight in {"ce": 1.0, "prototype": 10.0, "distill": 10.0}.items():
         close(terms[name].detach(), weight * expected[name], **LOSSES)
     sum(terms.values()).backward()  # type: ignore[union-attr]
-    gradients = part(expected, "gradient/")
+    gradients = under(expected, "gradient/")
     for name, parameter in method.backbone.named_parameters():
         value = gradients[f"net/{name}"]
         close(parameter.grad, value, rtol=0.0, atol=1e-5 * value.abs().max().item())

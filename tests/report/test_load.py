@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gatf.errors import UserError
-from gatf.report.load import load_runs, read_csv
+from gatf.report.load import load_references, load_runs, read_csv
 
 
 def test_rows_of_a_bench_keep_their_names(fake_run: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
@@ -48,3 +48,60 @@ def test_a_foreign_index_is_one_sentence(tmp_path: Path, content: str) -> None:
 def test_tables_are_read_back(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("task,share,name,none\n1,0.5,a,\n")
     assert read_csv(tmp_path / "t.csv") == [{"task": 1, "share": 0.5, "name": "a", "none": None}]
+
+
+def short_form(folder: Path, row: str, **more: Any) -> None:
+    """Turn a run into the form of `tools/collect.py`: names beside it, no accuracies of classes."""
+    summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    summary["accuracy_by_class"] = [[] for _ in summary["accuracy_by_class"]]
+    (folder / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
+    about = {"setting": "digits, 5 tasks", "row": row, **more}
+    (folder / "about.json").write_text(json.dumps(about), encoding="utf-8")
+
+
+class TestReferences:
+    def test_have_the_rows_of_their_descriptions(self, fake_run: Callable[..., Any], tmp_path: Path) -> None:
+        fake_run(tmp_path / "known" / "a", "gatf")
+        short_form(tmp_path / "known" / "a", "gatf, tuned")
+        fake_run(tmp_path / "mine", "lwf")
+        own = load_runs([tmp_path / "mine"])
+        (known,) = load_references([tmp_path / "known"], own)
+        assert (known.row, known.reference, own[0].reference) == ("gatf, tuned", True, False)
+
+    def test_a_row_of_ones_own_replaces_the_stored_one(self, fake_run: Callable[..., Any], tmp_path: Path) -> None:
+        for row in ("gatf", "lwf"):
+            fake_run(tmp_path / "known" / row, row)
+            short_form(tmp_path / "known" / row, row)
+        fake_run(tmp_path / "mine", "lwf")
+        found = load_references([tmp_path / "known"], load_runs([tmp_path / "mine"]))
+        assert [run.row for run in found] == ["gatf"]
+
+    def test_of_another_setting_are_refused(self, fake_run: Callable[..., Any], tmp_path: Path) -> None:
+        fake_run(tmp_path / "known" / "a", "gatf")
+        short_form(tmp_path / "known" / "a", "gatf", setting="cifar100-16px-v2")
+        fake_run(tmp_path / "mine", "lwf")
+        with pytest.raises(
+            UserError, match=r"no run in .*known has the setting digits, 5 tasks: compare with a folder"
+        ):
+            load_references([tmp_path / "known"], load_runs([tmp_path / "mine"]))
+
+    def test_bring_their_decomposition(self, fake_run: Callable[..., Any], tmp_path: Path) -> None:
+        fake_run(tmp_path / "a", "gatf")
+        names = ("after_task", "own", "probe", "stored", "anew", "joint", "transport", "readout", "representation")
+        (tmp_path / "a" / "explain.json").write_text(json.dumps({"rows": [dict.fromkeys(names, 4)]}))
+        assert load_runs([tmp_path / "a"])[0].explained == [dict.fromkeys(names, 4)]
+
+    @pytest.mark.parametrize("content", ["[]", '{"rows": [{"own": 3}]}', '{"rows": 3}', "{"])
+    def test_a_foreign_decomposition_is_one_sentence(
+        self, fake_run: Callable[..., Any], tmp_path: Path, content: str
+    ) -> None:
+        fake_run(tmp_path / "a", "gatf")
+        (tmp_path / "a" / "explain.json").write_text(content)
+        with pytest.raises(UserError, match=r"explain\.json (is no decomposition|cannot be read)"):
+            load_runs([tmp_path / "a"])
+
+    def test_a_foreign_description_is_one_sentence(self, fake_run: Callable[..., Any], tmp_path: Path) -> None:
+        fake_run(tmp_path / "a", "gatf")
+        (tmp_path / "a" / "about.json").write_text("[1]")
+        with pytest.raises(UserError, match=r"about\.json does not describe a run"):
+            load_runs([tmp_path / "a"])

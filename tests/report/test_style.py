@@ -1,37 +1,16 @@
-"""Labels do not collide, colours stay with their methods and can be read, SVG lives alone in a page."""
+"""Names do not collide, colours stay with their methods and can be read, SVG lives alone in a page."""
 
 import re
-from itertools import pairwise
 from pathlib import Path
 
 import matplotlib
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from matplotlib.patches import ConnectionPatch
 
 from gatf.methods import METHODS
-from gatf.report import figures, style
+from gatf.report import figures
 from gatf.report.load import by_row, load_runs
 from gatf.report.sections import build_sections
 from gatf.report.style import DARK, NAMES, SERIES, inline_svg, line_styles, save_figure
-
-
-def test_labels_apart_stay_and_labels_together_part_evenly() -> None:
-    assert style.spread_apart([10, 50, 90], 5, 0, 100) == [10, 50, 90]
-    assert style.spread_apart([50, 50], 6, 0, 100) == [47, 53]
-    assert style.spread_apart([0, 0, 0], 4, 0, 100) == [0, 4, 8]
-    assert style.spread_apart([100, 99], 4, 0, 100) == [100, 96]
-
-
-@given(st.lists(st.floats(0, 100), min_size=1, max_size=14))
-def test_labels_keep_their_order_their_distance_and_their_limits(heights: list[float]) -> None:
-    placed = style.spread_apart(heights, 6.0, 3.0, 102.0)
-    assert min(placed) >= 3 - 1e-9
-    assert max(placed) <= 102 + 1e-9
-    order = sorted(range(len(heights)), key=lambda index: heights[index])
-    for lower, upper in pairwise(order):
-        assert placed[upper] - placed[lower] >= 6.0 - 1e-6
 
 
 def test_a_method_looks_the_same_in_every_report_and_no_two_look_alike() -> None:
@@ -121,27 +100,15 @@ def test_figures_for_papers(fake_bench: Path, tmp_path: Path) -> None:
     assert paths[1].read_bytes().startswith(b"\x89PNG")
 
 
-def test_names_of_lines_that_end_together_do_not_touch() -> None:
-    """Their drawn boxes, ascenders and descenders included, of a few lines and of as many as there are methods."""
-    for names in (["joint", "gatf"], ["lgp", "pgl", "ldj"], list(METHODS)):
-        drawn = figures.lines_over_tasks({name: [[90.0, 50.0]] for name in names}, first=1, label="%")
-        drawn.canvas.draw()
-        boxes = sorted((text.get_window_extent() for text in drawn.axes[0].texts), key=lambda box: box.y0)
-        assert all(lower.y1 < upper.y0 for lower, upper in pairwise(boxes)), names
-
-
-def test_a_name_that_was_pushed_away_has_a_thread_to_its_line_and_the_lines_marker() -> None:
-    drawn = figures.lines_over_tasks({name: [[90.0, 50.0]] for name in METHODS}, first=1, label="%")
-    drawn.canvas.draw()
-    axes = drawn.axes[0]
-    lines, beside = axes.lines[: len(METHODS)], axes.lines[len(METHODS) :]
-    threads = [patch for patch in axes.patches if isinstance(patch, ConnectionPatch)]
-    for line, marker, thread, text in zip(lines, beside, threads, axes.texts, strict=True):
-        height = text.get_window_extent().y0 + text.get_window_extent().height / 2
-        ends = [axes.transAxes.transform(end)[1] for end in (thread.xy1, thread.xy2)]
-        assert ends[0] == pytest.approx(axes.transData.transform((2, 50))[1], abs=0.5)
-        assert ends[1] == pytest.approx(height, abs=3)
-        assert marker.get_marker() == line.get_marker()
-        assert marker.get_transform().transform((1.0, marker.get_ydata()[0]))[1] == pytest.approx(height, abs=3)
-    apart = figures.lines_over_tasks({"gatf": [[90.0, 50.0]], "adc": [[90.0, 10.0]]}, first=1, label="%").axes[0]
-    assert (len(apart.lines), len(apart.patches)) == (2, 0)
+def test_the_legend_fits_the_figure() -> None:
+    """With a few lines and with as many as have names; the highest line is named first."""
+    for names in (["joint", "gatf"], list(METHODS)[: figures.MOST_LABELLED]):
+        series = {name: [[90.0, 50.0 + number]] for number, name in enumerate(names)}
+        drawn = figures.lines_over_tasks(series, first=1, label="%")
+        drawn.draw_without_rendering()
+        legend = drawn.axes[0].get_legend()
+        assert [text.get_text() for text in legend.get_texts()] == names[::-1]
+        box = legend.get_window_extent()
+        assert box.y0 >= 0
+        assert box.y1 <= drawn.bbox.height
+        assert box.x1 <= drawn.bbox.width

@@ -38,11 +38,15 @@ class Client:
     """Requests to one port of this machine, each on a connection of its own."""
 
     port: int
+    address: str = "127.0.0.1"
+    """Of the client."""
 
     def __call__(
         self, method: str, path: str, body: bytes | None = None, *, seconds: float = 60, **headers: str
     ) -> Reply:  # fmt: skip
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=seconds)
+        connection = http.client.HTTPConnection(
+            "127.0.0.1", self.port, timeout=seconds, source_address=(self.address, 0)
+        )
         try:
             named = {name.replace("_", "-"): value for name, value in headers.items()}
             connection.request(method, path, body, named)
@@ -108,16 +112,23 @@ def serving(options: Options) -> Iterator[tuple[Client, Studio]]:
         listening.close()
 
 
-def look_that_waits(studio: Studio, monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, threading.Event]:
-    """The model's next looks wait: an event that says one has begun, and one that lets them go on."""
-    looking, go_on = threading.Event(), threading.Event()
+def forward_that_waits(studio: Studio, monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, threading.Event]:
+    """The model's forward passes wait: an event that reports the first, and one that lets all continue."""
+    started, go_on = threading.Event(), threading.Event()
+    hold_forward(studio, monkeypatch, started, lambda: go_on.wait(60))
+    return started, go_on
+
+
+def hold_forward(
+    studio: Studio, monkeypatch: pytest.MonkeyPatch, started: threading.Event, wait: Callable[[], bool]
+) -> None:
+    """Report each forward pass of the model, and start it when `wait` returns."""
     kind = type(studio.live.served().model)
     forward = kind.forward
 
     def slow(self: Any, *args: Any, **more: Any) -> Any:
-        looking.set()
-        assert go_on.wait(60)
+        started.set()
+        assert wait()
         return forward(self, *args, **more)
 
     monkeypatch.setattr(kind, "forward", slow)
-    return looking, go_on

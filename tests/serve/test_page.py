@@ -78,7 +78,9 @@ def test_teach_ask_look_and_roll_back(page: Page, tmp_path: Path, digits: Digits
         learn(page)
         assert page.run("document.getElementById('outcome-text').textContent").startswith("First fit: added 2 classes")
         assert "The 48 images have been deleted" in page.run("document.getElementById('outcome').textContent")
-        assert "a mean of 8 numbers and a covariance" in page.run("document.getElementById('outcome-kept').textContent")
+        assert "a covariance of features for each of 2 classes" in page.run(
+            "document.getElementById('outcome-kept').textContent"
+        )
         teach(page, folder, "four", digits("d4", 24))
         learn(page)
         assert page.run("document.getElementById('outcome-text').textContent").startswith("Update 1: added 1 class")
@@ -103,10 +105,11 @@ def ask(page: Page, picture: Path) -> None:
     page.wait("document.querySelector('.answer')")
     said = page.run("document.querySelector('.answer h2').textContent")
     assert said in ("zero", INERT, "four")
-    assert page.run("document.querySelectorAll('.answer .bars li').length") == 3
-    assert page.run("document.querySelector('.answer .badge').textContent").endswith("certified")
-    assert page.run("document.querySelector('.answer svg .picture') !== null")
-    assert page.run("document.querySelector('.answer figcaption').textContent").startswith("Nearest classes: ")
+    assert page.run("document.querySelectorAll('.answer .said > .bars li').length") == 3
+    assert page.run("document.querySelector('.answer .badge').textContent") in (
+        "unaffected by transport error", "transport error may matter"
+    )  # fmt: skip
+    assert page.run("document.querySelectorAll('.answer .why .bars li').length") == 3
     paste = "document.dispatchEvent(new ClipboardEvent('paste', {clipboardData: moved, bubbles: true}))"
     page.run(f"{{{PICTURED}; {paste}}}")
     page.wait("document.querySelectorAll('.answer').length === 2")
@@ -159,7 +162,7 @@ def test_the_page_names_no_other_machine_and_builds_no_html_from_text() -> None:
 def test_the_colours_are_the_reports() -> None:
     css = shipped()["studio.css"]
     light, dark = (re.findall(r"--([a-z]+\d?): (#\w+);", css_variables(dark=theme)) for theme in (False, True))
-    wanted = [(name, colour) for name, colour in light if not name.startswith("heat")]
+    wanted = [(name, colour) for name, colour in light if name != "grey" and not name.startswith("heat")]
     assert len(wanted) > 8
     for name, colour in wanted:
         assert f"--{name}: {colour};" in css
@@ -180,3 +183,16 @@ def test_places_on_the_plane_by_hand() -> None:
     torch.testing.assert_close(plane(means), by_hand, atol=1e-6, rtol=0)
     pair = Plane.of(Gaussians(means[:2], covs[:2]))  # on a line: the other axis is where classes spread most
     assert pair.axes.abs().round(decimals=4).tolist() == [[1, 0], [0, 0], [0, 1]]
+
+
+def test_a_plane_of_few_classes_in_many_dimensions() -> None:
+    """Covariances of few images have a low rank, with which factorisations of the whole matrix did not converge."""
+    from gatf.geometry.gaussians import Gaussians
+    from gatf.serve.atlas import Plane
+
+    draws = torch.Generator().manual_seed(0)
+    points = torch.randn(20, 400, generator=draws, dtype=torch.float64)
+    for classes in (1, 2, 3):
+        means = torch.randn(classes, 400, generator=draws, dtype=torch.float64)
+        plane = Plane.of(Gaussians.sharing(means, points.mT @ points))
+        torch.testing.assert_close(plane.axes.mT @ plane.axes, torch.eye(2, dtype=torch.float64))

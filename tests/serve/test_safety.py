@@ -9,6 +9,7 @@ import socket
 import struct
 import threading
 import time
+import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -23,16 +24,16 @@ from PIL import Image
 
 from gatf.errors import UserError
 from gatf.serve import pictures
-from gatf.serve.batching import LARGEST_BATCH
+from gatf.serve.batching import LARGEST_BATCH, largest_batch
 from gatf.serve.connections import Seldom
-from gatf.serve.decoding import SMALL_IMAGE
+from gatf.serve.decoding import SMALL_IMAGE, Lane
 from gatf.serve.guard import is_loopback
-from gatf.serve.limits import Limits, Problem
+from gatf.serve.limits import Budget, Limits, Problem
 from gatf.serve.pictures import check_image
 from gatf.serve.run import check_address
 from gatf.serve.studio import Options, Studio
 
-from .server import Client, form, look_that_waits, serving, until
+from .server import Client, form, forward_that_waits, hold_forward, serving, until
 
 Digits = Callable[[str, int], list[bytes]]
 TOKEN = "a-token-that-nobody-guesses"
@@ -224,6 +225,103 @@ def test_an_image_that_would_take_too_much_memory_is_refused_by_its_header() -> 
         check_image(photo + b"\xff\xda" * 1000, "image 0", limits)  # decoded again for each of its scans
 
 
+def jpeg_of_fill_bytes() -> bytes:
+    plain = encoded(Image.new("L", (8, 8)), "JPEG")
+    return plain[:2] + b"\xff" * 500_000 + plain[3:]
+
+
+def png_with(kind: bytes, content: bytes, number: int) -> bytes:
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", 8, 8, 8, 0, 0, 0, 0))
+    pixels = chunk(b"IDAT", zlib.compress(bytes(8 * 9)))
+    return SIGNATURE + header + number * chunk(kind, content) + pixels + chunk(b"IEND", b"")
+
+
+PROFILE = b"x\0\0" + zlib.compress(bytes(2**20 - 100), 9)
+
+
+@pytest.mark.parametrize(
+    "data", [jpeg_of_fill_bytes(), png_with(b"iCCP", PROFILE, 200), b"P6\n#" + b"a" * 500_000 + b"\n1 1\n255\n123"]
+)
+def test_reading_a_header_ends_after_a_time(data: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gatf.serve.pictures.HEADER_SECONDS", 0.01)
+    (tmp_path / "000000").write_bytes(data)
+    for given in (data, tmp_path / "000000"):
+        with pytest.raises(Problem, match="too much time or memory"):
+            check_image(given, "image 0", Limits())
+
+
+def test_decoding_an_image_ends_after_a_time(
+    running: tuple[Client, Studio], digits: Digits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gatf.serve.pictures.SECONDS", -1)
+    sentence = problem(running[0].send("/v1/predict", [("image", digits("d0", 1)[0])]), 413)
+    assert "too much time or memory" in sentence
+
+
+def test_images_that_pillow_decodes_slowly_count_as_large() -> None:
+    text = b"P2\n1000 1000\n9\n" + b"1 " * 1_000_000
+    assert check_image(text, "image 0", Limits()).work > SMALL_IMAGE
+    assert check_image(b"P5\n1000 1000\n255\n" + bytes(1_000_000), "image 0", Limits()).work <= SMALL_IMAGE
+
+
+def test_descriptions_of_the_model_leave_time_for_predictions(
+    running: tuple[Client, Studio], digits: Digits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, studio = running
+    described, go_on = threading.Event(), threading.Event()
+    order: list[str] = []
+
+    def chart(*given: Any) -> dict[str, Any]:
+        described.set()
+        assert go_on.wait(60)
+        order.append("map")
+        return {}
+
+    def check(*given: Any) -> Any:
+        order.append("image")
+        return check_image(*given)
+
+    monkeypatch.setattr("gatf.serve.app.chart", chart)
+    monkeypatch.setattr("gatf.serve.decoding.check_image", check)
+    other = Client(client.port, "127.0.0.2")
+    threads = [threading.Thread(target=other.get, args=("/v1/map",)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    assert described.wait(60)
+    picture = ("image", digits("d0", 1)[0])
+    threads.append(threading.Thread(target=client.send, args=("/v1/predict", [picture])))
+    threads[-1].start()
+    until(lambda: len(studio.decoders.requests._tasks) == 4)
+    go_on.set()
+    for thread in threads:
+        thread.join()
+    assert order == ["map", "image", "map", "map", "map"]
+
+
+def test_requests_are_answered_during_a_rollback(
+    running: tuple[Client, Studio], digits: Digits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, _ = running
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slow(*given: Any, **more: Any) -> None:
+        begun.set()
+        assert go_on.wait(60)
+
+    monkeypatch.setattr("gatf.serve.updates.run_gatf", slow)
+    rollback = threading.Thread(target=client, args=("POST", "/v1/rollback"))
+    rollback.start()
+    assert begun.wait(60)
+    try:
+        update = [("label", b"a"), ("image", digits("d0", 1)[0])]
+        assert "a rollback is in progress" in problem(client.send("/v1/updates", update), 409)
+        assert "a rollback is in progress" in problem(client("POST", "/v1/rollback"), 409)
+        assert client.get("/healthz").status == 200
+    finally:
+        go_on.set()
+        rollback.join()
+
+
 def test_small_requests_do_not_wait_for_large_ones(taught: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A large image is decoded for as long as it takes; small ones are answered, and a second large one waits."""
     decode, decoding, go_on = pictures.decode, threading.Event(), threading.Event()
@@ -281,7 +379,7 @@ def test_one_image_does_not_wait_for_a_request_with_many(
     taught: Path, digits: Digits, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with serving(Options(taught, limits=Limits(queue=300))) as (client, studio):
-        looking, go_on = look_that_waits(studio, monkeypatch)
+        looking, go_on = forward_that_waits(studio, monkeypatch)
         picture = ("image", digits("d0", 1)[0])
         ended: list[int] = []
 
@@ -320,17 +418,40 @@ def test_json_with_many_wrong_values_names_the_first(taught: Path) -> None:
         assert detail.count("images.") == 1
         detail = problem(client.send_json("/v1/updates", {"classes": [{"label": 1}] * 1000}), 422)
         assert detail.count("classes.0") == detail.count("classes.")
+        detail = problem(client.send_json("/v1/learn", {"vectors": [[1]], "labels": [[]] * 1000}), 422)
+        assert detail.count("labels.0") == detail.count("labels.")
 
 
-def test_bodies_in_memory_share_a_limit_and_small_ones_always_get_in(taught: Path, digits: Digits) -> None:
+def test_bodies_of_changes_are_checked_before_they_are_parsed(taught: Path) -> None:
+    with serving(Options(taught)) as (client, _):
+        body = b'{"label": [' + b"1," * 1000 + b"1]}"
+        assert "values" in problem(client("POST", "/v1/forget", body, content_type="application/json"), 413)
+        archive = io.BytesIO()
+        with zipfile.ZipFile(archive, "w") as written:
+            for number in range(101):
+                written.writestr(str(number), b"")
+        kind = "application/octet-stream"
+        assert "arrays" in problem(client("POST", "/v1/upgrade", archive.getvalue(), content_type=kind), 413)
+
+
+def test_bodies_in_memory_share_a_limit_and_small_ones_always_get_in(
+    taught: Path, digits: Digits, monkeypatch: pytest.MonkeyPatch
+) -> None:
     limits = Limits(held_bytes=2**20, image_bytes=2**22)
+    held = Budget(limits.held_bytes, "too many large requests")
+    monkeypatch.setattr("gatf.serve.guard.Budget", lambda *given: held)
     with serving(Options(taught, limits=limits)) as (client, _):
-        body, kind = form([("image", b"x" * (2**20 + 600_000))])
+        body, kind = form([("image", b"x" * (2**20 + 900_000))])
         first = socket.create_connection(("127.0.0.1", client.port), timeout=30)
         head = f"POST /v1/predict HTTP/1.1\r\nHost: 127.0.0.1:{client.port}\r\nContent-Type: {kind}\r\n"
         first.sendall(head.encode() + f"Content-Length: {len(body)}\r\n\r\n".encode() + body[:-100])
-        until(lambda: client("POST", "/v1/predict", body, content_type=kind).status == 429)
+        until(lambda: held.used > 890_000)
+        assert client("POST", "/v1/predict", body, content_type=kind).status == 429
         assert client.send("/v1/predict", [("image", digits("d0", 1)[0])]).status == 200
+        other = Client(client.port, "127.0.0.2")  # has its own share
+        smaller, its_kind = form([("image", b"x" * (2**20 + 400_000))])
+        assert client("POST", "/v1/predict", smaller, content_type=its_kind).status == 429
+        assert other("POST", "/v1/predict", smaller, content_type=its_kind).status == 422
         first.close()
         until(lambda: client("POST", "/v1/predict", body, content_type=kind).status == 422)
 
@@ -344,7 +465,7 @@ def test_who_comes_when_too_many_wait_is_told_to_come_back(
     running: tuple[Client, Studio], digits: Digits, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client, studio = running
-    looking, go_on = look_that_waits(studio, monkeypatch)
+    looking, go_on = forward_that_waits(studio, monkeypatch)
     statuses: list[int] = []
     picture = ("image", digits("d0", 1)[0])
     threads = [
@@ -356,7 +477,7 @@ def test_who_comes_when_too_many_wait_is_told_to_come_back(
     for thread in threads[1:]:  # one batch is looked at, two requests wait: four images
         thread.start()
     until(lambda: studio.batcher.waiting_images == 4)
-    refused = client.send("/v1/predict", [picture] * 2)
+    refused = client.send("/v1/predict", [picture] * 3)
     assert "try again later" in problem(refused, 429)
     assert refused.headers["retry-after"] == "1"
     single = threading.Thread(target=lambda: statuses.append(client.send("/v1/predict", [picture]).status))
@@ -368,14 +489,100 @@ def test_who_comes_when_too_many_wait_is_told_to_come_back(
     assert statuses == [200] * 4
 
 
-def test_predictions_in_progress_are_counted(
+def test_a_client_with_many_predictions_does_not_keep_another_out_or_waiting(
     running: tuple[Client, Studio], digits: Digits, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """uvicorn takes the address of a client from a proxy on this machine."""
     client, studio = running
-    monkeypatch.setattr(studio, "under_way", LIMITS.queue)
-    refused = client.send("/v1/predict", [("image", digits("d0", 1)[0])])
-    assert "try again later" in problem(refused, 429)
-    assert studio.under_way == LIMITS.queue
+    monkeypatch.setattr("gatf.serve.batching.LARGEST_BATCH", 2)
+    looking, batches = threading.Event(), threading.Semaphore(0)
+    hold_forward(studio, monkeypatch, looking, lambda: batches.acquire(timeout=60))
+    picture = ("image", digits("d0", 1)[0])
+    ended: list[str] = []
+
+    def ask(address: str) -> None:
+        assert client.send("/v1/predict", [picture], x_forwarded_for=address).status == 200
+        ended.append(address)
+
+    threads = [threading.Thread(target=ask, args=(address,)) for address in ("10.0.0.1",) * 4 + ("10.0.0.2",)]
+    for number, thread in enumerate(threads):
+        thread.start()
+        assert looking.wait(60)
+        until(lambda number=number: studio.batcher.waiting_images == number)
+    assert "try again later" in problem(client.send("/v1/predict", [picture], x_forwarded_for="10.0.0.1"), 429)
+    for answered in (1, 3):  # the first prediction had a batch of its own; the next batch has an image of each client
+        batches.release()
+        until(lambda answered=answered: len(ended) == answered)
+    assert sorted(ended) == ["10.0.0.1", "10.0.0.1", "10.0.0.2"]
+    batches.release()
+    for thread in threads:
+        thread.join()
+    assert studio.under_way.used == 0
+
+
+def test_a_budget_is_shared_by_clients() -> None:
+    budget = Budget(8, "too much")
+    budget.take(20, "a")  # nothing else is in use
+    budget.give_back(20, "a")
+    for _ in range(8):
+        budget.take(1, "a")
+    for client, amount in (("a", 1), ("b", 5)):
+        with pytest.raises(Problem):
+            budget.take(amount, client)
+    budget.take(4, "b")
+    budget.take(2, "c")
+    with pytest.raises(Problem):
+        budget.take(1, "c")
+    budget.take(2, "d")
+    with pytest.raises(Problem):  # twice the amount is in use
+        budget.take(1, "e")
+    assert budget.used == 16
+
+
+def test_clients_take_turns_in_decoding() -> None:
+    order: list[str] = []
+    go_on = threading.Event()
+
+    def steps(client: str) -> Any:
+        for _ in range(3):
+            assert go_on.wait(60)
+            order.append(client)
+            yield
+        return torch.zeros(0)
+
+    async def all_of_them() -> None:
+        lane = Lane("test", threads=1, most=100)
+        tasks = [asyncio.create_task(lane.run("a", 3, 3, steps("a"))) for _ in range(5)]
+        await asyncio.sleep(0)
+        tasks.append(asyncio.create_task(lane.run("b", 9, 3, steps("b"))))  # its images are larger
+        await asyncio.sleep(0)
+        go_on.set()
+        await asyncio.gather(*tasks)
+        lane.close()
+
+    asyncio.run(all_of_them())
+    assert sorted(order) == ["a"] * 15 + ["b"] * 3
+    assert [number for number, client in enumerate(order) if client == "b"] == [1, 5, 9]
+
+
+def test_very_many_answers_are_refused(taught: Path, digits: Digits) -> None:
+    with serving(Options(taught, limits=Limits(answers=5))) as (client, _):
+        pictures = [("image", data) for data in digits("d0", 3)]
+        assert client.send("/v1/predict?top=1", pictures).status == 200
+        assert "'top'" in problem(client.send("/v1/predict?top=1000", pictures), 413)
+
+
+def test_a_client_with_many_connections_does_not_keep_another_out(taught: Path) -> None:
+    """All its connections have a request in progress."""
+    with serving(Options(taught, limits=Limits(connections=4))) as (client, _):
+        head = f"POST /v1/predict HTTP/1.1\r\nHost: 127.0.0.1:{client.port}\r\nContent-Length: 9\r\n\r\n1".encode()
+        with ExitStack() as held:
+            for _ in range(4):
+                address = ("127.0.0.1", client.port)
+                one = held.enter_context(socket.create_connection(address, source_address=("127.0.0.2", 0)))
+                one.sendall(head)
+                time.sleep(0.1)
+            assert client.get("/healthz").status == 200
 
 
 def test_a_request_that_never_arrives_is_given_up(
@@ -470,6 +677,17 @@ def test_an_update_that_arrives_can_be_seen_and_cancelled(taught: Path, digits: 
         assert [file.name for file in studio.updates.folder.iterdir()] == ["lock"]
 
 
+def test_downloads_are_counted(taught: Path) -> None:
+    """Each has a file open."""
+    with serving(Options(taught, limits=Limits(downloads=2))) as (client, studio):
+        studio.downloads.take(2, "127.0.0.1")
+        assert "downloads" in problem(client.get("/v1/model/file"), 429)
+        assert Client(client.port, "127.0.0.2").get("/v1/model/file").status == 200
+        until(lambda: studio.downloads.used == 2)
+        studio.downloads.give_back(2, "127.0.0.1")
+        assert client.get("/v1/model/file").status == 200
+
+
 def test_event_streams_are_counted(taught: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with serving(Options(taught, limits=Limits(streams=1))) as (client, studio):
         update, _ = studio.updates.reserve()
@@ -531,6 +749,12 @@ def test_updates_have_limits_and_leave_nothing(
 
 
 # --- what is told
+
+
+def test_a_batch_of_photos_is_smaller_than_one_of_small_images() -> None:
+    assert largest_batch(torch.zeros(1, 1, 8, 8)) == LARGEST_BATCH == 32
+    assert largest_batch(torch.zeros(1, 3, 224, 224)) == 4
+    assert largest_batch(torch.zeros(1, 3, 2000, 2000)) == 1
 
 
 def test_errors_have_no_traceback_and_logs_no_content(

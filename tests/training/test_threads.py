@@ -13,10 +13,10 @@ from torch import nn
 
 from gatf.config import load_config
 from gatf.data.preprocessing import Preprocessing
-from gatf.experiment import start
+from gatf.experiment import resume, start
 from gatf.nets.resnet import ResNet18
 from gatf.session import Session
-from gatf.training.threads import LIGHT, multiplications, one_thread_if
+from gatf.training.threads import LIGHT, free_threads, multiplications, on_free_cores, one_thread_if
 
 
 @pytest.fixture(autouse=True)
@@ -100,3 +100,43 @@ def test_threads_of_a_command_sleep_soon_unless_told_otherwise(said: dict[str, s
         [sys.executable, "-c", script], env=silent | said, capture_output=True, text=True, check=True
     )  # fmt: skip
     assert json.loads(done.stdout.splitlines()[-1]) == heard
+
+
+@pytest.mark.parametrize(
+    ("load", "running", "cores", "of", "free"),
+    [(2.0, 3, 2, 2, 1), (0.1, 9, 2, 2, 2), (9.0, 1, 2, 2, 2), (1.0, 3, 2, 2, 1), (3.0, 9, 8, 8, 5), (8.0, 9, 4, 16, 2)],
+)
+def test_free_threads(
+    monkeypatch: pytest.MonkeyPatch, load: float, running: int, cores: int, of: int, free: int
+) -> None:
+    """A past load, or a process that only just began, does not count; nor do cores that are not ours."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(cores)))
+    monkeypatch.setattr(os, "cpu_count", lambda: of)
+    monkeypatch.setattr(os, "getloadavg", lambda: (load, 0, 0))
+    monkeypatch.setattr(Path, "read_text", lambda self, encoding: f"0 0 0 {running}/300 12345")
+    assert free_threads() == free
+
+
+def test_a_busy_machine_is_reported_once_and_only_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gatf.training.threads.free_threads", lambda: 1)
+    said: list[str] = []
+    with on_free_cores(said.append):
+        assert torch.get_num_threads() == 1
+    assert torch.get_num_threads() == 2
+    assert said == [
+        "other programs use the cores: training uses at most 1 of 2 threads (OMP_NUM_THREADS=2 overrides this)"
+    ]
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    with on_free_cores(said.append):
+        assert torch.get_num_threads() == 2
+    assert len(said) == 1
+
+
+def test_a_resumed_run_uses_the_threads_of_its_beginning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gatf.session.LIGHT", 0)
+    short = {"scenario.stop_after": 2, "optimisation.first.epochs": 1}
+    start(load_config("digits", method="ncm", overrides=short), tmp_path / "run")
+    (tmp_path / "run" / "summary.json").unlink()
+    max((tmp_path / "run" / "checkpoints").iterdir()).unlink()
+    torch.set_num_threads(1)
+    assert resume(tmp_path / "run").machine["threads"] == "2"

@@ -27,14 +27,14 @@ class Float64Pipeline(Pipeline):
 def watch_anchors(method: Any) -> dict[str, Tensor]:
     """Every anchor the method estimates from now on, by number."""
     found: dict[str, Tensor] = {}
-    estimate = method._estimate
+    estimate = method.estimate_anchor
 
     def watched(*args: Any, **options: Any) -> Any:
         affine = estimate(*args, **options)
         found[f"weight {len(found)}"] = affine.weight
         return affine
 
-    method._estimate = watched
+    method.estimate_anchor = watched
     return found
 
 

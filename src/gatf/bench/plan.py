@@ -1,5 +1,6 @@
 """The plan of a bench: settings × rows × seeds, read from a bench recipe."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,7 @@ from pydantic import Field, ValidationError, model_validator
 from gatf.config import BENCH_RECIPES, ELSEWHERE, RunConfig, load_config, read_recipe
 from gatf.errors import UserError, near_misses
 from gatf.io.text import rejoined
+from gatf.methods import is_outside
 from gatf.settings import Strict, explain
 
 HARMLESS = ELSEWHERE | {"precision"}
@@ -112,13 +114,16 @@ def load_plan(
 
 
 def _chosen(rows: Sequence[Row], wanted: str | None, recipe: str) -> list[Row]:
-    """Rows by name; a method's name that is no row selects all rows of that method."""
+    """Rows by name; a method's name that is no row selects all rows of that method, and `module:Class` is a row of its
+    own."""
     if wanted is None:
         return list(rows)
     chosen = []
     known = {name for row in rows for name in (row.row, row.method)}
     for name in rejoined(wanted.split(","), known):
         found = [row for row in rows if name == row.row] or [row for row in rows if name == row.method]
+        if not found and is_outside(name):
+            found = [Row(row=name, method=name)]
         if not found:
             hint = near_misses(name, [row.row for row in rows])
             raise UserError(f"the bench '{recipe}' has no method '{name}'{hint}")
@@ -127,7 +132,7 @@ def _chosen(rows: Sequence[Row], wanted: str | None, recipe: str) -> list[Row]:
 
 
 def _folder(row: str) -> str:
-    return "-".join("".join(letter if letter.isalnum() else " " for letter in row).split())
+    return "-".join(re.findall(r"[^\W_]+\+*", row))
 
 
 def parse_seeds(text: str) -> list[int]:

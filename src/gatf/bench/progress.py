@@ -61,7 +61,7 @@ class LiveTable:
         self._state.pop(run.name, None)
         self.known(run)
         summary = self._summaries[run.name]
-        self._say(
+        self._print(
             f"{len(self._summaries)}/{len(self.runs)} {run.name}: A_last {summary.a_last:.1f} %, "
             f"A_inc {summary.a_inc:.1f} %, {summary.total_seconds:.0f} s"
         )
@@ -69,11 +69,11 @@ class LiveTable:
     def failed(self, run: PlannedRun, why: str) -> None:
         self._state.pop(run.name, None)
         self.failures[run.name] = why
-        self._say(f"{run.name} failed: {why}", anyway=True)
+        self._print(f"{run.name} failed: {why}", anyway=True)
 
     def listener(self, run: PlannedRun) -> Listener:
         """For a run in this process."""
-        return partial(self._hear, run.name)
+        return partial(self._on_event, run.name)
 
     def tick(self) -> None:
         """Read new events of runs in other processes."""
@@ -85,16 +85,16 @@ class LiveTable:
                 cut_back = path.stat().st_size < self._read.get(name, 0)  # by a run that continues from a checkpoint
                 new, self._read[name] = read_events(path, 0 if cut_back else self._read.get(name, 0))
                 for event in new:
-                    self._hear(name, event)
+                    self._on_event(name, event)
 
-    def _hear(self, name: str, event: Event) -> None:
+    def _on_event(self, name: str, event: Event) -> None:
         if isinstance(event, events.RunStart):
             self._tasks[name] = event.tasks
         elif isinstance(event, events.TaskEvent):
             epoch = f", epoch {event.epoch + 1}" if isinstance(event, events.Step | events.Epoch) else ""
             self._state[name] = f"task {event.task + 1}/{self._tasks.get(name, '?')}{epoch}"
 
-    def _say(self, text: str, anyway: bool = False) -> None:
+    def _print(self, text: str, anyway: bool = False) -> None:
         if self._live is None or anyway:
             self.console.print(harmless(text), markup=False, highlight=False)
 

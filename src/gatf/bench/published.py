@@ -33,11 +33,24 @@ class Published(Strict):
     """Key into `sources`."""
 
 
+class Elsewhere(Strict):
+    """What a method's authors report in a setting that is none of ours; the numbers where they are known."""
+
+    setting: str
+    a_last: float | None = None
+    a_inc: float | None = None
+    source: str
+    closing: str
+    """What has to be run to compare with it."""
+
+
 class PublishedFile(Strict):
     """All published numbers: setting → row → cells. Comparisons use the first cell."""
 
     sources: dict[str, PublishedSource]
     numbers: dict[str, dict[str, list[Published]]]
+    elsewhere: dict[str, Elsewhere]
+    """By method."""
 
 
 @cache

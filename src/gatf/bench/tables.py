@@ -101,25 +101,24 @@ def shown_columns(table: Sequence[dict[str, Any]], known: Mapping[str, str] = HE
 
 def headings(table: Sequence[dict[str, Any]]) -> list[str]:
     """Names of the columns that `cells` fills."""
-    several = len({row["setting"] for row in table}) > 1
-    shown = ["setting"] if several else []
-    return [*shown, "method", "seeds", *shown_columns(table).values(), "bytes per class"]
+    return [*_names(table), "seeds", *shown_columns(table).values(), "bytes per class"]
+
+
+def _names(table: Sequence[dict[str, Any]]) -> dict[str, str]:
+    """The columns that name a row: the setting too if there are several."""
+    return {"setting": "setting", "method": "row"} if len({row["setting"] for row in table}) > 1 else {"method": "row"}
 
 
 def cells(table: Sequence[dict[str, Any]]) -> list[list[str]]:
     """The rows as printable text."""
-    several = len({row["setting"] for row in table}) > 1
-    columns = shown_columns(table)
+    names, columns = _names(table).values(), shown_columns(table)
     return [
         [
-            *([harmless(row["setting"])] if several else []),
-            harmless(row["row"]),
-            str(row["seeds"]),
-            *(spread(row[column], row[f"{column}_std"]) for column in columns),
-            f"{row['bytes_per_class']:,}",
+            *(harmless(row[name]) for name in names), str(row["seeds"]),
+            *(spread(row[column], row[f"{column}_std"]) for column in columns), f"{row['bytes_per_class']:,}",
         ]
         for row in table
-    ]
+    ]  # fmt: skip
 
 
 def to_markdown(table: Sequence[dict[str, Any]]) -> str:
@@ -157,12 +156,9 @@ def comparison(table: Sequence[dict[str, Any]]) -> str:
             lines.append("| " + " | ".join([*shown, weighting(cell), cell.source]) + " |")
     if not lines:
         return ""
-    names = [
-        "setting",
-        "method",
-        *[f"{name} {part}" for name in ("A_last", "A_inc") for part in ("ours", "published", "Δ")],
-    ]
-    head = ["| " + " | ".join([*names, "averaged over", "source"]) + " |", "|---|---|" + "---:|" * 6 + "---|---|"]
+    names = [f"{name} {part}" for name in ("A_last", "A_inc") for part in ("ours", "published", "Δ")]
+    names = ["setting", "method", *names, "averaged over", "source"]
+    head = ["| " + " | ".join(names) + " |", "|---|---|" + "---:|" * 6 + "---|---|"]
     sources = load_published().sources
     notes = [f"- {key}: {sources[key].text}" for key in dict.fromkeys(used)]
     legend = f"{OUTSIDE} differs by more than two standard deviations (ours over seeds and the published one combined)."

@@ -179,12 +179,8 @@ class Search:
     def described(self) -> dict[str, Any]:
         """What must be equal for a search to continue a study."""
         space = {path: str(values) for path, values in self.space.items()}
-        return {
-            "config": self.base.model_dump(mode="json"),
-            "space": space,
-            "tasks": self.tasks,
-            "val": self.val_fraction,
-        }
+        config = self.base.model_dump(mode="json")
+        return {"config": config, "space": space, "tasks": self.tasks, "val": self.val_fraction}
 
 
 def accuracy_after_learning(config: RunConfig, stop: Callable[[], bool] = lambda: False) -> float:

@@ -12,9 +12,10 @@ from typing import Annotated, Any
 import typer
 
 from gatf import __version__
-from gatf.cli import bench, data, doctor, methods, models, report, run, serve, tune
+from gatf.cli import bench, data, doctor, methods, models, report, run, serve, tune, upgrade
 from gatf.cli.launch import LAUNCHER, is_first_process
 from gatf.cli.terminal import say
+from gatf.data.files import is_vector_file
 from gatf.errors import ExitCode, LostProcess, UserError
 from gatf.io.text import COMMAND, as_typed, harmless
 from gatf.training.memory import keep_freed_memory
@@ -29,7 +30,11 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "evaluate": models.evaluate,
     "inspect": models.inspect,
     "export": models.export,
+    "rename": models.rename,
     "rollback": models.rollback,
+    "merge": models.merge,
+    "forget": models.forget,
+    "upgrade": upgrade.upgrade,
     "serve": serve.serve,
     "studio": serve.studio,
     "push": models.push,
@@ -46,6 +51,17 @@ SPINS = "3000"
 """Iterations. The default of 300 000 keeps a core busy while another process needs it."""
 TRAINING_COMMANDS = frozenset({"run", "bench", "tune", "learn"})
 """Commands that train in this process, whose memory allocator is then tuned for it."""
+START = """gatf: classifiers that learn new classes without keeping old data
+
+  photos     gatf studio shop.gatf             teach and ask in the browser
+             gatf learn shop.gatf photos/      one folder of photos per class; later more folders
+             gatf predict shop.gatf new.jpg
+  vectors    gatf learn m.gatf vectors.npz     arrays embedding [N, D] and label
+  research   gatf run                          train and evaluate on handwritten digits in under a minute
+             gatf bench digits                 compare all methods
+
+gatf --help lists all commands, gatf COMMAND --help explains one."""
+"""Shown without arguments."""
 DATA_COMMANDS: dict[str, Callable[..., Any]] = {"show": data.show, "get": data.get, "cache": data.cache}
 
 
@@ -56,11 +72,14 @@ def _print_version(wanted: bool) -> None:
 
 
 def _common(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and stop.")
     ] = False,
 ) -> None:
     """Options of every command."""
+    if context.invoked_subcommand is None:
+        typer.echo(START)
 
 
 def _explain() -> None:
@@ -81,20 +100,13 @@ def _group(callback: Callable[..., None], commands: dict[str, Callable[..., Any]
 def _whole(commands: dict[str, Callable[..., Any]]) -> typer.Typer:
     """The command line with these commands and the groups."""
     whole = _group(
-        _common, commands, no_args_is_help=True,
+        _common, commands, invoke_without_command=True,
         help="Class-incremental learning without stored images: GATF and the methods it is compared with.",
     )  # fmt: skip
-    shown = _group(
-        data.list_sources,
-        DATA_COMMANDS,
-        invoke_without_command=True,
-        help="Data sources: list them, show one, download one.",
-    )
-    explained = _group(
-        _explain, EXPLAIN_COMMANDS, no_args_is_help=True, help="Decompose a run's accuracy gap into its causes."
-    )
-    whole.add_typer(shown, name="data")
-    whole.add_typer(explained, name="explain")
+    about = "Data sources: list them, show one, download one."
+    whole.add_typer(_group(data.list_sources, DATA_COMMANDS, invoke_without_command=True, help=about), name="data")
+    about = "Decompose a run's accuracy gap into its causes."
+    whole.add_typer(_group(_explain, EXPLAIN_COMMANDS, no_args_is_help=True, help=about), name="explain")
     return whole
 
 
@@ -115,8 +127,8 @@ def main() -> None:
     debug = "--debug" in sys.argv
     if debug:
         sys.argv.remove("--debug")
-    if sys.argv[1:2] and sys.argv[1] in TRAINING_COMMANDS:
-        keep_freed_memory()
+    if sys.argv[1:2] and sys.argv[1] in TRAINING_COMMANDS and not any(map(is_vector_file, sys.argv[2:])):
+        keep_freed_memory()  # for training steps; batches of vectors would pile up
     inherited = os.environ.get(COMMAND)
     if LAUNCHER not in os.environ:  # processes of a launcher inherit its command
         os.environ[COMMAND] = as_typed(sys.argv[1:])

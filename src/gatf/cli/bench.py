@@ -120,7 +120,7 @@ def print_plan(plan: "Plan", folder: Path, jobs: int, console: "Console") -> Non
 
 
 def print_rehearsal(plan: "Plan", console: "Console") -> int:
-    """Print time and memory estimates per row; returns the number of failed rows."""
+    """Print time and memory estimates per row; returns the number of rows that fail or do not fit."""
     from gatf.bench.probe import Estimate, rehearse
 
     def finished(one: Estimate) -> None:
@@ -129,14 +129,16 @@ def print_rehearsal(plan: "Plan", console: "Console") -> int:
             print_plain(console, harmless(f"{row}: failed after {duration(one.probed)}: {one.why}"))
             return
         each = f"{duration(one.seconds)} per run, peak memory {one.memory_mb / 1024:.1f} GB"
-        print_plain(console, harmless(f"{row}: {each} (rehearsed in {duration(one.probed)})"))
+        smaller = f", does not fit here: estimated with 1/{one.part} of the batch" if one.part > 1 else ""
+        print_plain(console, harmless(f"{row}: {each}{smaller} (rehearsed in {duration(one.probed)})"))
 
     found = rehearse(plan, finished)
     known = [one.seconds * one.runs for one in found if one.seconds is not None]
-    failed = len(found) - len(known)
+    failed, large = len(found) - len(known), sum(one.part > 1 for one in found)
     summary = f"{len(found)} rows rehearsed in {duration(sum(one.probed for one in found))}, {failed} failed"
+    summary += f", {large} do not fit into memory" if large else ""
     if known:
         runs = sum(one.runs for one in found if one.seconds is not None)
         summary += f"; {runs} runs would take about {duration(sum(known))} one after the other"
     print_plain(console, summary)
-    return failed
+    return failed + large

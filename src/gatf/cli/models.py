@@ -1,7 +1,8 @@
-"""The commands for model files: learn, predict, evaluate, inspect, export, rollback, push, pull."""
+"""The commands for model files: learn, predict, evaluate, inspect, export, rename, rollback, push, pull."""
 
 import shlex
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,22 +14,28 @@ from gatf.io.text import csv_cell, harmless
 
 if TYPE_CHECKING:
     from gatf.model.predictions import Predictions
+    from gatf.model.state import Model
 
 ModelFile = Annotated[Path, typer.Argument(help="Model file, e.g. shop.gatf, or a run folder.")]
 AT_ONCE = 512
 """Images that `predict` reads before it prints."""
 FEW = 16
 """Up to this number of images `predict` does not fold the network: folding takes as long as about twenty images."""
+FOR_VECTORS = {"encoder", "normalize", "engine"}
+FOR_IMAGES = {"epochs", "batch_size", "backbone", "width", "adapt", "minutes", "image_size"}
+"""Parameters of one kind of model."""
 
 
 def learn(
     model: ModelFile,
-    images: Annotated[Path, typer.Argument(help="Folder with one folder of images per class.")],
+    images: Annotated[
+        str, typer.Argument(help="Folder with one folder of images per class; or vectors: .npz, .parquet, s3://….")
+    ],
     epochs: Annotated[int | None, typer.Option(help="Epochs. [default: from the number of images]")] = None,
     batch_size: Annotated[
         int | None, typer.Option(help="Images per step. [default: from the number of images]")
     ] = None,
-    held_out: Annotated[float, typer.Option(help="Share of the images to hold out for measuring.")] = 0.1,
+    held_out: Annotated[float, typer.Option(help="Where a network is trained: share of the images to hold out.")] = 0.1,
     method: Annotated[
         str | None, typer.Option(help="New models only: a method of `gatf methods`. [default: gatf]")
     ] = None,
@@ -37,14 +44,26 @@ def learn(
     ] = None,
     adapt: Annotated[
         str | None,
-        typer.Option(help="Adapt a pretrained backbone: auto (if it helps), never or always. [default: auto]"),
+        typer.Option(
+            help="Adapt a pretrained backbone: never, auto (if it helps) or always. [default: as before, never]"
+        ),
     ] = None,
     minutes: Annotated[
-        float | None, typer.Option(help="Time limit for adapting a pretrained backbone. [default: 5]")
+        float | None, typer.Option(help="With --adapt auto: time limit for training. [default: 5]")
     ] = None,
     width: Annotated[int | None, typer.Option(help="New models only: channels of the first stage.")] = None,
     image_size: Annotated[
         int | None, typer.Option(help="New models only: side in pixels. [default: from the images]")
+    ] = None,
+    encoder: Annotated[
+        str | None, typer.Option(help="Vectors only: the name of their encoder, e.g. clip-vit-b32@2.")
+    ] = None,
+    normalize: Annotated[
+        bool | None, typer.Option(help="Vectors, new models only: scale to unit length. [default: if it helps]")
+    ] = None,
+    engine: Annotated[
+        str | None,
+        typer.Option(help="Vectors only: local, or ray to read files on a Ray cluster. [default: local]"),
     ] = None,
     seed: Annotated[int | None, typer.Option(help="New models only: random seed. [default: 0]")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
@@ -52,35 +71,48 @@ def learn(
         list[str] | None,
         typer.Option("--set", metavar="PATH=VALUE", help="Any other setting, e.g. method.anchor.ridge=0.1."),
     ] = None,
-    keep: Annotated[int, typer.Option(min=0, help="Older versions to keep for `gatf rollback`.")] = 1,
+    keep: Annotated[int, typer.Option(min=0, help="Older versions to keep for `gatf rollback`.")] = 3,
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Skip images that cannot be decoded.")] = False,
     restart: Annotated[bool, typer.Option("--restart", help="Discard an interrupted update and start over.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only errors.")] = False,
 ) -> None:
     """Create a model from a folder with one subfolder per class, or add classes to an existing model.
 
-    Images of earlier classes are not needed."""
+    Images of earlier classes are not needed. Embeddings can take the place of images: arrays `embedding` [N, D] and
+    `label` in an .npz file, or columns of these names in parquet files."""
     from rich.console import Console
 
     from gatf.config import parse_overrides
+    from gatf.data.files import is_vector_file
+    from gatf.data.vectors import VectorInput
     from gatf.incremental.update_file import update_model_file
     from gatf.training.display import LiveDisplay
     from gatf.training.loop import Interrupted
+    from gatf.training.threads import on_free_cores
 
     console = Console(quiet=quiet, soft_wrap=True, highlight=False)
     given = {
         "epochs": epochs, "batch_size": batch_size, "method": method, "backbone": backbone, "width": width,
-        "adapt": adapt, "minutes": minutes,
-        "image_size": image_size, "random_state": seed,
+        "adapt": adapt, "minutes": minutes, "image_size": image_size, "random_state": seed, "encoder": encoder,
+        "normalize": normalize, "engine": engine,
     }  # fmt: skip
     parameters: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    parameters |= {"device": device, "held_out": held_out, "settings": parse_overrides(settings or []) or None}
+    parameters |= {"held_out": held_out, "settings": parse_overrides(settings or []) or None}
+    vectors = VectorInput(images) if is_vector_file(images) else None
+    others = sorted(parameters.keys() & (FOR_VECTORS if vectors is None else FOR_IMAGES))
+    if others or (vectors is not None and skip_bad):
+        option = f"--{others[0].replace('_', '-')}" if others else "--skip-bad"
+        raise UserError(f"{option} is for {'vectors' if vectors is None else 'images'} only; leave it out")
+    if vectors is None:
+        parameters["device"] = device
     display = LiveDisplay(console, lines=False)
+    announce = partial(print_plain, console)
     try:
-        outcome = update_model_file(
-            model, images, parameters=parameters, keep=keep, restart=restart, skip_bad=skip_bad,
-            announce=lambda text: print_plain(console, text), listener=display,
-        )  # fmt: skip
+        with on_free_cores(announce):
+            outcome = update_model_file(
+                model, Path(images), parameters=parameters, vectors=vectors, keep=keep, restart=restart,
+                skip_bad=skip_bad, announce=announce, listener=display,
+            )  # fmt: skip
     except Interrupted:
         display.close()
         console.print("stopped; the model has not changed. Repeat the command to continue.")
@@ -92,36 +124,43 @@ def learn(
     for name in outcome.left_out:
         print_plain(console, f"skipped: {harmless(name)} cannot be decoded")
     print_plain(console, str(outcome.model.history[-1]))
-    quick = "" if outcome.export is None else f"; {outcome.export} predicts without PyTorch, {_size(outcome.export)}"
-    print_plain(console, f"{model}: {len(outcome.model.labels)} classes, {_size(model)}{quick}")
+    print_plain(console, f"{model}: {len(outcome.model.labels)} classes, {_size(model)}")
 
 
 def predict(
     model: ModelFile,
-    images: Annotated[list[Path], typer.Argument(help="Image files and folders of images.")],
+    images: Annotated[
+        list[str],
+        typer.Argument(help="Image files and folders of images; or one file of vectors: .npy, .npz, .parquet."),
+    ],
     top: Annotated[int, typer.Option(min=1, help="Number of classes to print per image, most likely first.")] = 1,
     certificate: Annotated[
-        bool, typer.Option("--certificate", help="Show which predictions Theorem 2 certifies.")
+        bool, typer.Option("--certificate", help="Show which predictions the transport's error cannot have changed.")
     ] = False,
     unknown: Annotated[
         float | None, typer.Option(help="Reject unknown images at this rate of wrong rejections.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list.")] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print comma-separated values.")] = False,
+    encoder: Annotated[str | None, typer.Option(help="Vectors only: refuse a model of another encoder.")] = None,
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Skip images that cannot be decoded.")] = False,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
 ) -> None:
-    """Classify images: file, class, probability."""
+    """Classify images or vectors: file or row, class, probability."""
     if as_json and as_csv:
         raise UserError("choose one of --json and --csv")
-    from gatf.data.files import named_images
+    from gatf.data.files import is_vector_file, named_images
 
     printer = _Printer(as_json=as_json, as_csv=as_csv)
-    if not certificate and unknown is None and device in ("auto", "cpu"):
-        paths = named_images(images) if model.is_file() else ()
-        if 0 < len(paths) <= AT_ONCE and _predict_from_export(
-            model, paths, top=top, skip_bad=skip_bad, printer=printer
-        ):
+    if len(images) == 1 and is_vector_file(images[0]):
+        _predict_vectors(model, images[0], encoder, printer, device, top=top, certificate=certificate, unknown=unknown)
+        return
+    given = [Path(name) for name in images]
+    quick = not certificate and unknown is None and device in ("auto", "cpu") and model.is_file()
+    if quick:
+        paths = named_images(given)
+        quick = 0 < len(paths) <= AT_ONCE
+        if quick and _predict_from_export(model, paths, top=top, skip_bad=skip_bad, printer=printer):
             return
     from gatf.data.inputs import decodable
     from gatf.devices import available_device
@@ -129,7 +168,8 @@ def predict(
     from gatf.model.predict import forward, predictions_from
 
     known = load(model, device=available_device(device), answering=True)
-    paths = named_images(images)
+    certificate = certificate and _certifies(known)
+    paths = named_images(given)
     if skip_bad:
         good = decodable(paths)
         for name, fine in zip(paths, good, strict=True):
@@ -145,6 +185,44 @@ def predict(
         for row in _rows(known.labels, some, found, top, certificate):
             printer(row)
     printer.end()
+    if quick:  # the next predictions need not wait for torch
+        from gatf.incremental.store import Store
+
+        Store(model).renew_export()
+
+
+def _predict_vectors(
+    model: Path, name: str, encoder: str | None, printer: "_Printer", device: str, *, top: int, certificate: bool,
+    unknown: float | None,
+) -> None:  # fmt: skip
+    """Print the predictions of vectors, by their ids or row numbers, a batch at a time."""
+    from gatf.data.vectors import VectorInput, row_names
+    from gatf.devices import available_device
+    from gatf.model.file import load
+    from gatf.model.predict import check_vectors, forward, predictions_from
+
+    known, given = load(model, device=available_device(device), answering=True), VectorInput(name, encoder=encoder)
+    if not known.preprocessing.takes_vectors:
+        raise UserError(f"{model} classifies {known.preprocessing.description}, and {name} has vectors")
+    certificate = certificate and _certifies(known)
+    check_vectors(known, given.dim, given.encoder)
+    first = 0
+    for batch in given.batches(AT_ONCE):
+        found = predictions_from(known, forward(known, batch.vectors), certificate=certificate, unknown=unknown)
+        if found.warning is not None and first == 0:
+            say(f"note: {found.warning}", err=True)
+        for row in _rows(known.labels, list(row_names(batch, first)), found, top, certificate):
+            printer(row)
+        first += len(batch.vectors)
+    printer.end()
+
+
+def _certifies(known: "Model") -> bool:
+    """Whether there is a transport error that may have changed predictions; else a note is printed."""
+    _ = known.stored  # an error that names the method, where it keeps no Gaussians
+    if not known.transported:
+        say("note: the last update transported no class, so there is no transport error to certify against", err=True)
+    return known.transported
 
 
 def _predict_from_export(model: Path, paths: Sequence[str], *, top: int, skip_bad: bool, printer: "_Printer") -> bool:
@@ -174,13 +252,8 @@ def _rows(
     order = found.probabilities.argsort(axis=1, kind="stable")[:, ::-1][:, :top]
     rows: list[dict[str, Any]] = []
     for number, path in enumerate(paths):
-        best = [
-            {
-                "label": names[place],
-                "probability": round(float(found.probabilities[number, place]), 6),
-            }
-            for place in order[number]
-        ]
+        shares = found.probabilities[number]
+        best = [{"label": names[place], "probability": round(float(shares[place]), 6)} for place in order[number]]
         row = {"file": path, "label": labels[number], "probability": best[0]["probability"], "top": best}
         if certificate:
             row["certified"] = bool(found.certified[number])
@@ -208,7 +281,9 @@ class _Printer:
             named = "  ".join(f"{harmless(item['label'])} {100 * item['probability']:.1f} %" for item in row["top"])
             if row["label"] != row["top"][0]["label"]:
                 named = f"{harmless(row['label'])} (nearest: {named})"
-            certified = {True: "  certified", False: "  not certified", None: ""}[row.get("certified")]
+            certified = {True: "  unaffected by transport error", False: "  transport error may matter", None: ""}[
+                row.get("certified")
+            ]
             say(f"{harmless(row['file'])}  {named}{certified}")
         self.count += 1
 
@@ -237,6 +312,7 @@ def inspect(
     model: ModelFile, as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False
 ) -> None:
     """Show a model: classes per update, sizes, history, accuracy at each update."""
+    from gatf.data.preprocessing import Preprocessing
     from gatf.incremental.store import Store
     from gatf.model.file import describe, model_path
 
@@ -249,9 +325,9 @@ def inspect(
         return
     sizes = {name: place.end - place.start for name, place in header.places.items()}
     network = sum(size for name, size in sizes.items() if name.startswith("method.backbone."))
-    channels, side, _ = description.shape
     say(f"{model}: {len(description.labels)} classes, {_size(model)}, written by gatf {description.gatf}")
-    say(f"images: {side}×{side} {'grey' if channels == 1 else 'colour'}")
+    preprocessing = Preprocessing(tuple(description.shape), (), ())
+    say(f"input: {preprocessing.description}")
     say(
         f"network: {config.backbone}, {network / 1e6:.2f} MB; method {config.method.name}: "
         f"{(sum(sizes.values()) - network) / 1e6:.2f} MB, {history[-1].bytes_per_class} bytes per class"
@@ -262,7 +338,8 @@ def inspect(
             say(f"(updates {before.number + 1} to {record.number - 1} are not in the history any more)")
             say("")
         say(f"{record.date}  {record}")
-        say(f"Classes: {', '.join(harmless(label) for label in (*record.added, *record.revisited))}")
+        if named := (*record.added, *record.revisited):
+            say(f"Classes: {', '.join(harmless(label) for label in named)}")
     kept = Store(model).versions()
     if kept:
         say("")
@@ -271,22 +348,28 @@ def inspect(
 
 def evaluate(
     model: ModelFile,
-    folder: Annotated[Path, typer.Argument(help="Test images, one folder per class.")],
+    folder: Annotated[
+        str, typer.Argument(help="Test images, one folder per class; or vectors with labels: .npz, .parquet.")
+    ],
     as_json: Annotated[
         bool, typer.Option("--json", help="Print everything as JSON, with the confusion matrix.")
     ] = False,
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Skip images that cannot be decoded.")] = False,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
 ) -> None:
-    """Evaluate a model on labelled images: accuracy, accuracy per class, confusions, calibration."""
+    """Evaluate a model on labelled images or vectors: accuracy, accuracy per class, confusions, calibration."""
     from gatf.devices import available_device
-    from gatf.incremental.assess import assess_folder
+    from gatf.incremental.assess import assess_folder, assess_vectors
     from gatf.model.file import load
 
     known = load(model, device=available_device(device), answering=True)
-    found = assess_folder(known, folder, skip_bad=skip_bad)
+    noun = known.preprocessing.noun
+    if known.preprocessing.takes_vectors:
+        found = assess_vectors(known, folder)
+    else:
+        found = assess_folder(known, Path(folder), skip_bad=skip_bad)
     for name, count in found.left_out.items():
-        say(f"skipped: {count} images of '{harmless(name)}', a class that the model does not know", err=True)
+        say(f"skipped: {count} {noun} of '{harmless(name)}', a class that the model does not know", err=True)
     if as_json:
         import json
 
@@ -297,14 +380,14 @@ def evaluate(
     from rich.text import Text
 
     table = Table(header_style="bold")
-    for heading in ("class", "images", "accuracy %", "most often mistaken for"):
+    for heading in ("class", noun, "accuracy %", "most often mistaken for"):
         table.add_column(heading, justify="left" if heading.startswith(("class", "most")) else "right")
     for each in found.by_class:
         cells = each.name, str(each.images), f"{each.accuracy:.1f}", each.taken_for or ""
         table.add_row(*(Text(harmless(text)) for text in cells))
     Console(soft_wrap=True, highlight=False).print(table)
     say(
-        f"accuracy on {found.images} images, among {len(found.classes)} classes: {found.accuracy:.1f} % "
+        f"accuracy on {found.images} {noun}, among {len(found.classes)} classes: {found.accuracy:.1f} % "
         f"(mean over classes {found.mean_class_accuracy:.1f} %)"
     )
     say(f"mean confidence {found.mean_confidence:.1f} %; expected calibration error {found.calibration_error:.1f} %")
@@ -332,7 +415,51 @@ def rollback(model: ModelFile) -> None:
         raise UserError(f"there is no model {model}")
     with store.writing():
         number, undone = store.rollback()
-    say(f"{model} is restored to the version {_version(number)}; the undone model is in {undone}")
+    where = f"; the undone model is in {undone}" if undone is not None else ""
+    say(f"{model} is restored to the version {_version(number)}{where}")
+
+
+def merge(
+    models: Annotated[list[Path], typer.Argument(help="Model files of one frozen backbone or encoder.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="File to write; the first model to merge into it.")],
+    keep: Annotated[int, typer.Option(min=0, help="Older versions to keep for `gatf rollback`.")] = 1,
+) -> None:
+    """Join models that learnt different or the same classes at different places, without their images or vectors."""
+    from gatf.incremental.update_file import merge_files
+
+    merged = merge_files(models, out, keep=keep)
+    say(str(merged.history[-1]))
+    say(f"{out}: {len(merged.labels)} classes, {_size(out)}")
+
+
+def forget(
+    model: ModelFile,
+    name: Annotated[str, typer.Argument(metavar="CLASS", help="The class to remove.")],
+    keep: Annotated[int, typer.Option(min=0, help="Older versions to keep; they still contain the class.")] = 1,
+    vectors: Annotated[
+        str | None, typer.Option(help="File with all vectors that the class was learnt from: removes it exactly.")
+    ] = None,
+) -> None:
+    """Remove a class from a model, and report what remains of it."""
+    from gatf.incremental.update_file import forget_class
+
+    say(f"{model} has forgotten '{harmless(name)}': {forget_class(model, name, keep=keep, vectors=vectors)}")
+
+
+def rename(
+    model: ModelFile,
+    old: Annotated[str, typer.Argument(help="Name of a class.")],
+    new: Annotated[str, typer.Argument(help="Its new name.")],
+) -> None:
+    """Rename a class of a model. Its images are not needed."""
+    from gatf.incremental.store import Store
+
+    store = Store(model)
+    if not store.path.is_file():
+        raise UserError(f"there is no model {model}")
+    with store.writing():
+        store.rename(old, new)
+    say(f"{model}: class {harmless(old)} is now {harmless(new)}")
 
 
 def push(

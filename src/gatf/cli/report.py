@@ -23,14 +23,29 @@ def report(
     ] = None,
     figures: Annotated[Path | None, typer.Option(help="Also save figures here as PDF and PNG.")] = None,
     methods: Annotated[str | None, typer.Option(help="Only these methods, comma-separated, in order.")] = None,
+    against: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="RESULTS", help="Also show the rows of this folder, e.g. results/cifar100-16px-v2."),
+    ] = None,
 ) -> None:
     """Compare runs in one self-contained HTML file with tables and figures."""
+    from gatf.bench.tables import aggregate
     from gatf.io.run_folder import RunFolder
     from gatf.report.page import write_report
 
     target = out or RunFolder(paths[0]).report
-    count = write_report(paths, target, figures=figures, rows=methods.split(",") if methods else None)
-    typer.echo(f"report of {count} run{'s' if count > 1 else ''}: {target}")
+    rows = methods.split(",") if methods else None
+    runs = write_report(paths, target, figures=figures, rows=rows, against=against or ())
+    typer.echo(f"report of {len(runs)} run{'s' if len(runs) > 1 else ''}: {target}")
+    for setting in {run.setting: None for run in runs} if against else ():
+        ranked = aggregate(run.result for run in runs if run.setting == setting)
+        ranked.sort(key=lambda row: -row["a_last"])
+        own = {run.row for run in runs if not run.reference}
+        for place, row in enumerate(ranked, start=1):
+            if row["row"] in own:
+                typer.echo(
+                    f"{setting}: {row['row']} is number {place} of {len(ranked)} with A_last {row['a_last']:.1f} %"
+                )
     if figures is not None:
         typer.echo(f"figures: {figures}")
 

@@ -76,17 +76,11 @@ def run(
         raise UserError("--force-config is only for --resume: a new run has no checkpoint")
     else:
         options = {
-            "data.root": data_root,
-            "data.on_bad_image": on_bad_image,
-            "scenario.tasks": tasks,
-            "seed": seed,
-            "optimisation.first.epochs": epochs,
-            "optimisation.next.epochs": epochs,
-            "optimisation.first.batch_size": batch_size,
-            "optimisation.next.batch_size": batch_size,
-            "device": device,
-            "diagnostics": diagnostics or None,
-        }
+            "data.root": data_root, "data.on_bad_image": on_bad_image, "scenario.tasks": tasks, "seed": seed,
+            "device": device, "diagnostics": diagnostics or None,
+            **{f"optimisation.{stage}.epochs": epochs for stage in ("first", "next")},
+            **{f"optimisation.{stage}.batch_size": batch_size for stage in ("first", "next")},
+        }  # fmt: skip
         chosen = choose_config(dataset, method, recipe, options, settings or [])
         folder = out or _new_folder(chosen)
     if chosen is not None and "WORLD_SIZE" not in os.environ:
@@ -104,13 +98,12 @@ def run(
     from gatf.config import parse_overrides
     from gatf.training.display import LiveDisplay
     from gatf.training.loop import Interrupted
+    from gatf.training.threads import on_free_cores
 
     console = Console()
     begin = partial(experiment.start, networks_from=networks_from)
     changes = parse_overrides(settings or []) | ({} if device is None else {"device": device})
-    go_on = partial(
-        experiment.resume, force_config=force_config, overrides=changes, networks_from=networks_from
-    )  # fmt: skip
+    go_on = partial(experiment.resume, force_config=force_config, overrides=changes, networks_from=networks_from)
     if not is_first_process():
         begin(chosen, folder) if chosen else go_on(folder)
         return
@@ -118,7 +111,8 @@ def run(
     trackers = _trackers(track or [], folder, chosen)
     listeners = (*(() if quiet else (display,)), *trackers)
     try:
-        summary = begin(chosen, folder, listeners) if chosen else go_on(folder, listeners)
+        with on_free_cores(lambda text: None if quiet else print_plain(console, text)):
+            summary = begin(chosen, folder, listeners) if chosen else go_on(folder, listeners)
     except Interrupted:
         display.close()
         print_plain(console, f"stopped and saved; continue with: gatf run --resume {shlex.quote(str(folder))}")
@@ -169,8 +163,8 @@ def _launch(folder: Path, devices: int, nodes: int, *, given_out: bool) -> int:
 
 
 def _new_folder(config: Any) -> Path:
-    stamp, method = datetime.now().strftime("%Y%m%d-%H%M%S"), config.method.name.replace(":", ".")
-    return Path("runs") / f"{config.data.name}-{method}-seed{config.seed}-{stamp}"
+    name = f"{config.data.name}-{config.method.name}-seed{config.seed}".replace(":", ".")
+    return Path("runs") / f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
 
 
 def _trackers(names: list[str], folder: Path, config: Any) -> list["Tracker"]:

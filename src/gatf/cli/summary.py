@@ -6,6 +6,7 @@ from rich.console import Console
 from rich.table import Table
 
 from gatf.bench.tables import fits
+from gatf.evaluation.metrics import few_shot_balance
 from gatf.io.run_folder import REPORT, SUMMARY, Summary
 from gatf.io.text import harmless
 
@@ -18,7 +19,9 @@ def print_summary(summary: Summary, console: Console) -> None:
     run = f"{summary.method} on {summary.dataset}, seed {summary.seed}"
     console.print(f"{harmless(run)}: accuracy in % on each task's test images", markup=False, highlight=False)
     matrix = [
-        matrix_table(summary, heading=lambda task: f"task {task}", decimals=1),
+        matrix_table(
+            summary, heading=lambda task: summary.domains[task - 1] if summary.domains else f"task {task}", decimals=1
+        ),
         matrix_table(summary, heading=lambda task: f"t{task}", decimals=1),
         matrix_table(summary, heading=str, decimals=0),
     ]
@@ -33,6 +36,21 @@ def print_summary(summary: Summary, console: Console) -> None:
         f"{summary.total_seconds:.1f} s",
         highlight=False,
     )
+    sizes = [len(row) for row in summary.accuracy_by_class]
+    if len(sizes) > 1 and sizes[0] >= 2 * (sizes[1] - sizes[0]) > 0:
+        base, later, mean = few_shot_balance(summary.accuracy_by_class[-1], sizes[0])
+        console.print(
+            f"classes of the larger first task {base:.1f} %, of later tasks {later:.1f} %, harmonic mean {mean:.1f} %",
+            highlight=False,
+        )
+    if summary.returning:
+        last = summary.accuracy_by_class[-1]
+        again = [last[number] for number in summary.returning]
+        once = [value for number, value in enumerate(last) if number not in summary.returning]
+        console.print(
+            f"returning classes {sum(again) / len(again):.1f} %, classes that came once {sum(once) / len(once):.1f} %",
+            highlight=False,
+        )
 
 
 def matrix_table(summary: Summary, *, heading: Callable[[int], str], decimals: int) -> Table:

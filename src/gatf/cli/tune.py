@@ -65,7 +65,7 @@ def tune(
     options = {path: value for paths, value in given.values() for path in paths}
     base = choose_config(dataset, method, recipe, options, settings or [])
     what = tuning.Search(base, tuning.parse_space(search), tasks=learn, val_fraction=val_fraction)
-    folder = out or Path("runs") / f"tune-{base.data.name}-{base.method.name.replace(':', '.')}"
+    folder = out or Path("runs") / f"tune-{base.data.name}-{base.method.name}".replace(":", ".")
     print_plain(console, f"objective: {what.objective}")
     try:
         found = tuning.search(what, folder, trials, report=lambda tried: _print_trial(tried, trials, console))

@@ -1,6 +1,6 @@
-"""One run, wholly described: `RunConfig`, recipes and dotted overrides."""
+"""The complete description of a run: `RunConfig`, recipes and dotted overrides."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from functools import cache
 from importlib.resources import files
@@ -10,11 +10,15 @@ from typing import Any, Literal
 import yaml
 from pydantic import Field, NonNegativeInt, PositiveInt, SerializeAsAny, ValidationError, field_validator
 
+from gatf import plugins
 from gatf.config.legacy import current, current_recipe
+from gatf.data.augment import STEPS, split_step
 from gatf.devices import Determinism
 from gatf.errors import UserError, near_misses
 from gatf.io.parsing import parse_yaml
 from gatf.methods import METHODS, is_outside, method_class
+from gatf.methods.parts.memory import RULES
+from gatf.nets import BACKBONES
 from gatf.settings import (
     BackboneConfig,
     DataConfig,
@@ -28,23 +32,15 @@ from gatf.settings import (
 )
 
 PER_METHOD, PRESETS = "per_method", "presets"
-ELSEWHERE = frozenset(
-    {
-        "data.root",
-        "data.hub",
-        "data.workers",
-        "device",
-        "deterministic",
-        "checkpoint_every",
-        "diagnostics",
-        "keep_networks",
-    }
-)
-"""Settings that say where and how a run is computed, and may differ when it goes on: what is computed is the same."""
+ELSEWHERE = frozenset((
+    "data.root", "data.hub", "data.workers", "device", "deterministic", "checkpoint_every", "diagnostics",
+    "keep_networks",
+))  # fmt: skip
+"""Settings that do not change the result: a resumed run may change them."""
 
 
 class RunConfig(Strict):
-    """Everything a run depends on; saved beside its results, and enough to repeat it."""
+    """Everything a run depends on. It is saved with the results and suffices to repeat the run."""
 
     data: DataConfig = DataConfig()
     scenario: ScenarioConfig = ScenarioConfig()
@@ -52,30 +48,27 @@ class RunConfig(Strict):
     optimisation: OptimisationConfig = OptimisationConfig()
     method: SerializeAsAny[MethodConfig]
     seed: NonNegativeInt = 0
-    """Seed of everything but the class order, which has `class_order_seed`."""
+    """Random seed of everything except the class order (`class_order_seed`)."""
     class_order_seed: NonNegativeInt | None = 1993
-    """Seed of the class order, where it is drawn; null: the run's seed, so that every seed has an order of its own."""
+    """Seed of a random class order; null: `seed`, so that each seed has its own order."""
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
-    """Where it is computed; auto: on a CUDA device where there is one, else on the CPU. `mps` is refused: the geometry
-    is in float64, which Apple's GPUs do not have."""
+    """auto: a CUDA device if there is one, else the CPU. `mps` is refused, because Apple's GPUs lack the float64 that
+    the geometry needs."""
     precision: Literal["32-true", "bf16-mixed", "16-mixed", "auto"] = "32-true"
-    """Numbers of the networks: float32, or mixed with bfloat16 or float16 (GPUs). auto: bfloat16 where this machine is
-    faster with it, which is tried once in a process of its own; results then depend on the machine. The geometry is in
-    float64 always."""
+    """Precision of the networks; the geometry always uses float64. auto: bfloat16 if the hardware computes it; results
+    then depend on the machine."""
     compile: bool | Literal["reduce-overhead"] = False
-    """Compile the backbone with torch.compile: a step is faster, but compiling takes its time and needs a C++ compiler.
-    docs/performance.md says after how many steps it pays. reduce-overhead: also record the launches of a step as CUDA
-    graphs, for small images on a fast GPU."""
+    """Compile the backbone with torch.compile, which needs a C++ compiler (docs/performance.md). reduce-overhead: also
+    record CUDA graphs."""
     deterministic: Determinism = "auto"
-    """On CUDA devices (a CPU always repeats its bits). auto: cuDNN and cuBLAS use algorithms that repeat their bits,
-    and no TF32. true: also refuse operations that do not repeat theirs. false: the fastest algorithms, and TF32."""
+    """For CUDA devices. auto: deterministic cuDNN and cuBLAS algorithms, no TF32. true: also refuse operations without
+    a deterministic implementation. false: the fastest algorithms, and TF32."""
     diagnostics: bool = False
-    """Measure drift, tails, margins and transport on old images the method cannot reach; results stay the same."""
+    """Measure drift, margins and transport errors on old images. The method cannot access them; results stay equal."""
     checkpoint_every: PositiveInt | None = Field(default=None)
-    """Save within a task every so many epochs; there is a checkpoint after every task in any case."""
+    """Also write a checkpoint every this many epochs. There is always one after each task."""
     keep_networks: bool = False
-    """Keep the checkpoint after every task, not only the newest two: `gatf explain run --every-task` and studies of
-    transports look at the networks of all tasks."""
+    """Keep the checkpoints of all tasks, not only the newest two. `gatf explain run --every-task` needs them."""
 
     @field_validator("method", mode="before")
     @classmethod
@@ -88,7 +81,7 @@ class RunConfig(Strict):
 
     @property
     def order_seed(self) -> int:
-        """What the class order is drawn from, where it is drawn."""
+        """Seed of a random class order."""
         return self.seed if self.class_order_seed is None else self.class_order_seed
 
     def to_yaml(self) -> str:
@@ -164,6 +157,10 @@ def load_config(
 
     What the preset itself changes comes just before the layer that chooses it, so an override `method.preset=pycil`
     beats everything the recipe says of the method in general, while a saved config keeps its own values.
+
+    >>> config = gatf.load_config("digits", method="gatf", overrides={"seed": 1, "method.preset": "plus"})
+    >>> config.seed, config.method.readout
+    (1, 'rda')
     """
     content = dict(read_recipe(recipe) if isinstance(recipe, str) else recipe or {})
     if isinstance(content.get("method"), str):
@@ -207,7 +204,7 @@ def _choice(layers: Sequence[Mapping[str, Any]], settings: type[MethodConfig]) -
 
 
 def _known_presets(values: Mapping[str, Any], name: str, settings: type[MethodConfig]) -> Mapping[str, Any]:
-    """A recipe's values by preset, after a look at the names."""
+    """A recipe's values by preset, with checked names."""
     for preset in values:
         if not settings.preset_names():
             raise UserError(f"'{PER_METHOD}.{name}.{PRESETS}': method '{name}' has no presets; leave it out")
@@ -241,9 +238,29 @@ def validated(values: Mapping[str, Any]) -> RunConfig:
 
 def method_name(values: Mapping[str, Any]) -> str | None:
     """The method that an unchecked config names, if it does."""
-    section = values.get("method")
-    name = section.get("name") if isinstance(section, Mapping) else None
+    name = _sub(values, "method").get("name")
     return name if isinstance(name, str) else None
+
+
+def untrusted_parts(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Kind and name of each part from outside the package that a model with this unchecked config needs, without those
+    that the user trusts; nothing is imported."""
+    method, backbone, data = (_sub(values, name) for name in ("method", "backbone", "data"))
+    steps = data.get("augment") if isinstance(data.get("augment"), list | tuple) else ()
+    named: list[tuple[str, Any, Iterable[str]]] = [
+        ("method", method.get("name"), METHODS),
+        ("readout", method.get("readout"), RULES),
+        ("backbone", backbone.get("name"), BACKBONES),
+        *(("augmentation", split_step(step)[0], STEPS) for step in steps or () if isinstance(step, str)),
+    ]
+    for kind, name, shipped in named:
+        if isinstance(name, str) and plugins.is_outside(kind, name, shipped) and not plugins.is_trusted(name):
+            yield kind, name
+
+
+def _sub(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    section = values.get(name)
+    return section if isinstance(section, Mapping) else {}
 
 
 def validated_data(values: Mapping[str, Any]) -> DataConfig:

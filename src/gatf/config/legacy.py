@@ -29,7 +29,19 @@ RETIRED: dict[str, dict[str, Any]] = {
         "preset": "release", "aga": True, "resurrected": 0, "residual_target": "train", "anchor_rank": ANY,
         "dead_residual": True, "bias_correct": False, "top_aware": True, "distill": ANY, "final_refresh": False,
     },
-    "fetril": {"recipe": "pycil", "official_epochs": ANY, "decay": ANY},
+    "adagauss": {
+        "distillation": "projected", "temperature": ANY, "projector": "mlp", "adapter": "mlp", "transport": "full",
+        "shrink": 0.0,
+    },
+    "adc": {"clip_pixels": True, "success_filter": True},
+    "ewc": {"fisher_batch": None},
+    "fecam": {"log_guard": ANY},
+    "fetril": {
+        "recipe": "pycil", "official_epochs": ANY, "decay": ANY, "classifier": "svc", "rank": 1, "fc_epochs": ANY,
+        "fc_lr": ANY, "fc_weight_decay": ANY, "fc_batch_size": ANY,
+    },
+    "ldc": {"solver": "adam", "ridge": ANY},
+    "pass": {"replay": "batch", "kd_reduction": "norm"},
     "stage": {"average": 0.0, "clip_by": "all", "lookahead": None, "lookahead_rate": ANY},
 }  # fmt: skip
 """Deleted settings of methods and of the stages of `optimisation`, each with the value that means it was not used."""

@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from gatf import plugins
 from gatf.data import draws
 from gatf.data.image_ops import Op, apply_operations, cut_windows, resize_windows
 from gatf.data.policies import AutoAugment, TrivialAugment
@@ -193,6 +194,7 @@ class Pipeline:
 
     `mean` and `std` are in the [0, 1] pixel scale, one number or one a channel. Without a generator the steps
     are skipped, and `test_crop` pixels around the centre are cut out if it is given: that is the test transform.
+    Without mean and std the input is vectors, which stay as they are.
     """
 
     steps: tuple[Augmentation, ...]
@@ -201,16 +203,18 @@ class Pipeline:
     test_crop: int | None = None
 
     def __post_init__(self) -> None:
-        if min(self.std, default=0.0) <= 0:
+        if min(self.std, default=0.0) <= 0 and (self.mean or self.std):
             raise ValueError(f"std must be positive numbers, one or one a channel, not {self.std}.")
 
-    def check(self, shape: tuple[int, int, int]) -> Self:
+    def check(self, shape: tuple[int, ...]) -> Self:
         """Itself, or an error if the test transform cannot be done to images of this shape [C, H, W]."""
         if self.test_crop is not None and self.test_crop > min(shape[1:]):
             raise UserError(f"data.test_crop is {self.test_crop}, but the images have {shape[1]} × {shape[2]} pixels")
         return self
 
     def __call__(self, images: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        if not self.std:
+            return images
         if images.dtype != torch.uint8 or images.ndim != 4:
             raise ValueError(f"images must be uint8 [B, C, H, W], not {images.dtype} {list(images.shape)}.")
         if not {len(self.mean), len(self.std)} <= {1, images.shape[1]}:
@@ -324,22 +328,43 @@ STEPS: dict[str, _Entry] = {
 
 
 def parse_augmentation(names: Sequence[str]) -> tuple[Augmentation, ...]:
-    """Turn names such as "crop:4", "flip" and "trivial" into steps, in the given order; `STEPS` lists them all."""
+    """Turn names such as "crop:4", "flip" and "trivial" into steps, in the given order; `STEPS` lists them all.
+
+    A plugin is called with the numbers after its name: `mine:Blur:3` gives `Blur(3)`.
+    """
     if isinstance(names, str):
         raise UserError(f"augmentation must be a list of names, not the text {names!r}: write [{names!r}].")
     steps = []
     for text in names:
-        name, _, rest = text.partition(":")
-        if name not in STEPS:
-            raise UserError(f"unknown augmentation {text!r}{near_misses(name, STEPS)}")
+        name, rest = split_step(text)
+        step = plugins.find("augmentation", name, STEPS)
         arguments = _Arguments(rest)
+        if not isinstance(step, _Entry):
+            steps.append(plugins.call("augmentation", name, step, *map(_value, arguments.pieces)))
+            continue
         try:
-            steps.append(STEPS[name].build(arguments))
+            steps.append(step.build(arguments))
             if arguments.pieces:
                 raise ValueError(f"{','.join(arguments.pieces)!r} is too much")
         except ValueError as error:
-            raise UserError(f"bad augmentation {text!r}: {error}; write {STEPS[name].example}.") from None
+            raise UserError(f"bad augmentation {text!r}: {error}; write {step.example}.") from None
     return tuple(steps)
+
+
+def split_step(text: str) -> tuple[str, str]:
+    """Name and arguments of a step; the name may be an import path."""
+    name, _, rest = text.partition(":")
+    attribute, _, more = rest.partition(":")
+    if name in STEPS or not attribute.isidentifier() or name in plugins.registered("augmentation"):
+        return name, rest
+    return f"{name}:{attribute}", more
+
+
+def _value(piece: str) -> float | str:
+    try:
+        return int(piece) if piece.lstrip("-").isdecimal() else float(piece)
+    except ValueError:
+        return piece
 
 
 # --- helpers of methods: rotations as extra classes, noisy prototypes -------------------------------------------------
@@ -369,9 +394,3 @@ def rotation_labels(labels: Tensor, classes: int) -> Tensor:
 def rotation_labels_class_major(labels: Tensor) -> Tensor:
     """Labels of `four_rotations` as in PASS: class y at k quarter turns is `4 y + k`."""
     return torch.cat([4 * labels + k for k in range(4)])
-
-
-def prototype_noise(prototypes: Tensor, radius: float | Tensor, generator: torch.Generator) -> Tensor:
-    """Prototypes `[n, D]` moved by `radius` times standard normal noise (PASS, prototype augmentation)."""
-    noise = torch.randn(prototypes.shape, dtype=prototypes.dtype, device=generator.device, generator=generator)
-    return prototypes + radius * upload(noise, prototypes.device)

@@ -4,15 +4,19 @@ import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from gatf.data.decode import CENTRAL_SHARE, Box, RandomWindows, careful_pillow, decode, test_box
+from gatf.data.decode import CENTRAL_SHARE, Box, RandomWindows, careful_pillow, centre_box, decode
+from gatf.data.domains import shifted
 from gatf.data.encoded import Encoded
+from gatf.data.pixels import as_labels, as_pixels
 from gatf.data.workers import in_order
-from gatf.settings import DataConfig
+from gatf.errors import UserError
+from gatf.settings import DataConfig, Domain
 
 PIECE = 32
 """Images that a worker decodes at a time. Small pieces let all workers share a batch and keep memory low."""
@@ -27,6 +31,9 @@ class LazyImages:
     workers: int = 0
     central_share: float = CENTRAL_SHARE
     """Share of the shorter side in the test view."""
+    domain_of: Tensor | None = None
+    """[N]: number of each image's domain in `domains`; None: images as they are."""
+    domains: tuple[Domain, ...] = ()
 
     def __len__(self) -> int:
         return len(self.encoded)
@@ -37,7 +44,8 @@ class LazyImages:
         return len(self), 3, self.size, self.size
 
     def take(self, numbers: Sequence[int]) -> "LazyImages":
-        return replace(self, encoded=self.encoded.take(numbers))
+        own = None if self.domain_of is None else self.domain_of[list(numbers)]
+        return replace(self, encoded=self.encoded.take(numbers), domain_of=own)
 
     def stream(self, batches: Sequence[Tensor], windows: RandomWindows | None = None) -> Iterator[Tensor]:
         """The pixels of each batch of image numbers, uint8 [B, 3, size, size]: random windows, or the test view."""
@@ -47,7 +55,8 @@ class LazyImages:
         decoded = in_order(piece, pieces, workers=self.workers)
         for batch in numbers:
             parts = [next(decoded) for _ in range(0, len(batch), PIECE)]
-            yield torch.cat(parts) if parts else torch.empty((0, 3, self.size, self.size), dtype=torch.uint8)
+            pixels = torch.cat(parts) if parts else torch.empty((0, 3, self.size, self.size), dtype=torch.uint8)
+            yield pixels if self.domain_of is None else shifted(pixels, self.domain_of[batch], self.domains)
 
 
 @dataclass(frozen=True)
@@ -69,7 +78,7 @@ class DecodePiece:
 
     def _box(self, number: int, width: int, height: int) -> Box:
         if self.windows is None:
-            return test_box(width, height, central_share=self.central_share)
+            return centre_box(width, height, zoom=1 / self.central_share)
         return self.windows.box(number, width, height)
 
 
@@ -77,17 +86,16 @@ class DecodePiece:
 class ImageSet:
     """Images of one size with the source's class numbers: pixels in memory, or decoded on demand."""
 
-    images: Tensor | LazyImages  # uint8 [N, C, H, W]
+    images: Tensor | LazyImages  # uint8 [N, C, H, W], or vectors [N, D]
     labels: Tensor  # int64 [N]
 
     def __len__(self) -> int:
         return len(self.labels)
 
     @property
-    def image_shape(self) -> tuple[int, int, int]:
-        """Channels, height, width."""
-        _, channels, height, width = self.images.shape
-        return channels, height, width
+    def image_shape(self) -> tuple[int, ...]:
+        """Channels, height, width; of vectors the dimension alone."""
+        return tuple(self.images.shape[1:])
 
     def identity(self) -> str:
         """A digest of the pixels, or of names, sizes and modification times of the files and a non-default test
@@ -95,7 +103,16 @@ class ImageSet:
         if isinstance(self.images, Tensor):
             return hashlib.blake2b(self.images.contiguous().cpu().numpy().data, digest_size=16).hexdigest()
         share, stamp = self.images.central_share, self.images.encoded.stamp()
-        return stamp if share == CENTRAL_SHARE else f"{stamp} {share}"
+        stamp = stamp if share == CENTRAL_SHARE else f"{stamp} {share}"
+        if self.images.domain_of is None:
+            return stamp
+        return f"{stamp} {self.images.domains} {hashlib.sha256(bytes(self.images.domain_of.tolist())).hexdigest()}"
+
+    def in_domains(self, domain_of: Tensor, domains: tuple[Domain, ...]) -> "ImageSet":
+        """Image i as it looks in the domain `domains[domain_of[i]]`."""
+        if isinstance(self.images, Tensor):
+            return ImageSet(shifted(self.images, domain_of, domains), self.labels)
+        return ImageSet(replace(self.images, domain_of=domain_of, domains=domains), self.labels)
 
     def take(self, numbers: Tensor) -> "ImageSet":
         """A subset of the images, by number."""
@@ -103,7 +120,7 @@ class ImageSet:
             return ImageSet(self.images[numbers], self.labels[numbers])
         return ImageSet(self.images.take(numbers.tolist()), self.labels[numbers])
 
-    def seen_by(self, central_share: float) -> "ImageSet":
+    def with_central_share(self, central_share: float) -> "ImageSet":
         """With this share of the shorter side as the test view; pixels in memory are unchanged."""
         if isinstance(self.images, Tensor):
             return self
@@ -135,17 +152,49 @@ class Source:
     warnings: tuple[str, ...] = ()
     """One sentence per problem: counts that differ from the benchmark's, omitted images."""
 
+    @classmethod
+    def from_arrays(
+        cls, name: str, train: tuple[Any, Any], test: tuple[Any, Any], class_names: Sequence[str] | None = None
+    ) -> "Source":
+        """A source of images in memory: pairs of images and class numbers from 0.
+
+        Images are arrays or tensors as `IncrementalClassifier.fit` takes them, all of one size. They are normalised by
+        the mean and standard deviation of the training images.
+        """
+        pixels, labels = as_pixels(train[0]), torch.from_numpy(as_labels(train[1])).long()
+        tested, answers = as_pixels(test[0]), torch.from_numpy(as_labels(test[1])).long()
+        if len(pixels) != len(labels) or len(tested) != len(answers):
+            raise UserError(f"'{name}' needs one label for each image")
+        low, high = (int(value) for value in torch.cat([labels, answers]).aminmax())
+        names = tuple(class_names or map(str, range(high + 1)))
+        if low < 0 or high >= len(names):
+            raise UserError(f"the labels of '{name}' must be class numbers from 0 to {len(names) - 1}")
+        std, mean = torch.std_mean(pixels.transpose(0, 1).flatten(1).double() / 255, dim=1)
+        return cls(
+            name, names, ImageSet(pixels, labels), ImageSet(tested, answers), tuple(mean.tolist()),
+            tuple(std.clamp_min(1e-3).tolist()),
+        )  # fmt: skip
+
     @property
     def classes(self) -> int:
         return len(self.class_names)
 
     @property
-    def image_shape(self) -> tuple[int, int, int]:
+    def image_shape(self) -> tuple[int, ...]:
         """Channels, height, width."""
         return self.train.image_shape
 
     def with_parts(self, train: ImageSet, test: ImageSet) -> "Source":
         return replace(self, train=train, test=test)
+
+
+def rank_in_class(labels: Tensor, counts: Tensor) -> Tensor:
+    """[N]: the number of images of the same class before each image."""
+    by_class = torch.argsort(labels, stable=True)
+    starts = torch.cumsum(counts, 0) - counts
+    rank = torch.empty_like(labels)
+    rank[by_class] = torch.arange(len(labels)) - starts[labels[by_class]]
+    return rank
 
 
 OnProgress = Callable[[str, int, int], None]

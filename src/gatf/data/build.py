@@ -45,7 +45,9 @@ def build_source(name: str, listing: Listing, config: DataConfig, traits: Traits
         else:
             images, kept = _on_the_fly(part.images, size, config)
         if len(kept) < len(part) and not isinstance(part.images, Tensor):
-            skipped.append(f"{name}: {_left_out(part.images, kept)} left out of the {what} images: not decodable")
+            good = set(kept.tolist())
+            bad = [part.images.name(number) for number in range(len(part)) if number not in good]
+            skipped.append(f"{name}: {some(bad)} left out of the {what} images: not decodable")
         parts.append(ImageSet(images, part.labels[kept]))
     train, test = parts
     labels = [train.labels, test.labels]
@@ -104,12 +106,6 @@ def _on_the_fly(images: Encoded, size: int, config: DataConfig) -> tuple[LazyIma
         kept = cache.cached_tensors("readable", key, lambda: {"kept": readable(images, workers)})["kept"]
         images = images.take(kept.tolist())
     return LazyImages(images, size, workers), kept
-
-
-def _left_out(images: Encoded, kept: Tensor) -> str:
-    good = set(kept.tolist())
-    bad = [images.name(number) for number in range(len(images)) if number not in good]
-    return some(bad)
 
 
 # --- checks -----------------------------------------------------------------------------------------------------------

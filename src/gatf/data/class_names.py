@@ -10,14 +10,18 @@ from gatf.io.text import harmless
 
 VARIATION_SELECTORS = range(0xFE00, 0xFE10)
 
+LOOK_ALIKES = str.maketrans("АВЕЅІЈКМНОРСТХаеѕіјорсухΑΒΕΖΗΙΚΜΝΟΡΤΥΧο", "ABESIJKMHOPCTXaesijopcyxABEZHIKMNOPTYXo")
+"""Letters of Cyrillic and Greek that look like Latin ones."""
+
 
 def appearance(name: str) -> str:
-    """The name as a reader sees it: in Unicode's normal form NFC, without invisible characters and outer spaces."""
+    """The name as a reader sees it: in Unicode's normal form NFC, in Latin letters where others look the same,
+    without invisible characters and outer spaces."""
     shown = (
         character for character in _normal(name)
         if unicodedata.category(character) not in ("Cc", "Cf") and ord(character) not in VARIATION_SELECTORS
     )  # fmt: skip
-    return " ".join("".join(shown).split())
+    return " ".join("".join(shown).translate(LOOK_ALIKES).split())
 
 
 def spelled_as_known(labels: np.ndarray, known: Sequence[str | int | bool]) -> np.ndarray:

@@ -5,6 +5,8 @@ reduced to its first frame; a photo is rotated by its EXIF orientation. A damage
 against decompression bombs, is a `BadImage`.
 """
 
+from __future__ import annotations
+
 import io
 import math
 import random
@@ -15,10 +17,22 @@ from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
-from PIL import Image, ImageOps
 
-from gatf.errors import UserError
+from gatf.errors import UserError, extra
 from gatf.seeding import key
+
+try:
+    from PIL import Image as Image
+    from PIL import ImageOps
+except ImportError:
+
+    class _Missing:
+        """In place of Pillow, which vectors do not need."""
+
+        def __getattr__(self, name: str) -> None:
+            extra("PIL")
+
+    Image = ImageOps = _Missing()  # type: ignore[assignment]
 
 Box = tuple[float, float, float, float]
 """Left, top, right, bottom in pixels."""
@@ -49,13 +63,13 @@ def careful_pillow() -> Iterator[None]:
         yield
 
 
-def decode(data: bytes, name: str, size: int, choose: ChooseBox) -> np.ndarray:
+def decode(data: bytes, name: str, size: int, choose: ChooseBox, file: io.BytesIO | None = None) -> np.ndarray:
     """The chosen window of an image, resized to uint8 [size, size, 3] by Pillow's antialiased bilinear filter.
 
-    Call it inside `careful_pillow`.
+    Call it inside `careful_pillow`. `file` reads `data`, with limits of its own.
     """
     try:
-        with Image.open(io.BytesIO(data), formats=likely_formats(data)) as image:
+        with Image.open(file or io.BytesIO(data), formats=likely_formats(data)) as image:
             return _window(image, size, choose)
     except (Image.DecompressionBombWarning, Image.DecompressionBombError):
         limit = Image.MAX_IMAGE_PIXELS or 0
@@ -133,14 +147,9 @@ def centre_box(width: int, height: int, *, zoom: float = 1.0) -> Box:
     return left, top, left + side, top + side
 
 
-def test_box(width: int, height: int, *, central_share: float) -> Box:
-    """The central square with `central_share` of the shorter side."""
-    return centre_box(width, height, zoom=1 / central_share)
-
-
 def plain_view(side: int, central_share: float = CENTRAL_SHARE) -> ChooseBox:
     """The test view of images with this side: the whole central square for small ones."""
-    return partial(test_box, central_share=central_share) if side > SMALL else centre_box
+    return partial(centre_box, zoom=1 / central_share) if side > SMALL else centre_box
 
 
 @dataclass(frozen=True)

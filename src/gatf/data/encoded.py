@@ -10,7 +10,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from io import BytesIO
 from itertools import accumulate
 from pathlib import Path
@@ -18,11 +18,19 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 
 from gatf.data import cache
-from gatf.data.decode import SMALL, BadImage, ChooseBox, careful_pillow, centre_box, decode, likely_formats
+from gatf.data.decode import (
+    SMALL,
+    BadImage,
+    ChooseBox,
+    Image,
+    careful_pillow,
+    centre_box,
+    decode,
+    likely_formats,
+)
 from gatf.data.workers import in_order
 from gatf.errors import UserError
 from gatf.io.files import is_special, new_file
@@ -279,45 +287,35 @@ def _arrow_chunks(path: Path) -> tuple[list[Any], list[int]]:
 
 LARGE_DEFAULT = 224
 """Height and width of images with large or different sizes."""
-GREY_MODES = ("1", "L", "LA", "F")
 SAMPLED = 64
 """Images whose headers are read to choose a common size."""
 
 
 def natural_side(images: Encoded, smallest: int = 1) -> int:
     """The common side of images: small ones of one size keep it, others become 224."""
-    sizes = {(header.width, header.height) for header in _headers(images)} or {(LARGE_DEFAULT, LARGE_DEFAULT)}
+    sizes = set(_sizes(images)) or {(LARGE_DEFAULT, LARGE_DEFAULT)}
     side = max(max(size) for size in sizes)
     return side if smallest <= side <= SMALL and sizes == {(side, side)} else LARGE_DEFAULT
 
 
-def photo_side(images: Encoded) -> int | None:
-    """The median shorter side; None if most images are grey."""
-    seen = _headers(images)
-    if not seen or 2 * sum(header.grey for header in seen) > len(seen):
-        return None
-    return sorted(min(header.width, header.height) for header in seen)[len(seen) // 2]
+def shorter_side(images: Encoded) -> int:
+    """The median shorter side."""
+    sides = sorted(map(min, _sizes(images))) or [LARGE_DEFAULT]
+    return sides[len(sides) // 2]
 
 
-@dataclass(frozen=True)
-class _Header:
-    width: int
-    height: int
-    grey: bool
-
-
-def _headers(images: Encoded) -> list[_Header]:
-    """The headers of some images, spread over the set, without damaged ones, which decoding reports."""
+def _sizes(images: Encoded) -> list[tuple[int, int]]:
+    """Width and height of some images, spread over the set, without damaged ones, which decoding reports."""
     seen = []
     with careful_pillow():
         for number in range(0, len(images), -(-len(images) // SAMPLED)):
             try:
                 data = images.read(number)
                 with Image.open(io.BytesIO(data), formats=likely_formats(data)) as image:
-                    seen.append(_Header(*image.size, grey=image.mode in GREY_MODES or image.mode.startswith("I")))
-            except (BadImage, OSError, ValueError, SyntaxError):
-                continue
-            except (Image.DecompressionBombWarning, Image.DecompressionBombError):
+                    seen.append(image.size)
+            except (
+                BadImage, OSError, ValueError, SyntaxError, Image.DecompressionBombWarning, Image.DecompressionBombError
+            ):  # fmt: skip
                 continue
     return seen
 
@@ -346,21 +344,17 @@ def decode_all(
 def readable(images: Encoded, workers: int) -> Tensor:
     """Numbers of the images that can be decoded, found by decoding every one."""
     pieces = [range(at, min(at + 64, len(images))) for at in range(0, len(images), 64)]
-    found = in_order(_Readable(images), pieces, workers=workers)
+    found = in_order(partial(_readable_among, images), pieces, workers=workers)
     return torch.tensor([number for piece in found for number in piece], dtype=torch.int64)
 
 
-@dataclass(frozen=True)
-class _Readable:
-    images: Encoded
-
-    def __call__(self, numbers: Iterable[int]) -> list[int]:
-        good = []
-        with careful_pillow():
-            for number in numbers:
-                try:
-                    decode(self.images.read(number), self.images.name(number), 1, centre_box)
-                except BadImage:
-                    continue
-                good.append(number)
-        return good
+def _readable_among(images: Encoded, numbers: Iterable[int]) -> list[int]:
+    good = []
+    with careful_pillow():
+        for number in numbers:
+            try:
+                decode(images.read(number), images.name(number), 1, centre_box)
+            except BadImage:
+                continue
+            good.append(number)
+    return good

@@ -42,3 +42,8 @@ def named_images(places: Iterable[Path]) -> tuple[str, ...]:
             raise UserError(f"{place} holds no images")
         names += found
     return tuple(names)
+
+
+def is_vector_file(name: str) -> bool:
+    """Whether a path, pattern or address names vectors rather than images."""
+    return name.lower().endswith((".npy", ".npz", ".parquet")) or "://" in name

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from gatf.data.base import ImageSet, LazyImages
 from gatf.data.decode import CENTRAL_SHARE, SMALL, BadImage, plain_view
-from gatf.data.encoded import Encoded, Files, Pictures, decode_all, natural_side, photo_side, readable
+from gatf.data.encoded import Encoded, Files, Pictures, decode_all, natural_side, readable, shorter_side
 from gatf.data.files import existing, image_files
 from gatf.data.layouts.folder import class_folders
 from gatf.data.pixels import CHANNELS, as_labels, as_pixels, stacked
@@ -26,8 +26,8 @@ from gatf.errors import UserError
 
 SMALLEST_SIDE = 8
 """The smallest image that two halvings of the network leave pixels of."""
-Shape = tuple[int, int, int]
-"""Channels, height, width."""
+Shape = tuple[int, ...]
+"""Channels, height, width; of vectors the dimension alone."""
 
 
 class ImageInput:
@@ -66,17 +66,16 @@ class ImageInput:
         return 3, side, side
 
     @cached_property
-    def photo_side(self) -> int | None:
-        """The side of typical colour images, the shorter one where they are not square; None for grey ones."""
-        if isinstance(self.source, Tensor):
-            channels, height, width = self.source.shape[1:]
-            return min(height, width) if channels == 3 else None
-        return photo_side(self.source)
+    def shorter_side(self) -> int:
+        """The shorter side of typical images."""
+        return min(self.source.shape[2:]) if isinstance(self.source, Tensor) else shorter_side(self.source)
 
     def images(self, shape: Shape, central_share: float = CENTRAL_SHARE) -> Tensor | LazyImages:
         """The images in a model's shape, cropped to the central share; large files are decoded when they are needed."""
         channels, height, _ = shape
         if isinstance(self.source, Tensor):
+            if self._fits_after_resizing(shape):  # as a file with these pixels
+                return LazyImages(Pictures(_as_pictures(self.source)), height, 0, central_share)
             if self.source.shape[1:] != shape:
                 raise UserError(
                     f"the images are {_describe(tuple(self.source.shape[1:]))}, but the model was made for "
@@ -90,12 +89,18 @@ class ImageInput:
             self._decoded = shape, central_share, pixels if channels == 3 else grey(pixels)
         return self._decoded[2]
 
+    def _fits_after_resizing(self, shape: Shape) -> bool:
+        """Whether these pixels are square, and the network takes large colour images."""
+        assert isinstance(self.source, Tensor)
+        channels, height, width = self.source.shape[1:]
+        return shape[0] == 3 and channels in CHANNELS and SMALLEST_SIDE <= height == width != shape[1] > SMALL
+
     def first_copies(self, shape: Shape, central_share: float = CENTRAL_SHARE) -> Tensor:
         """For each image the number of the first image with the same content, int64 [N]; its own if there is none.
 
         Images in memory are compared by their pixels, files that are decoded later by their bytes.
         """
-        images = self.images(shape, central_share)
+        images = self.source if isinstance(self.source, Tensor) else self.images(shape, central_share)
         if isinstance(images, Tensor):
             contents = (_digest(image.numpy().tobytes()) for image in images)
             return _first_places(contents)
@@ -170,11 +175,13 @@ def read_images(given: Any) -> ImageInput:
 
 
 def read_labelled(images: Any, labels: Any) -> tuple[ImageInput, np.ndarray]:
-    """Images and one label each; a folder has a folder of images per class, and no labels are given with it."""
+    """Images and one label each; a folder has a folder of images per class, and a data set its own labels."""
     if isinstance(images, (str, Path)):
         if labels is not None:
             raise UserError("a folder brings its own labels, the names of its class folders; leave out y")
         return read_class_folders(Path(images))
+    if labels is None:
+        images, labels = _from_dataset(images)
     if labels is None:
         raise UserError("requires y to be passed, but the target y is None: give one label for each image")
     given = read_images(images)
@@ -182,6 +189,39 @@ def read_labelled(images: Any, labels: Any) -> tuple[ImageInput, np.ndarray]:
     if len(given) != len(known):
         raise UserError(f"there are {len(given)} images but {len(known)} labels; give one label for each image")
     return given, known
+
+
+def _from_dataset(given: Any) -> tuple[Any, Any]:
+    """Images and labels of a data set that brings its own: one of Hugging Face, or of torch with (image, label) items;
+    other input unchanged, without labels."""
+    features = getattr(given, "features", None)
+    if isinstance(features, dict):  # a datasets.Dataset
+        kinds = {name: type(feature).__name__ for name, feature in features.items()}
+        image = next((name for name, kind in kinds.items() if kind == "Image"), None)
+        label = next((name for name in ("fine_label", "label") if name in kinds), None) or next(
+            (name for name, kind in kinds.items() if kind == "ClassLabel"), None
+        )
+        if image is None or label is None:
+            raise UserError(f"the data set has columns {', '.join(kinds)}, but needs one of images and one of labels")
+        names = getattr(features[label], "names", None)
+        return list(given[image]), [names[number] if names else number for number in given[label]]
+    if isinstance(given, torch.utils.data.Dataset):
+        if not hasattr(given, "__len__"):
+            raise UserError("a torch data set must have a length; an IterableDataset is not read")
+        return labelled_items(given)
+    return given, None
+
+
+def labelled_items(dataset: Any) -> tuple[list[Any], list[Any]]:
+    """Images and labels of a data set whose items begin with an image and its label."""
+    images, labels = [], []
+    for number in range(len(dataset)):
+        item = dataset[number]
+        if not isinstance(item, tuple | list) or len(item) < 2:
+            raise UserError(f"items of the data set must be (image, label), but item {number} is {type(item).__name__}")
+        images.append(item[0])
+        labels.append(item[1].item() if isinstance(item[1], Tensor | np.generic) else item[1])
+    return images, labels
 
 
 def read_class_folders(folder: Path) -> tuple[ImageInput, np.ndarray]:
@@ -221,6 +261,8 @@ def image_set(
 
 def check_shape(shape: Shape) -> None:
     """A first fit takes square images of 8 pixels or more: the rotations of the first task need squares."""
+    if len(shape) == 1:
+        return
     channels, height, width = shape
     if height != width or height < SMALLEST_SIDE:
         raise UserError(
@@ -232,6 +274,13 @@ def check_shape(shape: Shape) -> None:
 
 
 # --- files and PIL images ---------------------------------------------------------------------------------------------
+
+
+def _as_pictures(pixels: Tensor) -> tuple[Any, ...]:
+    """Pixels uint8 [N, 1 or 3, H, W] as PIL images, which share their memory."""
+    from PIL import Image
+
+    return tuple(Image.fromarray(image) for image in pixels.permute(0, 2, 3, 1).contiguous().squeeze(3).numpy())
 
 
 def _is_picture(item: Any) -> bool:

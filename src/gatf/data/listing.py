@@ -105,6 +105,17 @@ def split_part(part: Part, class_names: Sequence[str], fraction: float) -> tuple
     return part.take(torch.nonzero(~testing).squeeze(1)), part.take(torch.nonzero(testing).squeeze(1))
 
 
+def listing_of(parts: Sequence[Part], names: Sequence[str] | None, fraction: float, place: Path) -> Listing:
+    """Training images, and test images or else a `fraction` of them; labels are numbers into `names`, or names."""
+    labels, numbers, warnings = compact_labels([part.labels for part in parts], str(place))
+    class_names = tuple(names[number] if names else str(number) for number in numbers)
+    train = Part(parts[0].images, labels[0])
+    if len(parts) == 1:
+        return Listing(class_names, *split_part(train, class_names, fraction), warnings)
+    test, more = drop_unknown(Part(parts[1].images, labels[1]), str(place))
+    return Listing(class_names, train, test, warnings + more)
+
+
 @dataclass(frozen=True)
 class Layout:
     """A file layout of a data set."""

@@ -180,7 +180,8 @@ def _steps(images: int, batch_size: int, drop_last: bool) -> int:
 
 def forward_batch_size(images: ImageSet) -> int:
     """Images per batch where nothing is trained, by their size."""
-    return EVALUATION_BATCH if images.image_shape[1] <= SMALL else LARGE_BATCH
+    shape = images.image_shape
+    return EVALUATION_BATCH if len(shape) == 1 or shape[1] <= SMALL else LARGE_BATCH
 
 
 def views(images: ImageSet, members: Tensor, pipeline: Pipeline, device: torch.device) -> Iterator[Tensor]:

@@ -1,7 +1,9 @@
 """How a model turns pictures into the input of its network."""
 
 from dataclasses import dataclass, replace
+from typing import Literal
 
+import torch
 from torch import Tensor, nn
 
 from gatf.data.augment import Pipeline, parse_augmentation
@@ -16,15 +18,34 @@ from gatf.settings import DataConfig
 class Preprocessing:
     """From pictures to the network's input: (pixels/255 − mean)/std of a central square of uint8 pixels."""
 
-    shape: tuple[int, int, int]
-    """Channels, height, width."""
+    shape: tuple[int, ...]
+    """Channels, height, width; of vectors their dimension alone."""
     mean: tuple[float, ...]
     std: tuple[float, ...]
     central_share: float = CENTRAL_SHARE
     """Share of the shorter side that the test view of large images keeps; small images are kept whole."""
 
+    @property
+    def takes_vectors(self) -> bool:
+        return len(self.shape) == 1
+
+    @property
+    def noun(self) -> Literal["images", "vectors"]:
+        """What the model classifies."""
+        return "vectors" if self.takes_vectors else "images"
+
+    @property
+    def description(self) -> str:
+        """The input in a few words."""
+        if self.takes_vectors:
+            return f"vectors of {self.shape[0]} numbers"
+        channels, height, width = self.shape
+        return f"{height}×{width} {'grey' if channels == 1 else 'colour'} images"
+
     def suited_to(self, backbone: nn.Module) -> "Preprocessing":
         """The same with the mean, deviation and central share that a pretrained backbone declares."""
+        if self.takes_vectors:
+            return self
         suited = self
         expected = getattr(backbone, "normalisation", None)
         if expected is not None and len(expected[0]) == self.shape[0]:
@@ -36,11 +57,15 @@ class Preprocessing:
             suited = replace(suited, central_share=share)
         return suited
 
-    def images(self, given: ImageInput, labels: Tensor | None = None) -> ImageSet:
-        """The test views of pictures, not yet normalised, with class numbers."""
+    def images(self, given: ImageInput | Tensor, labels: Tensor | None = None) -> ImageSet:
+        """The test views of pictures, not yet normalised, or vectors, with class numbers."""
+        if isinstance(given, Tensor):
+            return ImageSet(given, torch.zeros(len(given), dtype=torch.int64) if labels is None else labels)
         return image_set(given, self.shape, labels, central_share=self.central_share)
 
     def pipeline(self, config: DataConfig) -> Pipeline:
         """The training and test pipeline with the configured augmentation and test crop."""
+        if self.takes_vectors:
+            return Pipeline((), (), ())
         steps = parse_augmentation(config.augment)
         return Pipeline(steps, self.mean, self.std, config.test_crop).check(self.shape)

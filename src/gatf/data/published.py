@@ -18,7 +18,7 @@ IMAGENET100_SHA256 = {
     "adagauss": "bbfc1ad00af3270b8a99afd7d8542caf909c1d52820b6dbad6a50b9b20d7e340",
     "cmc": "79f3f1552ccc478ce24bd934b4573625db584ddc1f4643ae23c994a94cb11397",
 }
-"""Of the lists as they are shipped: AdaGauss's sorted, CMC's in its own order."""
+"""Digests of the shipped lists: AdaGauss's sorted, CMC's in its own order."""
 ADAGAUSS_ORDER_SHA256 = "451c586a78df3fc4e6a762ebb56b0b45fc25b5a498e1c038c4bae0acda89f98e"
 """Of AdaGauss's list in the order in which the classes are learnt."""
 

@@ -1,6 +1,6 @@
 """Class order and tasks."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -10,12 +10,15 @@ import torch
 from torch import Tensor
 
 from gatf.data.augment import Pipeline
-from gatf.data.base import ImageSet, Source
+from gatf.data.base import ImageSet, Source, rank_in_class
+from gatf.data.inputs import labelled_items
 from gatf.data.listing import some
 from gatf.data.loader import TaskData, TaskInfo
+from gatf.data.pixels import stacked
 from gatf.errors import UserError, near_misses
 from gatf.io.parsing import parse_yaml
-from gatf.settings import ScenarioConfig
+from gatf.seeding import generator
+from gatf.settings import Domain, ScenarioConfig
 
 WORDS = ("published", "seed", "natural")
 """Class orders with a name; any other text names a file."""
@@ -23,11 +26,57 @@ WORDS = ("published", "seed", "natural")
 
 @dataclass(frozen=True)
 class Scenario:
-    """A source's classes, ordered and split into tasks. Class k of the scenario is class `order[k]` of the source."""
+    """A source's classes, ordered and split into tasks. Class k of the scenario is class `order[k]` of the source.
+
+    >>> import torch
+    >>> from gatf.data.base import Source
+    >>> part = torch.zeros(6, 1, 8, 8), [0, 0, 1, 1, 2, 2]
+    >>> print(gatf.Scenario(Source.from_arrays("mine", part, part), order=(2, 0, 1), task_sizes=(1, 2)))
+    mine: 3 classes in 2 tasks
+      task 0: 1 classes (2), 2 training and 2 test images
+      task 1: 2 classes (0, 1), 4 training and 4 test images
+    """
 
     source: Source
     order: tuple[int, ...]
     task_sizes: tuple[int, ...]
+    """New classes of each task."""
+    train_tasks: Tensor | None = None
+    """[N]: task of each training image where that is not the task of its class; likewise of test images."""
+    test_tasks: Tensor | None = None
+    domains: tuple[Domain, ...] = ()
+    """Of each task in a domain-incremental scenario."""
+
+    @classmethod
+    def from_continuum(cls, train: Iterable[Any], test: Iterable[Any], *, name: str = "continuum") -> "Scenario":
+        """A scenario of continuum, or the streams of an Avalanche benchmark: `train` and `test` yield the tasks.
+
+        Each task is a data set of (image, label, …) items, or has one as `dataset`. Every class must be in one task.
+        Pass the result to `gatf.run(config, folder, scenario=…)`.
+
+        >>> import numpy as np
+        >>> def stream(count):  # continuum.ClassIncremental(…) or benchmark.train_stream
+        ...     for first in (0, 2):
+        ...         yield [(np.full((8, 8), 20 * label), label) for label in (first, first + 1)] * count
+        >>> print(gatf.Scenario.from_continuum(stream(5), stream(1)))
+        continuum: 4 classes in 2 tasks
+          task 0: 2 classes (0, 1), 10 training and 2 test images
+          task 1: 2 classes (2, 3), 10 training and 2 test images
+        """
+        tasks = [labelled_items(getattr(task, "dataset", task)) for task in train]
+        tests = [labelled_items(getattr(task, "dataset", task)) for task in test]
+        found = [sorted(set(labels)) for _, labels in tasks]
+        classes = [label for labels in found for label in labels]
+        if len(set(classes)) < len(classes) or not classes:
+            raise UserError("every class must be in exactly one task; scenarios that repeat classes are not supported")
+        numbers = {label: number for number, label in enumerate(classes)}
+
+        def part(tasks: list[tuple[list[Any], list[Any]]]) -> tuple[Any, list[int]]:
+            pixels = stacked([image for images, _ in tasks for image in images])
+            return pixels, [numbers.get(label, -1) for _, labels in tasks for label in labels]
+
+        source = Source.from_arrays(name, part(tasks), part(tests), [str(label) for label in classes])
+        return cls(source, tuple(range(len(classes))), tuple(map(len, found)))
 
     def __len__(self) -> int:
         return len(self.task_sizes)
@@ -46,9 +95,9 @@ class Scenario:
     def class_names(self) -> tuple[str, ...]:
         return tuple(self.source.class_names[number] for number in self.order)
 
-    def seen_by(self, central_share: float) -> "Scenario":
+    def with_central_share(self, central_share: float) -> "Scenario":
         """With this share of the shorter side of large images as their test view."""
-        train, test = (images.seen_by(central_share) for images in self.parts)
+        train, test = (images.with_central_share(central_share) for images in self.parts)
         return replace(self, source=self.source.with_parts(train, test))
 
     def task_of_class(self) -> Tensor:
@@ -61,12 +110,22 @@ class Scenario:
         lookup[list(self.order)] = torch.arange(len(self.order))
         return lookup[images.labels]
 
+    def tasks(self, images: ImageSet) -> Tensor:
+        """[N]: the task of each training or test image; −1 outside the scenario."""
+        labels = self.labels(images)
+        given = self.test_tasks if images is self.source.test else self.train_tasks
+        return torch.where(labels < 0, -1, self.task_of_class()[labels] if given is None else given)
+
     def members(self, images: ImageSet, first: int, last: int) -> tuple[Tensor, Tensor]:
         """Indices and scenario labels of the images of tasks first..last."""
-        labels = self.labels(images)
-        low, high = self.offsets[first], self.offsets[last] + self.task_sizes[last]
-        chosen = torch.nonzero((labels >= low) & (labels < high)).squeeze(1)
-        return chosen, labels[chosen]
+        tasks = self.tasks(images)
+        chosen = torch.nonzero((tasks >= first) & (tasks <= last)).squeeze(1)
+        return chosen, self.labels(images)[chosen]
+
+    def returning(self, task: int) -> tuple[int, ...]:
+        """Numbers of the task's classes that came before it."""
+        _, labels = self.members(self.source.train, task, task)
+        return tuple(labels[labels < self.offsets[task]].unique().tolist())
 
     def task_info(self, task: int, *, all_so_far: bool = False) -> TaskInfo:
         """The description of a task for a method; `all_so_far` counts the images of all tasks up to it."""
@@ -93,8 +152,12 @@ class Scenario:
         for task, (offset, size) in enumerate(zip(self.offsets, self.task_sizes, strict=True)):
             train, test = (len(self.members(part, task, task)[0]) for part in self.parts)
             names = self.class_names[offset : offset + size]
-            shown = ", ".join(names[:6]) + (" …" if size > 6 else "")
-            lines.append(f"  task {task}: {size} classes ({shown}), {train} training and {test} test images")
+            shown = f"{size} classes ({', '.join(names[:6])}{' …' if size > 6 else ''})"
+            if self.domains:
+                shown = f"all classes, {self.domains[task]}"
+            elif again := len(self.returning(task)):
+                shown += f" and {again} returning"
+            lines.append(f"  task {task}: {shown}, {train} training and {test} test images")
         return "\n".join(lines)
 
 
@@ -105,6 +168,15 @@ def build_scenario(source: Source, config: ScenarioConfig, class_order_seed: int
     if config.stop_after is not None:
         sizes = sizes[: config.stop_after]
     scenario = Scenario(source, order[: sum(sizes)], sizes)
+    if config.shots is not None:
+        scenario = replace(scenario, source=few_shot(source, scenario.order[sizes[0] :], config.shots))
+    if config.returning is not None:
+        train, test = scenario.parts
+        apart = scenario.source.with_parts(train, replace(test))  # `tasks` tells the parts by their identity
+        drawn = returning_tasks(scenario, config.returning, class_order_seed)
+        scenario = replace(scenario, source=apart, train_tasks=drawn)
+    if config.domains is not None:
+        scenario = domain_incremental(scenario, config.domains[: config.stop_after])
     for part, images in (("training", source.train), ("test", source.test)):
         counts = torch.bincount(images.labels, minlength=source.classes)
         empty = [source.class_names[number] for number in scenario.order if counts[number] == 0]
@@ -114,6 +186,49 @@ def build_scenario(source: Source, config: ScenarioConfig, class_order_seed: int
                 "scenario.order"
             )
     return scenario
+
+
+def few_shot(source: Source, classes: Sequence[int], shots: int) -> Source:
+    """With at most `shots` training images of each of these classes, the first ones in file order."""
+    labels = source.train.labels
+    counts = torch.bincount(labels, minlength=source.classes)
+    kept = counts.clone()
+    kept[list(classes)] = counts[list(classes)].clamp(max=shots)
+    chosen = torch.nonzero(rank_in_class(labels, counts) < kept[labels]).squeeze(1)
+    return source.with_parts(source.train.take(chosen), source.test)
+
+
+def returning_tasks(scenario: Scenario, share: float, seed: int) -> Tensor:
+    """[N]: the task of each training image if this share of the classes before the last task returns.
+
+    The first half of a returning class's images, in file order, stays in its own task. The others are dealt to the
+    later tasks in turn. i-Blurry (Koh et al., ICLR 2022) also lets classes come early, which has no meaning here: the
+    task that brings a class first is its own.
+    """
+    train, last = scenario.source.train, len(scenario) - 1
+    own, labels = scenario.task_of_class(), scenario.labels(train)
+    candidates = torch.nonzero(own < last)[:, 0]
+    drawn = torch.randperm(len(candidates), generator=generator(seed, "returning"))
+    again = torch.zeros(len(own), dtype=torch.bool)
+    again[candidates[drawn[: round(share * len(candidates))]]] = True
+    counts = torch.bincount(train.labels, minlength=scenario.source.classes)
+    rank, stay, task = rank_in_class(train.labels, counts), (counts[train.labels] + 1) // 2, own[labels]
+    later = task + 1 + (rank - stay) % (last - task).clamp(min=1)
+    return torch.where(again[labels] & (rank >= stay), later, task)
+
+
+def domain_incremental(scenario: Scenario, names: tuple[Domain, ...]) -> Scenario:
+    """Every task has all classes: a part of each class's training images, and all test images, in the task's domain."""
+    train, test = scenario.parts
+    counts = torch.bincount(train.labels, minlength=scenario.source.classes)
+    train_tasks = rank_in_class(train.labels, counts) % len(names)
+    copies = torch.arange(len(test)).repeat(len(names))
+    test_tasks = torch.arange(len(names)).repeat_interleave(len(test))
+    source = scenario.source.with_parts(
+        train.in_domains(train_tasks, names), test.take(copies).in_domains(test_tasks, names)
+    )
+    sizes = (len(scenario.order),) + (0,) * (len(names) - 1)
+    return Scenario(source, scenario.order, sizes, train_tasks, test_tasks, names)
 
 
 def class_order(source: Source, config: ScenarioConfig, class_order_seed: int) -> tuple[int, ...]:
@@ -186,6 +301,8 @@ def _words(text: str) -> list[str]:
 
 def split_classes(classes: int, config: ScenarioConfig) -> tuple[int, ...]:
     """Classes per task; in an uneven split the earlier tasks have one class more."""
+    if config.domains is not None:
+        return (classes,)
     if config.task_sizes is not None:
         if sum(config.task_sizes) > classes:
             raise UserError(f"scenario.task_sizes add up to {sum(config.task_sizes)}, but there are {classes} classes")

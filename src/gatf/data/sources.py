@@ -7,7 +7,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from gatf.data.base import Card, ImageSet, OnProgress, Source, SourceEntry
+from gatf import plugins
+from gatf.data.base import Card, ImageSet, OnProgress, Source, SourceEntry, rank_in_class
 from gatf.data.benchmarks import BENCHMARKS, IMAGENET_MEAN, IMAGENET_STD
 from gatf.data.build import Traits, build_source, listing_card, source_facts
 from gatf.data.cache import cache_folder
@@ -17,8 +18,8 @@ from gatf.data.layouts.folder import has_class_folders, read_folder
 from gatf.data.layouts.npz import find_npz, read_npz
 from gatf.data.layouts.parquet import find_parquet, read_parquet
 from gatf.data.listing import Layout, Listing, find_layout, problem_of
-from gatf.errors import UserError, near_misses
-from gatf.settings import DataConfig
+from gatf.errors import UserError
+from gatf.settings import PYTHON, DataConfig
 
 TRAITS = Traits(IMAGENET_MEAN, IMAGENET_STD)
 """Normalised as ImageNet is; grey images by the mean of its three channels."""
@@ -115,25 +116,42 @@ SOURCES: dict[str, SourceEntry] = {
 }
 
 
+SPECIAL = frozenset[str]().union(*(entry.settings for entry in SOURCES.values()))
+"""Settings that only some sources use."""
+
+
 def source_entry(name: str) -> SourceEntry:
-    if name not in SOURCES:
-        raise UserError(f"no data source is called '{name}'{near_misses(name, SOURCES)}")
-    return SOURCES[name]
+    """A source by name. A plugin is a function `DataConfig -> Source`, which may use all settings, or a whole entry."""
+    if name.startswith(PYTHON):
+        raise UserError(
+            f"the scenario '{name.removeprefix(PYTHON)}' comes from Python and must be given again, as scenario=…"
+        )
+    found = plugins.find("data source", name, SOURCES)
+    if isinstance(found, SourceEntry):
+        return found
+
+    def load(config: DataConfig) -> Source:
+        source = plugins.call("data source", name, found, config)
+        if not isinstance(source, Source):
+            raise UserError(f"data source '{name}' returns {type(source).__name__}, not a gatf.data.base.Source")
+        return source
+
+    summary = (found.__doc__ or "no description").strip().splitlines()[0]
+    return _embedded(summary, "not stated", "a plugin", load, *SPECIAL)
 
 
 def open_source(config: DataConfig) -> Source:
     """Open the source of a config and apply its limits and validation split. Never uses the network."""
     entry = source_entry(config.name)
-    problem = useless_setting(config)
+    problem = useless_setting(config, entry)
     if problem:
         raise UserError(problem)
     return limit_training(entry.open(config), config)
 
 
-def useless_setting(config: DataConfig) -> str | None:
+def useless_setting(config: DataConfig, entry: SourceEntry) -> str | None:
     """An error sentence for a setting that this source would ignore, else None."""
-    special = frozenset[str]().union(*(entry.settings for entry in SOURCES.values()))
-    for name in sorted(special - SOURCES[config.name].settings):
+    for name in sorted(SPECIAL - entry.settings):
         if getattr(config, name) != DataConfig.model_fields[name].default:
             users = ", ".join(source for source, entry in SOURCES.items() if name in entry.settings)
             return f"data.{name} has no meaning for '{config.name}', only for {users}; leave it out"
@@ -188,12 +206,3 @@ def long_tail(largest: int, classes: int, ratio: float) -> Tensor:
     n/ratio (Cui et al., CVPR 2019, as in long-tailed class-incremental learning, Liu et al., ECCV 2022)."""
     position = torch.arange(classes, dtype=torch.float64) / max(classes - 1, 1)
     return (largest * ratio**-position + 1e-9).floor().clamp(min=1).long()
-
-
-def rank_in_class(labels: Tensor, counts: Tensor) -> Tensor:
-    """[N]: the number of images of the same class before each image."""
-    by_class = torch.argsort(labels, stable=True)
-    starts = torch.cumsum(counts, 0) - counts
-    rank = torch.empty_like(labels)
-    rank[by_class] = torch.arange(len(labels)) - starts[labels[by_class]]
-    return rank

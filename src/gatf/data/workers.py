@@ -56,15 +56,10 @@ def in_order(function: Callable[[Request], Result], requests: Sequence[Request],
     with warnings.catch_warnings():  # more workers than cores is the user's choice; Python 3.12 on forking with threads
         warnings.simplefilter("ignore")
         loader: DataLoader[Any] = DataLoader(
-            _Work(function),
-            batch_size=None,
-            sampler=requests,
-            num_workers=min(workers, len(requests)),
-            prefetch_factor=PREFETCH,
-            collate_fn=_as_is,
-            worker_init_fn=_ignore_interrupts,
+            _Work(function), batch_size=None, sampler=requests, num_workers=min(workers, len(requests)),
+            prefetch_factor=PREFETCH, collate_fn=_as_is, worker_init_fn=_ignore_interrupts,
             generator=torch.Generator(),  # else every epoch would draw from the global one
-        )
+        )  # fmt: skip
         results = iter(loader)
     for result in results:
         if isinstance(result, _Failure):

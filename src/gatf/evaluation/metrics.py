@@ -31,11 +31,12 @@ def choose(scores: Tensor, labels: Tensor, task_of_class: Tensor) -> Tensor:
     return torch.stack([scores.argmax(dim=1), aware.argmax(dim=1)], dim=1)
 
 
-def evaluate(chosen: Tensor, labels: Tensor, task_of_class: Tensor) -> Evaluation:
-    """From the choices of `choose` [N, 2] and labels [N]; task_of_class [seen classes] must be sorted."""
+def evaluate(chosen: Tensor, labels: Tensor, task_of_class: Tensor, tasks: Tensor | None = None) -> Evaluation:
+    """From the choices of `choose` [N, 2] and labels [N]; task_of_class [seen classes] must be sorted. `tasks` [N] is
+    the task of each image where its class does not determine it."""
     predicted, aware = chosen.T
-    tasks = task_of_class[labels]  # [N]
-    newest = int(task_of_class.max())
+    tasks = task_of_class[labels] if tasks is None else tasks
+    newest = int(tasks.max())
     right = (predicted == labels).double()
     old = tasks < newest
     confused = (task_of_class[predicted[old]] == newest).double()
@@ -44,7 +45,7 @@ def evaluate(chosen: Tensor, labels: Tensor, task_of_class: Tensor) -> Evaluatio
         seen=100 * float(right.mean()),
         task_aware=_group_means((aware == labels).double(), tasks, newest + 1),
         by_class=_group_means(right, labels, len(task_of_class)),
-        old_to_new=100 * float(confused.mean()) if newest > 0 else None,
+        old_to_new=100 * float(confused.mean()) if newest > 0 and bool((task_of_class == newest).any()) else None,
         answered=_pairs(labels, predicted),
     )
 
@@ -76,6 +77,14 @@ def last_accuracy(accuracy_seen: list[float]) -> float:
 def incremental_accuracy(accuracy_seen: list[float]) -> float:
     """A_inc = mean of acc_0 .. acc_{T−1}."""
     return sum(accuracy_seen) / len(accuracy_seen)
+
+
+def few_shot_balance(by_class: list[float], first: int) -> tuple[float, float, float]:
+    """Mean accuracy of the first task's classes, of later classes, and the harmonic mean of both, which is low where
+    either is: the usual metrics of few-shot class-incremental learning."""
+    old, new = by_class[:first], by_class[first:]
+    base, later = sum(old) / len(old), sum(new) / len(new)
+    return base, later, 2 * base * later / (base + later) if base + later else 0.0
 
 
 def forgetting(matrix: list[list[float]]) -> float | None:

@@ -1,14 +1,21 @@
-"""Pure functions on float64 tensors: moments, covariances, the anchor, Gaussians, readouts, certificates."""
+"""Pure functions on float64 tensors: moments, covariances, the anchor, Gaussians, readouts, certificates.
+
+>>> import torch
+>>> features, labels = torch.tensor([[0.0, 1.0], [0.0, 3.0], [4.0, 1.0], [4.0, 3.0]]), torch.tensor([0, 0, 1, 1])
+>>> found = gatf.geometry.class_moments(features, labels, classes=2)
+>>> found.mean.tolist()
+[[0.0, 2.0], [4.0, 2.0]]
+>>> readout = gatf.geometry.bayes_readout(gatf.geometry.Gaussians(found.mean, found.covariance()))
+>>> readout.scores(torch.tensor([[3.0, 2.0]])).argmax(1).tolist()
+[1]
+"""
 
 from gatf.geometry.anchor import (
     Affine,
     AnchorEMA,
     AnchorKind,
     anchor_objective,
-    choose_ridge,
     fit_anchor,
-    low_rank_step,
-    solve_procrustes,
     solve_ridge,
     solve_sylvester,
     solve_towards_identity,
@@ -47,50 +54,11 @@ from gatf.geometry.spd import (
 )
 
 __all__ = [
-    "Affine",
-    "AnchorEMA",
-    "AnchorKind",
-    "Factor",
-    "Gaussians",
-    "Moments",
-    "PairedMoments",
-    "PooledMoments",
-    "QuadraticReadout",
-    "Readout",
-    "anchor_objective",
-    "bayes_readout",
-    "blend",
-    "certified",
-    "certified_range",
-    "cholesky",
-    "choose_ridge",
-    "class_moments",
-    "clip_eigenvalues",
-    "condition_number",
-    "correlation",
-    "distance_range",
-    "fit_anchor",
-    "linear_discriminant",
-    "linear_from_samples",
-    "low_rank_step",
-    "mahalanobis_readout",
-    "margins",
-    "nearest_mean_distances",
-    "pack",
-    "push_affine",
-    "push_forward",
-    "rda_readout",
-    "ridge_readout",
-    "sample",
-    "score_bound",
-    "shrink",
-    "solve_procrustes",
-    "solve_ridge",
-    "solve_sylvester",
-    "solve_towards_identity",
-    "symmetrise",
-    "unpack",
-    "white_noise",
-    "whitened_bound",
+    "Affine", "AnchorEMA", "AnchorKind", "Factor", "Gaussians", "Moments", "PairedMoments", "PooledMoments",
+    "QuadraticReadout", "Readout", "anchor_objective", "bayes_readout", "blend", "certified", "certified_range",
+    "cholesky", "class_moments", "clip_eigenvalues", "condition_number", "correlation", "distance_range", "fit_anchor",
+    "linear_discriminant", "linear_from_samples", "mahalanobis_readout", "margins", "nearest_mean_distances", "pack",
+    "push_affine", "push_forward", "rda_readout", "ridge_readout", "sample", "score_bound", "shrink", "solve_ridge",
+    "solve_sylvester", "solve_towards_identity", "symmetrise", "unpack", "white_noise", "whitened_bound",
     "whitened_errors",
-]
+]  # fmt: skip

@@ -5,7 +5,6 @@ Column convention: P is [S_new, S_old], covariances are of centred features, K =
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -15,9 +14,7 @@ from torch import Tensor
 from gatf.geometry.moments import PairedMoments
 from gatf.geometry.spd import cholesky
 
-AnchorKind = Literal["sylvester", "ridge", "identity", "lowrank", "procrustes"]
-RIDGES: tuple[float, ...] = tuple(10.0 ** (half / 2) for half in range(-12, 5))
-"""Among which `choose_ridge` chooses: 10⁻⁶ to 100 in steps of half a decade."""
+AnchorKind = Literal["sylvester", "ridge", "identity"]
 TINY = torch.finfo(torch.float64).tiny
 """Smallest eigenvalue of Σ_o divided by."""
 
@@ -82,61 +79,6 @@ def solve_towards_identity(cov_old: Tensor, cov_new: Tensor, cross: Tensor, ridg
     )
 
 
-def choose_ridge(cov_old: Tensor, cov_new: Tensor, cross: Tensor, *, count: float, towards_identity: bool) -> float:
-    """The ρ of `RIDGES` with the least error by generalised cross-validation (Golub, Heath & Wahba, Technometrics 1979)
-    of Theorem 1's anchor, or of the one towards the identity; the moments are of `count` pairs.
-
-    In the eigenvectors u_i of Σ_n, Eq. 5 is S ridge regressions with penalties ρλ_i: of the residual variances r_i,
-    GCV(ρ) = Σ_i r_i/λ_i / (1 − ν/(n·S))², with ν = S + Σ_ij γ_j/(γ_j + ρλ_i) degrees of freedom. Towards the identity
-    the regressions are of y − x.
-    """
-    cov_old, cov_new, cross = (each.to(torch.float64) for each in (cov_old, cov_new, cross))
-    values_old, basis_old = _clipped_spectrum(cov_old, 1e-10, TINY)
-    values_new, basis_new = _clipped_spectrum(cov_new, 1e-10, TINY)
-    spread = cov_new
-    if towards_identity:
-        spread, cross = cov_new - cross - cross.mT + cov_old, cross - cov_old
-    rotated = basis_new.mT @ cross @ basis_old  # [S_new, S_old]
-    variances = ((basis_new.mT @ spread) * basis_new.mT).sum(1)  # of the targets, [S_new]
-
-    def error(ridge: float) -> float:
-        denominator = values_old + ridge * values_new[:, None]
-        weight = rotated / denominator
-        residual = variances - (weight * (2 * rotated - weight * values_old)).sum(1)
-        free = 1 - (len(values_new) + (values_old / denominator).sum()) / (count * len(values_new))
-        return float((residual / values_new).sum() / free.square()) if free > 0 else math.inf
-
-    best: float = min(reversed(RIDGES), key=error)
-    return best
-
-
-def _roots(cov: Tensor) -> tuple[Tensor, Tensor]:
-    """Σ^{1/2} and Σ^{-1/2}, symmetric."""
-    values, vectors = _clipped_spectrum(cov, 1e-10, TINY)
-    return (vectors * values.sqrt()) @ vectors.mT, (vectors / values.sqrt()) @ vectors.mT
-
-
-def low_rank_step(weight: Tensor, cov_old: Tensor, cov_new: Tensor, rank: int) -> Tensor:
-    """I + D for the D of this rank that is nearest to P − I as Eq. 5 measures: in ‖Σ_n^{-1/2} · Σ_o^{1/2}‖_F."""
-    eye = torch.eye(len(weight), dtype=weight.dtype, device=weight.device)
-    (root_old, whiten_old), (root_new, whiten_new) = _roots(cov_old), _roots(cov_new)
-    left, values, right = torch.linalg.svd(whiten_new @ (weight - eye) @ root_old)
-    nearest: Tensor = (left[:, :rank] * values[:rank]) @ right[:rank]
-    return eye + root_new @ nearest @ whiten_old
-
-
-def solve_procrustes(cov_old: Tensor, cov_new: Tensor, cross: Tensor) -> Tensor:
-    """P = Σ_n^{1/2} Q Σ_o^{-1/2} with the orthogonal Q nearest to Σ_n^{-1/2} K Σ_o^{-1/2} (Schönemann, Psychometrika
-    1966, between whitened features), [S, S].
-
-    P Σ_o Pᵀ = Σ_n whatever the noise: where regression makes what it cannot predict smaller, this map keeps the spread.
-    """
-    (_, whiten_old), (root_new, whiten_new) = _roots(cov_old), _roots(cov_new)
-    left, _, right = torch.linalg.svd(whiten_new @ cross.to(torch.float64) @ whiten_old)
-    turn: Tensor = left @ right
-    return root_new @ turn @ whiten_old
-
-
 def anchor_objective(weight: Tensor, cov_old: Tensor, *, cov_new: Tensor, cross: Tensor, ridge: float) -> Tensor:
     """E‖P x − y‖²_{Σ_n⁻¹} + ρ‖P‖²_F over centred pairs (x, y) (GATF, Eq. 5), [].
 
@@ -171,39 +113,23 @@ class Affine:
 
 
 IDENTITY_LOAD = 1e-2
-"""Share of the mean variance that `identity` and `lowrank` anchors add to every direction."""
+"""Share of the mean variance that the `identity` anchor adds to every direction."""
 
 
-def fit_anchor(
-    moments: PairedMoments, ridge: float | Literal["auto"], *, kind: AnchorKind = "sylvester", rank: int = 8
-) -> Affine:
+def fit_anchor(moments: PairedMoments, ridge: float, *, kind: AnchorKind = "sylvester") -> Affine:
     """The anchor of these pairs: P by `kind`, b = μ_n − P μ_o (GATF, Eq. 5).
 
-    `sylvester` is Theorem 1, `ridge` what the release computes, `identity` shrinks towards I instead of zero, which few
-    images need, `lowrank` keeps `rank` directions of how that differs from I, and `procrustes` turns whitened features,
-    its `ridge` being the share of the mean variance added to every direction. For the other kinds but `ridge` it may be
-    "auto", see `choose_ridge`.
+    `sylvester` is Theorem 1, `ridge` is what the release computes, and `identity` shrinks towards I instead of zero,
+    which needs fewer images.
     """
-    if kind not in get_args(AnchorKind):
-        raise ValueError(f"kind of anchor must be one of {', '.join(get_args(AnchorKind))}, got {kind!r}")
-    towards_identity = kind in ("identity", "lowrank")
-    plain = moments.cov_old, moments.cov_new, moments.cross
-    matrices = load_diagonal(moments, IDENTITY_LOAD) if towards_identity else plain
-    if ridge == "auto":
-        if kind in ("ridge", "procrustes"):
-            raise ValueError(f"the ridge of kind {kind!r} cannot be chosen by cross-validation")
-        ridge = choose_ridge(*matrices, count=float(moments.count), towards_identity=towards_identity)
-    _check_ridge(ridge)
     if kind == "sylvester":
-        weight = solve_sylvester(*matrices, ridge=ridge)
+        weight = solve_sylvester(moments.cov_old, moments.cov_new, moments.cross, ridge)
     elif kind == "ridge":
         weight = solve_ridge(moments.cov_old, moments.cross, ridge=ridge)
-    elif kind == "procrustes":
-        weight = solve_procrustes(*load_diagonal(moments, ridge))
+    elif kind == "identity":
+        weight = solve_towards_identity(*load_diagonal(moments, IDENTITY_LOAD), ridge=ridge)
     else:
-        weight = solve_towards_identity(*matrices, ridge=ridge)
-    if kind == "lowrank":
-        weight = low_rank_step(weight, *matrices[:2], rank=rank)
+        raise ValueError(f"kind of anchor must be one of {', '.join(get_args(AnchorKind))}, got {kind!r}")
     return Affine(weight, moments.mean_new - weight @ moments.mean_old)
 
 

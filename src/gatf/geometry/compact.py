@@ -1,19 +1,17 @@
 """Class covariances in few numbers, and distances that never build the matrices.
 
-A full matrix takes S(S+1)/2 numbers per class. Σ_c ≈ U_c·U_cᵀ + diag(d_c) with U_c of r columns takes (r + 1)·S, its
-diagonal alone S, and one matrix for all classes none.
+A full matrix takes S(S+1)/2 numbers per class; Σ_c ≈ U_c·U_cᵀ + diag(d_c) with U_c of r columns takes (r + 1)·S.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from gatf.errors import NotFinite
-from gatf.geometry import readout, spd
+from gatf.geometry import spd
 from gatf.geometry.readout import Sampler
 from gatf.geometry.vectors import CHUNK_ELEMENTS, CHUNK_ROWS, as_vectors
 
@@ -84,27 +82,7 @@ def fit_low_rank(covs: Tensor, rank: int, *, steps: int = FIT_STEPS) -> LowRank:
 
 
 @dataclass(frozen=True)
-class _CentredReadout(ABC):
-    """Scores are negative squared Mahalanobis distances of features that are measured from an origin."""
-
-    origin: Tensor
-    """Where features are measured from, [S]."""
-    normalise: bool
-    """Whether features are divided by their norm first."""
-
-    def scores(self, features: Tensor) -> Tensor:
-        return -self.distances(features)
-
-    @abstractmethod
-    def distances(self, features: Tensor) -> Tensor:
-        """[B, S] → [B, C]."""
-
-    def _vectors(self, features: Tensor) -> Tensor:
-        return as_vectors(features.to(self.origin), self.normalise) - self.origin
-
-
-@dataclass(frozen=True)
-class LowRankReadout(_CentredReadout):
+class LowRankReadout:
     """Squared Mahalanobis distances for M_c = U_c·U_cᵀ + D_c, by Woodbury's identity:
 
         xᵀ M⁻¹ x = Σ_i x_i²/D_ii − ‖L⁻¹ Uᵀ D⁻¹ x‖²,   L·Lᵀ = I + Uᵀ D⁻¹ U,   x = u − v_c.
@@ -112,6 +90,10 @@ class LowRankReadout(_CentredReadout):
     The first sum is expanded around the centre of all v_c, which spares the digits a common offset would cost.
     """
 
+    origin: Tensor
+    """Where features are measured from, [S]."""
+    normalise: bool
+    """Whether features are divided by their norm first."""
     weights: Tensor
     """1/D_c, [C, S]."""
     slopes: Tensor
@@ -123,9 +105,13 @@ class LowRankReadout(_CentredReadout):
     offsets: Tensor
     """The directions' values at v_c, [C, r]."""
 
+    def scores(self, features: Tensor) -> Tensor:
+        """Minus the distances."""
+        return -self.distances(features)
+
     def distances(self, features: Tensor) -> Tensor:
         """[B, S] → [B, C]; intermediate tensors are not larger than a few [B, C]."""
-        features = self._vectors(features)
+        features = as_vectors(features.to(self.origin), self.normalise) - self.origin
         out = features.square() @ self.weights.mT - features @ self.slopes.mT + self.constants
         classes, rank, dim = self.directions.shape
         if rank == 0:
@@ -207,50 +193,6 @@ def _repaired(own: Tensor, variances: Tensor) -> Tensor:
     return torch.where(level > 0, own + low * spd.FIRST_RUNG * level, FLOOR)
 
 
-@dataclass(frozen=True)
-class SharedReadout(_CentredReadout):
-    """Squared Mahalanobis distances in one metric for all classes: whiten once, then use the nearest mean."""
-
-    whitener: Tensor
-    """L⁻¹ of M = L·Lᵀ, [S, S]."""
-    centres: Tensor
-    """L⁻¹(v_c − origin), [C, S]."""
-
-    def distances(self, features: Tensor) -> Tensor:
-        return readout.nearest_mean_distances(self._vectors(features) @ self.whitener.mT, self.centres)
-
-    def graph(self) -> nn.Module:
-        return SharedGraph(self)
-
-
-class SharedGraph(nn.Module):
-    """`SharedReadout.scores`: whiten, then nearest mean."""
-
-    origin: Tensor
-    whitener: Tensor
-
-    def __init__(self, shared: SharedReadout) -> None:
-        super().__init__()
-        self.normalise = shared.normalise
-        self.register_buffer("origin", shared.origin)
-        self.register_buffer("whitener", shared.whitener)
-        self.nearest = readout.NearestMeanReadout(shared.centres).graph()
-
-    def forward(self, features: Tensor) -> Tensor:
-        scores: Tensor = self.nearest((as_vectors(features, self.normalise) - self.origin) @ self.whitener.T)
-        return scores
-
-
-def shared_readout(means: Tensor, cov: Tensor, shrink: float, *, normalise: bool) -> SharedReadout:
-    """`readout.bayes_readout` of means [C, S] that share one covariance [S, S]."""
-    matrix = spd.shrink(cov, shrink)
-    lower = spd.cholesky(spd.correlation(matrix) if normalise else matrix).lower
-    whitener = torch.linalg.solve_triangular(lower, torch.eye(len(lower)).to(lower), upper=False)
-    centres = as_vectors(means, normalise)
-    origin = centres.mean(0)
-    return SharedReadout(origin, normalise, whitener, (centres - origin) @ whitener.mT)
-
-
 def low_rank_sampler(means: Tensor, covs: LowRank) -> Sampler:
     """μ_c + √d_c ∘ ε + U_c ε′ with ε of S and ε′ of r coordinates: the law of N(μ_c, Σ_c) without a factorisation."""
     dim, rank = covs.factors.shape[1:]
@@ -260,9 +202,3 @@ def low_rank_sampler(means: Tensor, covs: LowRank) -> Sampler:
         return spreads[chosen] * noise[:, :dim] + (factors[chosen] @ noise[:, dim:, None])[:, :, 0]
 
     return Sampler(means.to(torch.float32), dim + rank, deviate)
-
-
-def shared_sampler(means: Tensor, cov: Tensor) -> Sampler:
-    """μ_c + L ε with one factor L for all classes."""
-    lower = spd.cholesky(cov).lower.to(torch.float32)
-    return Sampler(means.to(torch.float32), len(lower), lambda chosen, noise: noise @ lower.mT)

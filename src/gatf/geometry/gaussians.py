@@ -60,6 +60,8 @@ class Gaussians:
 
     def __getitem__(self, classes: slice | Tensor) -> Gaussians:
         """Some of the classes: a slice, an index tensor or a bool mask."""
+        if self.common is not None:  # an index would copy the shared matrix for each class
+            return Gaussians.sharing(self.means[classes], self.common)
         return Gaussians(self.means[classes], self.covs[classes])
 
     def concat(self, other: Gaussians) -> Gaussians:

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -159,6 +160,8 @@ class PooledMoments:
         weight = more / total.clamp_min(1)  # [C]
         delta = more_means - means  # [C, S]
         apart = delta * (counts * weight).sqrt()[:, None]
+        if not len(self.scatter):  # means alone
+            return PooledMoments(total, means + delta * weight[:, None], self.scatter)
         between = apart.mT @ apart  # zero unless a class is in both
         return PooledMoments(total, means + delta * weight[:, None], self.scatter + other.scatter + between)
 
@@ -195,6 +198,64 @@ class PooledMoments:
     def sums(self) -> Tensor:
         """Σ z_n of every class, [C, S]."""
         return self.counts[:, None] * self.means
+
+    def reordered(self, places: Tensor, classes: int) -> PooledMoments:
+        """Class k becomes class `places[k]` of `classes`; classes with the same place are merged."""
+        counts, means = self.counts.new_zeros(classes), self.means.new_zeros(classes, self.means.shape[1])
+        if len(torch.bincount(places).nonzero()) == len(places):
+            counts[places], means[places] = self.counts, self.means
+            return PooledMoments(counts, means, self.scatter)
+        counts.index_add_(0, places, self.counts)
+        means.index_add_(0, places, self.sums()).div_(counts.clamp_min(1)[:, None])
+        apart = (self.means - means[places]) * self.counts.sqrt()[:, None]
+        return PooledMoments(counts, means, self.scatter + apart.mT @ apart if len(self.scatter) else self.scatter)
+
+
+class MomentStream:
+    """`PooledMoments` of vectors that arrive in batches, in C·S + S² numbers and at S² operations per vector.
+
+    Vectors are summed around a shift per class, the mean of the first batch that has the class. The scatter around the
+    class means follows at the end: Σ (z − s)(z − s)ᵀ − Σ_c n_c (μ_c − s_c)(μ_c − s_c)ᵀ. The shift is a mean of the
+    class's own vectors, so of n of them at most log₁₀ n digits cancel.
+    """
+
+    def __init__(self, dim: int, *, scatter: bool = True) -> None:
+        """`scatter`: False for means alone."""
+        self.counts = torch.zeros(0, dtype=torch.float64)
+        self._shift = torch.zeros(0, dim, dtype=torch.float64)
+        self._sums = torch.zeros(0, dim, dtype=torch.float64)
+        side = dim if scatter else 0
+        self._products = np.zeros((side, side), order="F")  # the lower triangle
+
+    def add(self, vectors: Tensor, labels: Tensor, *, classes: int) -> None:
+        """Vectors [N, S] and labels [N] in 0..classes−1; the number of classes may grow from call to call."""
+        vectors, grown = vectors.to(torch.float64), classes - len(self.counts)
+        if grown:
+            pad = torch.nn.functional.pad
+            self.counts = pad(self.counts, (0, grown))
+            self._shift, self._sums = pad(self._shift, (0, 0, 0, grown)), pad(self._sums, (0, 0, 0, grown))
+        more = torch.bincount(labels, minlength=classes)
+        first = (self.counts == 0) & (more > 0)
+        if bool(first.any()):
+            sums = torch.zeros_like(self._sums).index_add_(0, labels, vectors)
+            self._shift[first] = sums[first] / more[first, None]
+        away = vectors - self._shift[labels]
+        self.counts += more
+        self._sums.index_add_(0, labels, away)
+        if self._products.size:
+            from scipy.linalg.blas import dsyrk  # half the work of a full product
+
+            self._products = dsyrk(1.0, away.numpy().T, beta=1.0, c=self._products, lower=1, overwrite_c=1)
+
+    def moments(self) -> PooledMoments:
+        """The moments of all vectors; an empty scatter [0, 0] if only means were asked for."""
+        apart = self._sums / self.counts.clamp_min(1)[:, None]
+        lower = torch.from_numpy(np.ascontiguousarray(self._products))
+        scatter = lower + lower.tril(-1).mT
+        if len(scatter):
+            spread = apart * self.counts.sqrt()[:, None]
+            scatter = scatter - spread.mT @ spread
+        return PooledMoments(self.counts, self._shift + apart, scatter)
 
 
 @dataclass(frozen=True)

@@ -118,7 +118,7 @@ class Ladder:
     jittered: int = 0
     """Matrices that one of its jitters was enough for."""
     clipped: int = 0
-    """Those whose eigenvalues had to be clipped."""
+    """Indices of matrices whose eigenvalues were clipped."""
 
     @property
     def used(self) -> int:

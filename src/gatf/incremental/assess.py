@@ -9,9 +9,10 @@ import torch
 
 from gatf.data.class_names import spelled_as_known
 from gatf.data.inputs import read_class_folders
+from gatf.data.vectors import VectorInput
 from gatf.errors import UserError, near_misses
 from gatf.evaluation.calibration import ReliabilityBin, confusion, expected_calibration_error, reliability
-from gatf.model.predict import forward, predictions_from
+from gatf.model.predict import check_vectors, forward, predictions_from
 from gatf.model.state import Model
 
 
@@ -60,13 +61,29 @@ def assess_folder(model: Model, folder: Path, *, skip_bad: bool = False) -> Asse
     if skip_bad:
         given, good = given.without_bad(model.preprocessing.shape)
         truth = truth[good]
+    return _assess(model, truth, given, str(folder))
+
+
+def assess_vectors(model: Model, name: str) -> Assessment:
+    """Measure a model on a file of labelled vectors."""
+    given = VectorInput(name)
+    check_vectors(model, given.dim, given.encoder)
+    batches = list(given.batches())
+    if any(batch.labels is None for batch in batches):
+        raise UserError(f"{name} has no labels; evaluation needs a column or array 'label'")
+    truth = np.concatenate([batch.labels for batch in batches if batch.labels is not None]).astype(str)
+    return _assess(model, truth, torch.cat([batch.vectors for batch in batches]), name)
+
+
+def _assess(model: Model, truth: np.ndarray, given: Any, where: str) -> Assessment:
+    """Measure a model on images or vectors with these labels."""
     names = [str(label) for label in model.labels]
     truth = spelled_as_known(truth, names)
     known = np.isin(truth, names)
     unknown, counts = np.unique(truth[~known], return_counts=True)
     if not known.any():
         raise UserError(
-            f"the model knows no class of {folder} ({', '.join(unknown[:3])}){near_misses(unknown[0], names)}"
+            f"the model knows no class of {where} ({', '.join(unknown[:3])}){near_misses(unknown[0], names)}"
         )
     found = predictions_from(model, forward(model, given)).probabilities
     number = {name: place for place, name in enumerate(names)}

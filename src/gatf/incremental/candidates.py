@@ -7,7 +7,6 @@ higher. The frozen model is stored with it, so that a later update can return to
 """
 
 import math
-import time
 from dataclasses import replace
 
 import numpy as np
@@ -20,7 +19,7 @@ from gatf.geometry.gaussians import Gaussians
 from gatf.incremental.strategy import Strategy
 from gatf.incremental.update import update_model, with_own_weights
 from gatf.methods.parts.bottleneck import keep_axes, wider_than_read
-from gatf.methods.parts.gaussian import carries_gaussians
+from gatf.methods.parts.gaussian import transports_gaussians
 from gatf.methods.slda import SLDA
 from gatf.model.calibration import NO_CALIBRATION
 from gatf.model.record import UpdateRecord
@@ -30,16 +29,12 @@ from gatf.training.context import RunContext
 
 MARGIN = 2.0
 """Points of expected accuracy by which an adapted network must win, in addition to one standard error."""
-COST_OF_TRAINING = 9.0
-"""Cost of training on an image, in forward passes of the frozen network: forward and backward passes of a network that
-is not folded, and forward passes of the old network and for the anchor. Updates of birds with EfficientNet-Lite0 at 96
-and 128 pixels took 9 to 11."""
-TIMED_IMAGES = 16
-"""Images of the forward pass that is timed to predict how long training takes."""
+FEWEST_HELD_OUT = 50
+"""Held-out images without which nothing is decided."""
 
 
 def train_candidates(strategy: Strategy, images: ImageInput, labels: np.ndarray, context: RunContext) -> Model:
-    """Train what the strategy lists and return the better model. Its record tells which one was chosen, and why."""
+    """Train what the strategy lists and return the better model. Its record contains the choice and the reason."""
     if strategy.frozen is None:
         assert strategy.trained is not None
         start, config = strategy.trained
@@ -48,11 +43,12 @@ def train_candidates(strategy: Strategy, images: ImageInput, labels: np.ndarray,
     base, config = strategy.frozen
     aside = replace(context, checkpoints=None)  # it takes seconds; checkpoints belong to the training below
     frozen = update_model(base, images, labels, config=config, held_out=strategy.held_out, context=aside)
-    frozen = replace(frozen, adapts=strategy.adapts)
+    frozen = replace(frozen, adapts=strategy.adapts, adapt=strategy.adapt)
     if strategy.trained is None:
         return with_record(frozen, "frozen")
     start, config = strategy.trained
-    if reason := _reason_to_stay_frozen(strategy, frozen, images):
+    planned = round(strategy.held_out * len(images))
+    if reason := _reason_to_stay_frozen(strategy, frozen, planned):
         return with_record(frozen, "frozen", reason=reason)
     try:
         start = start or trainable(base, config)
@@ -60,46 +56,40 @@ def train_candidates(strategy: Strategy, images: ImageInput, labels: np.ndarray,
     except UserError as error:  # the frozen model is valid whatever is wrong with the other's settings
         return with_record(frozen, "frozen", reason=f"training failed ({error})")
     old = len(base.labels)
-    if expected_accuracy(adapted.history[-1], old) > _accuracy_to_beat(frozen.history[-1], old):
-        return replace(with_record(adapted, "adapted", frozen.history[-1]), adapts=strategy.adapts, frozen=frozen)
+    if expected_accuracy(adapted.history[-1], old) > _accuracy_to_beat(frozen.history[-1], old, planned):
+        if adapted.preprocessing.shape != frozen.preprocessing.shape:
+            return with_record(adapted, "trained", frozen.history[-1])
+        adapted = with_record(adapted, "adapted", frozen.history[-1])
+        return replace(adapted, adapts=strategy.adapts, adapt=strategy.adapt, frozen=frozen)
     return with_record(frozen, "frozen", adapted.history[-1])
 
 
-def _reason_to_stay_frozen(strategy: Strategy, frozen: Model, images: ImageInput) -> str | None:
-    """Why the backbone is not worth adapting; None: it is trained and compared."""
+def _reason_to_stay_frozen(strategy: Strategy, frozen: Model, planned: int) -> str | None:
+    """Why the backbone is not worth adapting; None: it is trained and compared. The frozen classifier was measured on
+    all images, each left out in turn; a trained network will be measured on the `planned` held-out ones."""
     assert strategy.frozen is not None
-    assert strategy.trained is not None
     record, old = frozen.history[-1], len(strategy.frozen[0].labels)
-    if record.accuracy_new is None:
+    if record.accuracy_new is None or planned == 0:
         return "no images were held out to measure whether it helps"
-    if cannot_be_beaten(record, old):
-        count, accuracy = record.measured[0], expected_accuracy(record, old)
-        return f"with {count:.0f} held-out images, no gain over {accuracy:.0f} % would be significant"
-    epochs = strategy.trained[1].optimisation.stage(min(old, 1)).epochs
-    seconds = COST_OF_TRAINING * epochs * len(images) * _seconds_per_forward_pass(frozen, images)
-    if seconds > 60 * strategy.minutes:
-        return f"it would take about {math.ceil(seconds / 60)} minutes, more than the {strategy.minutes:g} allowed"
+    if planned < FEWEST_HELD_OUT:
+        return f"only {planned} images are held out, and the choice needs {FEWEST_HELD_OUT}"
+    if cannot_be_beaten(record, old, planned):
+        gain = f"no gain over {expected_accuracy(record, old):.0f} % would be significant"
+        return f"with {planned} held-out images, {gain}"
+    if strategy.seconds > 60 * strategy.minutes:
+        minutes = math.ceil(strategy.seconds / 60)
+        return f"training would take about {minutes} minutes, more than the {strategy.minutes:g} allowed"
     return None
 
 
-def _accuracy_to_beat(frozen: UpdateRecord, old: int) -> float:
-    """The expected accuracy that an adapted network must exceed."""
-    return expected_accuracy(frozen, old) + MARGIN + standard_error(frozen)
+def _accuracy_to_beat(frozen: UpdateRecord, old: int, planned: float) -> float:
+    """The expected accuracy that an adapted network, measured on the `planned` images, must exceed."""
+    return expected_accuracy(frozen, old) + MARGIN + standard_error(frozen, planned)
 
 
-def cannot_be_beaten(frozen: UpdateRecord, old: int) -> bool:
+def cannot_be_beaten(frozen: UpdateRecord, old: int, planned: float) -> bool:
     """Whether not even an accuracy of 100 % would win, so that no other network need be trained."""
-    return _accuracy_to_beat(frozen, old) >= 100
-
-
-def _seconds_per_forward_pass(model: Model, given: ImageInput) -> float:
-    """Per image, reading it included."""
-    images = model.preprocessing.images(given)
-    some = images.take(torch.linspace(0, len(images) - 1, min(TIMED_IMAGES, len(images))).long())
-    model.forward(some.take(torch.arange(1)))  # the first forward pass prepares the network
-    started = time.monotonic()
-    model.forward(some)
-    return (time.monotonic() - started) / len(some)
+    return _accuracy_to_beat(frozen, old, planned) >= 100
 
 
 def with_record(model: Model, chosen: str, other: UpdateRecord | None = None, reason: str | None = None) -> Model:
@@ -119,10 +109,12 @@ def expected_accuracy(record: UpdateRecord, old: int) -> float:
     return (old * (record.expected_old or 0.0) + new * measured) / max(old + new, 1)
 
 
-def standard_error(record: UpdateRecord) -> float:
-    """One standard error of the difference of two expected accuracies, from the number of held-out images. The forecast
-    of older classes is scaled by their accuracy, so their error is the error of all classes."""
+def standard_error(record: UpdateRecord, planned: float = math.inf) -> float:
+    """One standard error of the difference of two expected accuracies, from the number of images that measured them:
+    the record's, or `planned` if that is less. The forecast of older classes is scaled by their accuracy, so their
+    error is the error of all classes."""
     images, accuracy = record.measured
+    images = min(images, planned)
     share = min(max((accuracy or 0.0) / 100, 0.1), 0.9)
     return 100 * math.sqrt(2 * share * (1 - share) / max(images, 1))
 
@@ -144,7 +136,7 @@ def trainable(frozen: Model, config: RunConfig) -> Model:
     if not frozen.labels:
         return start
     assert isinstance(frozen.method, SLDA)
-    assert carries_gaussians(method)
+    assert transports_gaussians(method)
     moments = frozen.method.memory.get()
     layer = method.backbone.bottleneck
     means, cov = moments.means, moments.covariance()

@@ -14,8 +14,10 @@ from sklearn.exceptions import NotFittedError
 from sklearn.utils import estimator_html_repr
 from torch import nn
 
-from gatf.data.inputs import ImageInput, read_labelled
+from gatf.data.inputs import ImageInput, read_images, read_labelled
 from gatf.devices import available_device
+from gatf.errors import UserError, deprecated
+from gatf.incremental.algebra import merged, without
 from gatf.incremental.candidates import train_candidates
 from gatf.incremental.strategy import Parameters, Strategy, choose_strategy
 from gatf.model import file as model_file
@@ -24,8 +26,6 @@ from gatf.model.predict import forward, predictions_from
 from gatf.model.predictions import Predictions
 from gatf.model.record import UpdateRecord
 from gatf.model.state import ForwardOutput, Label, Model
-from gatf.nets.foreign import constructor_name
-from gatf.settings import PYTHON
 from gatf.training.context import RunContext
 
 
@@ -35,32 +35,36 @@ class IncrementalClassifier(TransformerMixin, ClassifierMixin, BaseEstimator):
     `fit` learns the first classes, `partial_fit` more, `predict` classifies among all of them. Images are arrays
     or tensors ([N, H, W], [N, H, W, C] or [N, C, H, W]; uint8, or floating-point numbers from 0 to 1), lists of paths
     or of PIL images, or a folder with one folder of images per class. Arrays must have one square size; files and PIL
-    images are read in colour, cropped to the central square and resized. Pixels have 8 bits during training.
+    images are read in colour, cropped to the central square and resized. Pixels have 8 bits during training. A data set
+    of Hugging Face or a `torch.utils.data.Dataset` of (image, label) brings its own labels; all its images are read.
 
     Parameters
     ----------
     method : str, default "gatf"
         Any exemplar-free method of `gatf methods`. Certificates need one that keeps Gaussians: gatf, adagauss or slda.
-        These methods and ncm, ranpac and klda also accept new images of known classes.
+        These methods and ncm, ranpac, klda, acil and ds-al also accept new images of known classes.
     backbone : str or torch.nn.Module, default "auto"
-        The network: "small", "resnet18", "resnet50", "mobilenet_v2", "efficientnet_lite0" or "timm:MODEL", or a module
-        that returns features [B, D]; a copy of it is trained. Here and below "auto" chooses from the first images:
-        photos (colour, 64 pixels or more) get efficientnet_lite0 with ImageNet weights if the extra `pretrained` is
-        installed. Models of timm start with timm's weights from the hub. To use your own weights:
-        settings={"backbone.pretrained": FILE}.
-    adapt : "auto", "never" or "always"
-        How updates use a pretrained backbone. "auto": it stays frozen, with linear discriminants (slda), unless
-        adapting it to the new images (by `method`) has a clearly higher expected accuracy over all classes; `report_`
-        tells the choice and both accuracies. "never": it stays frozen. "always": it is adapted without comparison. A
-        network with random weights is always trained.
+        The network: "small", "resnet18", "resnet50", "mobilenet_v2", "efficientnet_lite0" (or 1 or 2) or "timm:MODEL",
+        or a module that returns features [B, D]; a copy of it is trained. "auto" chooses from the first images: above
+        16 pixels efficientnet_lite0 with ImageNet weights if the extra `pretrained` is installed; small images (below
+        64 pixels) only if no parameter asks for training. Models of timm start with timm's weights from the hub. To use
+        your own weights: settings={"backbone.pretrained": FILE}.
+    adapt : "never", "auto", "always" or None
+        How updates use a pretrained backbone. "never": it stays frozen, with linear discriminants (slda). "auto": it
+        stays frozen unless training has a clearly higher expected accuracy over all classes: adapting it to the new
+        images (by `method`), or in the first fit of small images a network from scratch. `report_` tells the choice and
+        both accuracies. "always": it is adapted without comparison. None: as in earlier updates, at first "never"; with
+        parameters that matter only in training (`method`, `epochs`, ...) "auto". A network with random weights is
+        always trained.
     minutes : float, default 5
-        Time limit for adapting a pretrained backbone in one update; if it would take longer, it stays frozen.
+        Time limit for training beside a frozen backbone in one update; if it would take longer, it stays frozen.
     width : int or "auto"
         Channels of the first stage of "small" and of ResNets; a number rules out the pretrained network of "auto".
     feature_dim : int or "auto"
         Dimension of the features.
     image_size : int or "auto"
-        Side of the network's input in pixels; for files and PIL images only. Backbone, width, feature dimension and
+        Side of the network's input in pixels; for files and PIL images only. A pretrained EfficientNet-Lite gets images
+        of 128 to 224 pixels. Backbone, width, feature dimension and
         image size are fixed by the first fit.
     augment : list of str or "auto"
         Augmentation of training images, e.g. ["crop:4", "flip"].
@@ -70,7 +74,8 @@ class IncrementalClassifier(TransformerMixin, ClassifierMixin, BaseEstimator):
         Images per step.
     held_out : float, default 0.1
         Share of each class's images that is held out of training to calibrate probabilities and to measure accuracy.
-        Classes with fewer than five different images have none held out.
+        Classes with fewer than five different images have none held out. On a frozen backbone all images are learnt,
+        and each is classified by the classifier without it instead.
     unknown : float or None, default None
         If given, `predict` returns `unknown_label` for images unlike every class, at this rate of wrong rejections.
         The rate is guaranteed after `fit`, and after an update with at least five images of every class. After an
@@ -106,16 +111,27 @@ class IncrementalClassifier(TransformerMixin, ClassifierMixin, BaseEstimator):
     Notes
     -----
     `partial_fit` with a known class transports its stored Gaussian into the new feature space, like all others, and
-    merges it with the moments of the new images, weighted by the numbers of images. With slda, ncm, ranpac and klda
-    nothing is transported, and the result is the same as from all images at once. If `fit` or `partial_fit` fails or is
-    interrupted, the classifier does not change.
+    merges it with the moments of the new images, weighted by the numbers of images. With slda, ncm, ranpac, klda
+    and acil nothing is transported, and the result is the same as from all images at once. If `fit` or `partial_fit`
+    fails or is interrupted, the classifier does not change.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_digits
+    >>> images, labels = load_digits(return_X_y=True)
+    >>> images = (images * 15).astype("uint8").reshape(-1, 8, 8)
+    >>> clf = gatf.IncrementalClassifier(method="slda", epochs=1)
+    >>> clf = clf.fit(images[labels < 2], labels[labels < 2])
+    >>> clf = clf.partial_fit(images[labels == 2], labels[labels == 2])  # without the old images
+    >>> clf.classes_.tolist(), clf.score(images[labels < 3], labels[labels < 3]) > 0.8
+    ([0, 1, 2], True)
     """
 
     def __init__(
-        self, *, method: str = "gatf", backbone: str | nn.Module = "auto", adapt: str = "auto", minutes: float = 5.0,
-        width: int | str = "auto", feature_dim: int | str = "auto", image_size: int | str = "auto",
-        augment: Any = "auto", epochs: int | str = "auto", batch_size: int | str = "auto", held_out: float = 0.1,
-        unknown: float | None = None,
+        self, *, method: str = "gatf", backbone: str | nn.Module = "auto", adapt: str | None = None,
+        minutes: float = 5.0, width: int | str = "auto", feature_dim: int | str = "auto",
+        image_size: int | str = "auto", augment: Any = "auto", epochs: int | str = "auto",
+        batch_size: int | str = "auto", held_out: float = 0.1, unknown: float | None = None,
         unknown_label: Label | None = None, device: str = "auto", random_state: Any = 0,
         settings: Mapping[str, Any] | None = None, verbose: int = 0,
     ) -> None:  # fmt: skip
@@ -158,7 +174,7 @@ class IncrementalClassifier(TransformerMixin, ClassifierMixin, BaseEstimator):
     # --- learning
 
     def fit(self, X: Any, y: Any = None) -> Self:
-        """Learn the first classes and forget all earlier ones. `y` is left out where X is a folder."""
+        """Learn the first classes and forget all earlier ones. `y` is left out where X is a folder or a data set."""
         return self._update(None, X, y)
 
     def partial_fit(self, X: Any, y: Any = None) -> Self:
@@ -179,23 +195,32 @@ class IncrementalClassifier(TransformerMixin, ClassifierMixin, BaseEstimator):
         """What `partial_fit` would train on these images."""
         return choose_strategy(self._parameters(), getattr(self, "model_", None), images)
 
-    def image_shape_for(self, images: ImageInput) -> tuple[int, int, int]:
+    def image_shape_for(self, images: ImageInput) -> tuple[int, ...]:
         """Channels, height and width in which `partial_fit` would learn these images."""
         return self._parameters().shape(images, getattr(self, "model_", None))
 
     def _parameters(self) -> Parameters:
-        overrides: dict[str, Any] = dict(self.settings or {})
-        for name, paths in PATHS.items():
-            value = getattr(self, name)
-            if isinstance(value, nn.Module):
-                value = PYTHON + constructor_name(value)
-            if not isinstance(value, str) or value != "auto":
-                overrides |= dict.fromkeys(paths, value)
-        return Parameters(
-            method=self.method, backbone=self.backbone, adapt=self.adapt, minutes=self.minutes,
-            image_size=self.image_size, held_out=self.held_out, device=self.device, random_state=self.random_state,
-            overrides=overrides,
-        )  # fmt: skip
+        return Parameters.of(**self.get_params(deep=False))
+
+    def merge(self, *others: "IncrementalClassifier") -> Self:
+        """Add what other classifiers learnt, on the same frozen backbone or of the same encoder. The result classifies
+        as if this one had learnt all their items."""
+        self.model_ = merged([self._fitted(), *(other._fitted() for other in others)])
+        return self
+
+    def forget(self, label: Label, vectors: Any = None) -> str:
+        """Remove a class; returns a statement of what remains of it. Given all `vectors` that the class was learnt
+        from, the classifier is the one that never learnt it."""
+        self.model_, remains = without(self._fitted(), label, vectors)
+        return remains
+
+    def upgrade(self, images: Any, backbone: str, labels: Any = None) -> Self:
+        """Move the model to another pretrained backbone, with any recent images that both networks embed. No image of
+        the learnt classes is needed; labels of some help. `report_` has the forecast."""
+        from gatf.incremental.upgrade import upgrade_images
+
+        self.model_ = upgrade_images(self._fitted(), read_images(images), backbone, labels).model
+        return self
 
     # --- predictions
 
@@ -216,6 +241,11 @@ class IncrementalClassifier(TransformerMixin, ClassifierMixin, BaseEstimator):
             self._fitted(), self._forward(X), certificate=certificate, unknown=self.unknown,
             unknown_label=self.unknown_label,
         )  # fmt: skip
+
+    def answers(self, X: Any, *, certificate: bool = False) -> Predictions:
+        """Deprecated: `predictions`."""
+        deprecated("IncrementalClassifier.answers", "predictions", removed_in="0.3")
+        return self.predictions(X, certificate=certificate)
 
     def predict_proba(self, X: Any) -> np.ndarray:
         """Probabilities [N, classes] in the order of `classes_`, calibrated on the images that updates held out."""
@@ -253,7 +283,7 @@ class IncrementalClassifier(TransformerMixin, ClassifierMixin, BaseEstimator):
         return np.array(self._fitted().labels)
 
     @property
-    def image_shape_(self) -> tuple[int, int, int]:
+    def image_shape_(self) -> tuple[int, ...]:
         return self._fitted().preprocessing.shape
 
     @property
@@ -294,6 +324,8 @@ class IncrementalClassifier(TransformerMixin, ClassifierMixin, BaseEstimator):
     @classmethod
     def from_model(cls, model: Model, *, device: str = "auto") -> Self:
         """An estimator for a model, with the method and seed of the model."""
+        if model.preprocessing.takes_vectors:
+            raise UserError("this model classifies vectors, not images; load it with EmbeddingClassifier.load")
         method = model.adapts or model.config.method.name
         estimator = cls(method=method, random_state=model.config.seed, device=device)
         estimator.model_ = model
@@ -325,24 +357,12 @@ class IncrementalClassifier(TransformerMixin, ClassifierMixin, BaseEstimator):
         if not self.__sklearn_is_fitted__():
             return own
         last = self.history_[-1]
-        channels, height, width = self.image_shape_
         rows = {
             "classes": ", ".join(map(str, self.classes_[:10])) + (", …" if len(self.classes_) > 10 else ""),
             "known": f"{len(self.classes_)} classes, {last.number + 1} updates, the last on {last.date}",
-            "images": f"{height}×{width} {'grey' if channels == 1 else 'colour'}",
+            "input": self._fitted().preprocessing.description,
             "method": f"{self.model_.config.method.name}, {last.bytes_per_class:,} bytes per class",
             "last update": str(last),
         }
         cells = "".join(f"<tr><th>{name}</th><td>{escape(text)}</td></tr>" for name, text in rows.items())
         return f'{own}<table style="white-space: pre-line">{cells}</table>'
-
-
-PATHS = {
-    "backbone": ("backbone.name",),
-    "width": ("backbone.width",),
-    "feature_dim": ("backbone.bottleneck",),
-    "augment": ("data.augment",),
-    "epochs": ("optimisation.first.epochs", "optimisation.next.epochs"),
-    "batch_size": ("optimisation.first.batch_size", "optimisation.next.batch_size"),
-}
-"""Parameters and the settings they set."""

@@ -6,20 +6,28 @@ Settings of the user take precedence. The choices follow the shipped recipes `di
 from collections.abc import Mapping
 from typing import Any
 
-from gatf.config import RunConfig, load_config
+from gatf.config import RunConfig, load_config, untrusted_parts
 from gatf.data.decode import SMALL
-from gatf.data.encoded import LARGE_DEFAULT
 from gatf.data.inputs import ImageInput
 from gatf.errors import UserError
-from gatf.methods import is_outside, method_class
-from gatf.nets.pretrained import packaged_weights
-from gatf.session import session_precision
-from gatf.settings import LITE0, PACKAGE, StageConfig
+from gatf.methods import method_class
+from gatf.methods.parts.closed_form import ClosedForm
+from gatf.nets.pretrained import install_line, packaged_weights
+from gatf.plugins import TRUST
+from gatf.settings import LITE0, LITES, PACKAGE, VECTORS, StageConfig
+from gatf.training.precision import chosen
 
-PHOTO_SIDE = 64
-"""Colour images with a shorter side of at least this many pixels count as photos."""
+SMALLEST_VIEW, LARGEST_VIEW = 128, 224
+"""Sides to which images are enlarged or reduced for a pretrained network (experiments/photo_networks.py)."""
 HALVINGS = 32
 """A pretrained network halves its image five times."""
+FIXED_COST = 3.0
+"""Seconds of an update that do not depend on the number of images."""
+COST_OF_TRAINING = 9.0
+"""Cost of training on an image, in forward passes of the network: forward and backward passes, and forward passes of
+the old network and for the anchor. Updates of birds with EfficientNet-Lite0 at 96 and 128 pixels took 9 to 11."""
+TRAINING = ("optimisation.", "method.", "data.augment", "backbone.bottleneck")
+"""Settings that matter only where a network is trained."""
 FEATURES = 64
 """Dimension of the features, except for tiny images."""
 TINY_SIDE = 16
@@ -34,7 +42,7 @@ FIXED = (
 
 
 def first_config(
-    *, method: str, shape: tuple[int, int, int], images: int, device: str, seed: int, overrides: Mapping[str, Any],
+    *, method: str, shape: tuple[int, ...], images: int, device: str, seed: int, overrides: Mapping[str, Any],
     features: int | None = None,
 ) -> RunConfig:  # fmt: skip
     """The settings of a new model; `overrides` are dotted paths, `features` is the dimension of a given network's."""
@@ -66,28 +74,36 @@ def first_config(
         sections["method"] = {"name": "gatf", "anchor": {"refresh": refresh(images), "kind": "identity"}}
     elif method == "gatf-release":
         sections["method"] = {"name": "gatf-release", "anchor": {"refresh": refresh(images)}}
-    return load_config(sections, method=method, overrides=dict(overrides))
+    return _usable_later(load_config(sections, method=method, overrides=dict(overrides)))
+
+
+def vector_config(*, method: str, seed: int, overrides: Mapping[str, Any]) -> RunConfig:
+    """The settings of a new model of vectors."""
+    _check_method(method)
+    if getattr(method_class(method), "learn", None) is not ClosedForm.learn:
+        raise UserError(f"method '{method}' needs images, not sums of vectors; use slda, ncm, ranpac, klda or acil")
+    sections = {"data": {"name": "folder"}, "backbone": {"name": VECTORS, "bottleneck": None}, "seed": seed}
+    return _usable_later(load_config({**sections, "device": "cpu"}, method=method, overrides=dict(overrides)))
 
 
 def is_pretrained(overrides: Mapping[str, Any]) -> bool:
     """Whether these settings name a pretrained network."""
-    usual = PACKAGE if overrides.get("backbone.name") == LITE0 else None
+    usual = PACKAGE if overrides.get("backbone.name") in LITES else None
     return overrides.get("backbone.pretrained", usual) is not None
 
 
 def backbone_for(given: ImageInput) -> str | None:
-    """The pretrained network for photos, if its weights are installed; None: the image size decides."""
-    side = given.photo_side
-    return LITE0 if side is not None and side >= PHOTO_SIDE and packaged_weights() is not None else None
+    """The pretrained network, if its weights are installed and images are not tiny; None: the image size decides."""
+    return LITE0 if given.shorter_side > TINY_SIDE and packaged_weights() is not None else None
 
 
-def pretrained_shape(name: str, given: ImageInput) -> tuple[int, int, int]:
-    """The input shape of a pretrained network: the shape of given pixels; for photos 224 pixels, or their own size if
-    smaller, rounded down to a multiple of 32. Models of timm may accept 224 only."""
-    side = given.photo_side
-    if given.are_pixels or side is None or name.startswith("timm:"):
+def pretrained_shape(name: str, given: ImageInput) -> tuple[int, ...]:
+    """The input shape of a pretrained network. EfficientNet-Lite and MobileNetV2 get the images' own size, rounded down
+    to a multiple of 32, within bounds. Models of timm may accept 224 only, and weights of a ResNet may be for any
+    size."""
+    if name not in (*LITES, "mobilenet_v2"):
         return given.natural_shape()
-    side = min(max(side // HALVINGS * HALVINGS, PHOTO_SIDE), LARGE_DEFAULT)
+    side = min(max(given.shorter_side // HALVINGS * HALVINGS, SMALLEST_VIEW), LARGEST_VIEW)
     return 3, side, side
 
 
@@ -112,12 +128,25 @@ def next_config(config: RunConfig, *, images: int, overrides: Mapping[str, Any])
         base["method"]["anchor"]["refresh"] = refresh(images)
     # the preset is the model's own, whose values may have been changed since: naming it again does not bring them back
     changes = {path: value for path, value in overrides.items() if path != "method.preset"}
-    return load_config(base, method=config.method.name, overrides=changes)
+    return _usable_later(load_config(base, method=config.method.name, overrides=changes))
+
+
+def _usable_later(config: RunConfig) -> RunConfig:
+    """The config, unless it names a plugin that loading the model's file would refuse."""
+    _refuse_plugins(config.model_dump(mode="json"))
+    return config
+
+
+def _refuse_plugins(values: Mapping[str, Any]) -> None:
+    for kind, name in untrusted_parts(values):
+        raise UserError(
+            f"{kind} '{name}' is not part of gatf, so the model's file would be refused: if you trust that code, set "
+            f"the environment variable {TRUST}={name} here and wherever the model is used, or use gatf run"
+        )
 
 
 def _check_method(method: str) -> None:
-    if is_outside(method):
-        raise UserError(f"method '{method}' is not part of gatf: its model could not be loaded again; use gatf run")
+    _refuse_plugins({"method": {"name": method}})  # before it is imported
     if not method_class(method).exemplar_free:
         raise UserError(f"method '{method}' needs all earlier images at every update; choose another method")
 
@@ -168,15 +197,18 @@ def augmentation(side: int) -> list[str]:
     return ["crop:4", "flip"] if side <= SMALL else [f"resized_crop:{side}", "flip"]
 
 
-def describe(config: RunConfig, *, shape: tuple[int, int, int], images: int, first: bool, trains: bool = True) -> str:
-    """One line for users: the chosen settings by their names."""
+def describe(
+    config: RunConfig, *, shape: tuple[int, ...], images: int, first: bool, seconds: float, trains: bool = True
+) -> str:
+    """One line for users: network, size, number of images, expected time."""
     stage = config.optimisation.stage(0 if first else 1)
-    made = (
-        f"{shape[1]}×{shape[2]} {'grey' if shape[0] == 1 else 'colour'} images, backbone {config.backbone}, "
-        f"method {config.method.name}; "
-    )
-    if not trains:
-        return f"{made if first else ''}{images} images"
-    how = session_precision(config, shape)[1] if stage.epochs else None
-    numbers = "" if how is None else f"; {how}"
-    return f"{made if first else ''}{images} images, {stage.epochs} epochs, batches of {stage.batch_size}{numbers}"
+    made = f"backbone {config.backbone}, {shape[1]}×{shape[2]} {'grey' if shape[0] == 1 else 'colour'} pixels"
+    made += f", method {config.method.name}; {images} images"
+    if trains:
+        how = chosen(config.precision, config.device)[1] if stage.epochs else None
+        made += f", {stage.epochs} epochs, batches of {stage.batch_size}" + ("" if how is None else f"; {how}")
+    about = f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} minutes"
+    advice = ""
+    if first and config.backbone.pretrained is None and shape[1] > TINY_SIDE and packaged_weights() is None:
+        advice = f"; `{install_line(LITE0)}` makes this faster and better"
+    return f"{made}; about {about}{advice}"

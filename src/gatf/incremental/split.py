@@ -1,6 +1,6 @@
 """The classes of an update, and which of its images are trained on."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -9,7 +9,7 @@ from torch import Tensor
 from gatf.data.class_names import spelled_as_known
 from gatf.data.listing import share_of_each_class, some
 from gatf.errors import UserError
-from gatf.methods.parts.gaussian import carries_gaussians
+from gatf.methods.parts.gaussian import transports_gaussians
 from gatf.model.state import Label, Model
 from gatf.seeding import generator
 
@@ -36,10 +36,45 @@ class Split:
     """Classes that share an image with another class."""
     contradictions: int = 0
     """Images with more than one label."""
+    unique: Tensor | None = None
+    """Which trained images have no copy in the update, bool; None: all."""
+    learnt: Tensor | None = None
+    """Items of each task class that are learnt, [classes], where `numbers` has a sample of them only."""
 
     @property
     def classes(self) -> int:
         return len(self.revisited) + len(self.added)
+
+    @property
+    def counts(self) -> Tensor:
+        """Items of each task class that are learnt, [classes]."""
+        return (
+            torch.bincount(self.numbers[self.trained], minlength=self.classes) if self.learnt is None else self.learnt
+        )
+
+
+def arranged(model: Model, given_labels: np.ndarray) -> tuple[Split, tuple[Label, ...]]:
+    """The classes of items with these labels, none of them held out, and the labels of the task's classes in order."""
+    distinct, found = np.unique(spelled_as_known(given_labels, model.labels), return_inverse=True)
+    labels: list[Label] = distinct.tolist()
+    _check_kind(model.labels, labels)
+    known = {label: number for number, label in enumerate(model.labels)}
+    again = [label for label in labels if label in known]
+    if again and not (model.method.revisits or transports_gaussians(model.method)):
+        raise UserError(
+            f"method '{model.config.method.name}' cannot learn more images of known classes ({some(again)}); give "
+            "new classes only, or use gatf, adagauss, ncm, slda, ranpac, klda, acil or ds-al"
+        )
+    order = sorted(range(len(labels)), key=lambda place: (labels[place] not in known, place))
+    rank = torch.empty(len(labels), dtype=torch.int64)
+    rank[order] = torch.arange(len(labels))
+    numbers = rank[torch.from_numpy(found.reshape(-1))]
+    ordered = tuple(labels[place] for place in order)
+    revisited = tuple(known[label] for label in ordered if label in known)
+    added = tuple(label for label in ordered if label not in known)
+    places = torch.tensor([*revisited, *range(len(known), len(known) + len(added))], dtype=torch.int64)
+    everything = torch.arange(len(numbers))
+    return Split(revisited, added, numbers, places[numbers], everything, everything[:0]), ordered
 
 
 def split_update(
@@ -50,20 +85,8 @@ def split_update(
     `copies` [N] has for each image the number of the first image with the same content (None: all differ). Only first
     images are held out, and copies of a held-out image are not trained on, so no image is on both sides.
     """
-    distinct, found = np.unique(spelled_as_known(given_labels, model.labels), return_inverse=True)
-    labels: list[Label] = distinct.tolist()
-    _check_kind(model.labels, labels)
-    known = {label: number for number, label in enumerate(model.labels)}
-    again = [label for label in labels if label in known]
-    if again and not (model.method.revisits or carries_gaussians(model.method)):
-        raise UserError(
-            f"method '{model.config.method.name}' cannot learn more images of known classes ({some(again)}); give "
-            "new classes only, or use gatf, adagauss, ncm, slda, ranpac or klda"
-        )
-    order = sorted(range(len(labels)), key=lambda place: (labels[place] not in known, place))
-    rank = torch.empty(len(labels), dtype=torch.int64)
-    rank[order] = torch.arange(len(labels))
-    numbers = rank[torch.from_numpy(found.reshape(-1))]
+    split, labels = arranged(model, given_labels)
+    numbers = split.numbers
     first = torch.arange(len(numbers)) if copies is None else copies
     originals = torch.nonzero(first == torch.arange(len(numbers))).squeeze(1)
     held_out = torch.zeros(len(numbers), dtype=torch.bool)
@@ -72,18 +95,13 @@ def split_update(
         held_out[originals] = share_of_each_class(numbers[originals], share, draws, fewest=FEWEST_TO_SPLIT)
     contradicting = numbers != numbers[first]
     involved = torch.cat([numbers[contradicting], numbers[first[contradicting]]]).unique()
-    revisited = tuple(known[labels[place]] for place in order if labels[place] in known)
-    added = tuple(labels[place] for place in order if labels[place] not in known)
-    places = torch.tensor([*revisited, *range(len(known), len(known) + len(added))], dtype=torch.int64)
-    return Split(
-        revisited=revisited,
-        added=added,
-        numbers=numbers,
-        final_numbers=places[numbers],
+    return replace(
+        split,
         trained=torch.nonzero(~held_out[first]).squeeze(1),
         held_out=torch.nonzero(held_out).squeeze(1),
+        unique=(torch.bincount(first, minlength=len(first)) == 1)[first[~held_out[first]]],
         duplicates=len(numbers) - len(originals),
-        mislabelled=tuple(labels[order[number]] for number in involved.tolist()),
+        mislabelled=tuple(labels[number] for number in involved.tolist()),
         contradictions=len(first[contradicting].unique()),
     )
 

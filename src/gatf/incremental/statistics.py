@@ -1,27 +1,17 @@
-"""Statistics of an update: normalisation, merged Gaussians of revisited classes, the expected accuracy."""
+"""Statistics of an update: normalisation, merged Gaussians of revisited classes, the accuracy of classes."""
 
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from gatf.data.base import ImageSet
-from gatf.geometry.gaussians import Gaussians, white_noise
+from gatf.geometry.gaussians import Gaussians
 from gatf.geometry.moments import Moments
-from gatf.geometry.spd import cholesky
-from gatf.seeding import generator
+from gatf.model.record import FEWEST_TO_REPORT
 
-DRAWS_PER_CLASS = 200
-"""Points drawn from each stored Gaussian to forecast the accuracy of its class, at most."""
-POINTS = 2000
-"""Points drawn from all of them: a standard error of at most 1.1 percent, and 0.7 at an accuracy of 90 %."""
-SCORED_AT_ONCE = 500
-"""Points per batch, which bounds the memory of their scores."""
-LOSS_TO_REPORT = 15.0
-"""Points of forecast accuracy that an old class must lose in an update to be named in a warning."""
-SPREADS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
-"""Factors on the distance of points from their class means: images lie farther out than their Gaussians predict."""
+TAKEN_FOR_ANOTHER = 40.0
+"""Percent of a class's images that are classified as one other class, above which a warning names both."""
 
 
 def normalisation(images: ImageSet, most: int = 2000) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -46,54 +36,6 @@ def merge(transported: Gaussians, transported_images: Tensor, new: Gaussians, ne
     return Gaussians(both.mean, both.covariance())
 
 
-@dataclass(frozen=True)
-class Forecast:
-    """Percent of points that are classified correctly, and its standard error."""
-
-    percent: float
-    error: float
-
-
-class Draws:
-    """Points drawn from the stored Gaussians of some classes, and how a readout classifies them.
-
-    All classes have the same weight. Many classes share `POINTS`, and of more classes than that a sample is drawn, so
-    the time grows no faster than the time to score one point.
-    """
-
-    def __init__(self, stored: Gaussians, scores: Callable[[Tensor], Tensor], classes: range, *, seed: int) -> None:
-        draws = generator(seed, "expected accuracy", classes.start)
-        self._scores = scores
-        self.classes = torch.arange(classes.start, classes.stop)
-        if len(self.classes) > POINTS:
-            self.classes = self.classes[torch.randperm(len(self.classes), generator=draws)[:POINTS].sort().values]
-        each = max(1, min(DRAWS_PER_CLASS, POINTS // len(self.classes)))
-        stored = stored[self.classes.to(stored.means.device)] if len(self.classes) < len(stored) else stored
-        lowers = cholesky(stored.covs if stored.common is None else stored.common[None]).lower  # [k or 1, S, S]
-        noise = white_noise(len(self.classes) * each, stored.means.shape[1], generator=draws, matched=False)
-        self._deviations = noise.to(lowers).unflatten(0, (len(self.classes), each)) @ lowers.mT  # [k, each, S]
-        self._means = stored.means[:, None]
-
-    @torch.no_grad()
-    def predicted(self, spread: float = 1.0) -> Tensor:
-        """Predicted classes of the points, [k, each]. `spread` scales the points' distances from their means."""
-        points = (self._means + spread * self._deviations).flatten(0, 1)
-        found = torch.cat([self._scores(some).argmax(1) for some in points.split(SCORED_AT_ONCE)])
-        return found.cpu().unflatten(0, (len(self.classes), self._deviations.shape[1]))
-
-    def accuracy(self, spread: float = 1.0) -> Forecast:
-        """Percent of points that are classified correctly: the accuracy on images if features were Gaussian and the
-        transport without error."""
-        chosen, each = self.classes, self._deviations.shape[1]
-        right = (self.predicted(spread) == chosen[:, None]).double().mean(1)  # [k]
-        mean = right.mean()
-        within = (
-            right * (1 - right) / (each - 1) if each > 1 else mean * (1 - mean)
-        )  # which includes the variance between classes
-        error = (within.mean() / len(chosen)).sqrt()
-        return Forecast(100 * float(mean), 100 * float(error))
-
-
 def accuracy_by_class(predicted: Tensor, labels: Tensor) -> tuple[float, float]:
     """Mean of the class accuracies of images [N] in percent, and the effective number of images: with this number,
     equally distributed over classes, the mean would have the same standard error."""
@@ -102,72 +44,101 @@ def accuracy_by_class(predicted: Tensor, labels: Tensor) -> tuple[float, float]:
     return 100 * float((right / counts).mean()), len(counts) ** 2 / float((1 / counts.double()).sum())
 
 
-Seen = tuple[float, float | None, tuple[float, ...] | None]
-"""Of an update: held-out images, their accuracy in percent (mean over classes), and the accuracy of `Draws` of their
-classes at each of `SPREADS`; None where it was not measured."""
+Measured = Tensor
+"""Accuracy of every class, float64 [C, 3]: the share of its own images that was classified correctly when they were
+learnt, times the declines since then; how many images that were; the variance of the logarithm of those declines."""
 
 
-def fitted_spreads(updates: Iterable[Seen]) -> tuple[float, float, float] | None:
-    """The spread at which points drawn from Gaussians are classified as badly as the held-out images of all updates:
-    (best, least, most likely ones at two units of log-likelihood); None where no update held images out."""
-    measured = [
-        (count, correct / 100, forecast)
-        for count, correct, forecast in updates
-        if correct is not None and forecast and count
-    ]
-    if not measured:
+@dataclass(frozen=True)
+class Forecast:
+    """Accuracy in percent, its standard error, and the number of images behind it."""
+
+    percent: float
+    error: float
+    images: int
+
+    @property
+    def range(self) -> tuple[float, float]:
+        """Two standard errors to both sides."""
+        return max(0.0, self.percent - 2 * self.error), min(100.0, self.percent + 2 * self.error)
+
+
+def accuracy_of(measured: Measured) -> Forecast | None:
+    """The mean accuracy of classes. None where fewer than `FEWEST_TO_REPORT` images or half of the classes were
+    measured."""
+    known = measured[measured[:, 1] > 0]
+    shares, images, declines = known.unbind(1)
+    if len(known) < max(1, len(measured) / 2) or images.sum() < FEWEST_TO_REPORT:
         return None
-    logs = torch.linspace(0, len(SPREADS) - 1, 121, dtype=torch.float64)
-    likelihood = torch.zeros_like(logs)
-    for number, (count, correct, forecast) in enumerate(measured, 1):
-        curve = torch.tensor(forecast, dtype=torch.float64) / 100
-        below = logs.floor().long().clamp_max(len(SPREADS) - 2)
-        chance = torch.lerp(curve[below], curve[below + 1], logs - below).clamp(1e-3, 1 - 1e-3)
-        doubt = float(number == len(measured))  # one image more of each kind, so that few and all correct prove little
-        likelihood += (count * correct + doubt) * chance.log() + (count * (1 - correct) + doubt) * (1 - chance).log()
-    likely = torch.nonzero(likelihood >= likelihood.max() - 2)[:, 0]
-    best, least, most = (
-        SPREADS[0] * (SPREADS[-1] / SPREADS[0]) ** (float(logs[place]) / (len(SPREADS) - 1))
-        for place in (likelihood.argmax(), likely[0], likely[-1])
-    )
-    return best, least, most
+    likely = (shares * images + 1) / (images + 2)  # few correct predictions do not prove a class
+    own = (likely * (1 - likely) / images).mean() / len(known)
+    common = (shares * declines.sqrt()).mean().square()
+    return Forecast(100 * float(shares.mean()), 100 * float((own + common).sqrt()), int(images.sum()))
 
 
-def lost_classes(before: Draws, after: Draws, spread: float) -> list[tuple[int, float, float, int]]:
-    """Classes whose forecast accuracy falls by at least `LOSS_TO_REPORT` points: (class, percent before, percent after,
-    the class that most of the lost points are predicted as), the largest loss first. Both draw the same old classes."""
-    classes = after.classes[:, None]
-    earlier, later = (each.predicted(spread) for each in (before, after))
-    percents = [100 * (found == classes).double().mean(1) for found in (earlier, later)]  # [k] each
-    losses = percents[0] - percents[1]
-    found = []
-    for place in torch.nonzero(losses >= LOSS_TO_REPORT).squeeze(1).tolist():
-        wrong = later[place][later[place] != classes[place]]
-        found.append((int(classes[place]), float(percents[0][place]), float(percents[1][place]), int(wrong.mode()[0])))
-    return sorted(found, key=lambda each: each[2] - each[1])
+def decline(scores: Tensor, numbers: Tensor, old: int) -> tuple[float, float]:
+    """The factor by which this update's classes lower the accuracy of the `old` ones, and the variance of its
+    logarithm; from scores [N, C] of images of new classes, which were not learnt or left out, and class numbers [N].
 
-
-def forecast_old(
-    drawn: Callable[[float], Forecast], updates: Iterable[Seen], kept: float
-) -> tuple[float, float, float] | None:
-    """Forecast of the accuracy on older classes in percent, with a range: (about, low, high); None where no update held
-    images out.
-
-    Features are not Gaussian: in many dimensions all points drawn from Gaussians are classified correctly, and images
-    are not. But there is a spread at which an update's points are classified as badly as its held-out images, and this
-    spread hardly changes from update to update, whatever the number of classes. It is fitted to all updates
-    (`fitted_spreads`), and `drawn` gives the accuracy of older classes with it. Transport loses more: of transported
-    added classes a share `kept` stays correct. The old network was not trained on these classes, so older ones should
-    lose less; the forecast takes half of the loss. The range includes the whole loss, two units of log-likelihood and
-    two standard errors of the points.
+    Images of old classes are deleted. But two classes are confused as often one way as the other, so the harm that k
+    new classes do to old ones is the harm that k old classes do to new ones: the accuracy of new images among all
+    classes, over that without k random old ones. An image that b old classes beat, and no new one, is correct without
+    them if they are among the k; the hypergeometric distribution gives the probability.
     """
-    spreads = fitted_spreads(updates)
-    if spreads is None:
-        return None
-    best, least, most = spreads
-    about, low, high = (drawn(spread) for spread in (best, most, least))
-    return (
-        about.percent * (1 + kept) / 2,
-        max(0.0, low.percent - 2 * low.error) * kept,
-        min(100.0, high.percent + 2 * high.error),
-    )
+    new = scores.shape[1] - old
+    removed = min(new, old)
+    numbers = numbers.to(scores.device)
+    beaten = scores > scores.gather(1, numbers[:, None])  # [N, C]
+    by_old, by_new = beaten[:, :old].sum(1), beaten[:, old:].sum(1)
+    chance = torch.ones(old + 1, dtype=torch.float64)  # [b]
+    steps = torch.arange(old, dtype=torch.float64)
+    chance[1:] = ((removed - steps).clamp_min(0) / (old - steps)).cumprod(0)
+    before = torch.where(by_new == 0, chance[by_old.cpu()].to(scores.device), 0.0).double()
+    _, places, counts = numbers.unique(return_inverse=True, return_counts=True)
+    weights = 1 / counts[places].double()
+    weights = weights / (weights @ before).clamp_min(1e-9)
+    lost = before - ((by_old + by_new) == 0).double()
+    ratio = min(max(1 - float(weights @ lost), 0.05), 1.0)
+    mean = (weights * lost).sum() / weights.sum()
+    variance = float((weights.square() * (lost - mean).square()).sum()) + (1 / (len(lost) + 1)) ** 2 * removed / old
+    power = new / removed
+    return ratio**power, variance / ratio**2 * power**2
+
+
+def measured_after(before: Measured, scores: Tensor, numbers: Tensor, kept: float = 1.0) -> Measured:
+    """`Measured` of all classes after an update, from scores [N, C] of its images that were not learnt or left out, and
+    their class numbers [N]. Of transported new classes a share `kept` of the correct predictions stays correct; the old
+    network was not trained on them, so older classes should lose less: half of it."""
+    old, classes = len(before), scores.shape[1]
+    after = torch.zeros(classes, 3, dtype=torch.float64)
+    after[:old] = before
+    fresh = numbers >= old
+    if old and bool(fresh.any()) and classes > old:
+        ratio, variance = decline(scores[fresh], numbers[fresh], old)
+        loss = (1 - kept) / 2
+        after[:old, 0] *= ratio * (1 - loss)
+        after[:old, 2] += variance + (loss / (1 - loss)) ** 2 / 4
+    right = (scores.argmax(1) == numbers).double()
+    images = torch.zeros(classes, dtype=torch.float64).index_add_(0, numbers, torch.ones_like(right))
+    correct = torch.zeros(classes, dtype=torch.float64).index_add_(0, numbers, right)
+    total = after[:, 1] + images
+    after[:, 0] = torch.where(images > 0, (after[:, 0] * after[:, 1] + correct) / total.clamp_min(1), after[:, 0])
+    after[:, 2] = torch.where(images > 0, after[:, 2] * after[:, 1] / total.clamp_min(1), after[:, 2])
+    after[:, 1] = total
+    return after
+
+
+def taken_for(found: Tensor, numbers: Tensor, of: range | list[int]) -> list[tuple[int, int, float, int]]:
+    """Classes whose images [N] are mostly found to be of one other class: (class, that class, percent, images).
+
+    From `FEWEST_TO_REPORT` images of a class on."""
+    rows = []
+    for number in of:
+        own = found[numbers == number]
+        wrong = own[own != number]
+        if len(own) >= FEWEST_TO_REPORT and len(wrong):
+            other = int(wrong.mode()[0])
+            percent = 100 * float((own == other).double().mean())
+            if percent > TAKEN_FOR_ANOTHER:
+                rows.append((number, other, percent, len(own)))
+    return rows

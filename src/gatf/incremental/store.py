@@ -10,21 +10,24 @@ import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from gatf.errors import UserError
+from gatf.data.class_names import appearance
+from gatf.errors import UserError, near_misses
 from gatf.incremental.update import STATE
 from gatf.io import container
 from gatf.io.files import copy, remove, remove_leftovers, resolved, sync_folder, write_bytes, write_errors
 from gatf.io.lock import exclusive
 from gatf.io.parsing import parse_json
+from gatf.io.text import harmless
 from gatf.model import file as model_file
 from gatf.model.exported import own_export
-from gatf.model.state import Model
+from gatf.model.state import Label, Model
+from gatf.settings import VECTORS
 
 PLAN, DONE, ROLLBACK, LOCK = "plan.json", "done.json", "rollback.json", "lock"
 PLANNED = {
@@ -204,14 +207,14 @@ class Store:
             if file.name not in own and (found := _identity(file)) and current and found.digest != current.digest
         )
 
-    def rollback(self) -> tuple[int, Path]:
-        """Put the newest kept version back; returns its number and where the undone model is now."""
+    def rollback(self) -> tuple[int, Path | None]:
+        """Put the newest kept version back; returns its number and where the undone model is now, if there was one."""
         versions = self.versions() if self.path.parent.is_dir() else []
         begun = self._read(self.workspace / ROLLBACK)
         if begun is not None and begun.get("version") not in versions and self._digest() == begun.get("digest"):
-            self.renew_export()
+            self.drop_export()
             remove(self.workspace / ROLLBACK)  # of a process that was killed when all was done but that
-            return int(begun["version"]), self.undone
+            return int(begun["version"]), self.undone if begun.get("undone", True) else None
         if not versions:
             foreign = self._foreign() if self.path.parent.is_dir() else []
             other = f"; {', '.join(foreign)}: of another model that had this name" if foreign else ""
@@ -223,24 +226,49 @@ class Store:
             )
         newest = self._version(versions[-1])
         model_file.load(newest)  # a version that cannot be read must not replace one that can
-        if self.path.exists():
-            copy(self.path, self.undone)
+        undone = self.undone if self.path.exists() else None
+        if undone is not None:
+            copy(self.path, undone)
         digest = container.inspect(newest).digest
         done = self._read(self.workspace / DONE)
         if done is not None and done.get("digest") == self._digest():
             self.forget_plan()  # what it did is undone, and nothing is left to finish
         if self.workspace.is_dir():
-            self._write(self.workspace / ROLLBACK, {"version": versions[-1], "digest": digest})
+            self._write(
+                self.workspace / ROLLBACK, {"version": versions[-1], "digest": digest, "undone": undone is not None}
+            )
         with write_errors(self.path):
             newest.replace(self.path)
         sync_folder(self.path.parent)
         if self._digest() != digest:
             raise UserError(f"{self.path} could not be rolled back: it is not the model that {newest.name} was")
-        self.renew_export()
+        self.drop_export()
         remove(self.workspace / ROLLBACK)
-        return versions[-1], self.undone
+        return versions[-1], undone
+
+    def rename(self, old: str, new: str) -> None:
+        """Give a class another name, in the history too. No version is kept: renaming it back undoes it."""
+        model = model_file.load(self.path)
+        if not all(isinstance(label, str) for label in model.labels):
+            raise UserError(f"the classes of {self.path} are numbers, which have no names to change")
+        names = [str(label) for label in model.labels]
+        if old not in names:
+            raise UserError(f"{self.path} has no class '{harmless(old)}'{near_misses(old, names)}")
+        if not appearance(new) or appearance(new) in {appearance(name) for name in names if name != old}:
+            raise UserError(
+                f"'{harmless(new)}' is no name for a class: it is empty, or another class of {self.path} has it"
+            )
+        model_file.save(renamed(model, old, new), self.path)
+        self.drop_export()
 
     # --- quick answers
+
+    def drop_export(self) -> None:
+        """Remove the export of another version; `gatf predict` writes a new one."""
+        target = own_export(self.path)
+        with suppress(UserError):
+            if target is not None and target.exists():
+                remove(target)
 
     def renew_export(self) -> Path | None:
         """Write the model as ONNX beside it, from which one photo is answered without importing torch; returns where.
@@ -252,16 +280,18 @@ class Store:
         if target is None:
             return None
         with suppress(UserError):
-            pretrained = model_file.describe(self.path)[1].backbone.pretrained is not None
-            if pretrained and all(find_spec(name) for name in ("onnx", "onnxscript", "onnxruntime")):
+            backbone = model_file.describe(self.path)[1].backbone
+            if (
+                backbone.pretrained is not None
+                and backbone.name != VECTORS
+                and all(find_spec(name) for name in ("onnx", "onnxscript", "onnxruntime"))
+            ):
                 from gatf.model.onnx import export_onnx
 
                 model = model_file.load(self.path, answering=True)
                 export_onnx(model, target, digest=self._digest(), patient=False, like=self.path)
                 return target
-        with suppress(UserError):
-            if target.exists():
-                remove(target)
+        self.drop_export()
         return None
 
     def _digest(self) -> str | None:
@@ -269,6 +299,20 @@ class Store:
 
     def _version(self, number: int) -> Path:
         return self.path.with_name(f"{self.path.name}.v{number}")
+
+
+def renamed(model: Model, old: str, new: str) -> Model:
+    """The model with another name for a class."""
+
+    def names(labels: tuple[Label, ...]) -> tuple[Label, ...]:
+        return tuple(new if label == old else label for label in labels)
+
+    history = tuple(
+        record.model_copy(update={"added": names(record.added), "revisited": names(record.revisited)})
+        for record in model.history
+    )
+    frozen = model.frozen and renamed(model.frozen, old, new)
+    return replace(model, labels=names(model.labels), history=history, frozen=frozen)
 
 
 def _identity(path: Path) -> Identity | None:

@@ -2,24 +2,45 @@
 training, from the classifier's parameters, the model and the images."""
 
 import secrets
-from dataclasses import dataclass
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
+import torch
 from torch import nn
 
 from gatf.config import RunConfig
+from gatf.data.decode import SMALL
 from gatf.data.inputs import ImageInput, Shape
 from gatf.errors import UserError
 from gatf.incremental import defaults
 from gatf.incremental.update import new_model
 from gatf.methods import method_class
+from gatf.methods.parts.features import FeatureMethod
 from gatf.methods.parts.gaussian import GaussianMethod
 from gatf.model.state import FROZEN_METHOD, Model
 from gatf.nets import TIMM
-from gatf.nets.foreign import probe_dim
-from gatf.settings import HUB, INSIDE
+from gatf.nets.foreign import constructor_name, probe_dim
+from gatf.settings import HUB, INSIDE, PYTHON
+
+TIMED_IMAGES = 4
+"""Images of the forward pass that is timed to predict how long an update takes."""
+
+
+PATHS = {
+    "backbone": ("backbone.name",),
+    "width": ("backbone.width",),
+    "feature_dim": ("backbone.bottleneck",),
+    "augment": ("data.augment",),
+    "epochs": ("optimisation.first.epochs", "optimisation.next.epochs"),
+    "batch_size": ("optimisation.first.batch_size", "optimisation.next.batch_size"),
+}
+"""Parameters and the settings they set."""
+ELSEWHERE = {"unknown", "unknown_label", "verbose"}
+"""Parameters of `IncrementalClassifier` that do not affect training."""
 
 
 @dataclass(frozen=True)
@@ -31,13 +52,17 @@ class Strategy:
     """Channels, height and width of the images."""
     held_out: float
     minutes: float
-    """Time for adapting a pretrained backbone."""
+    """Time for training beside a frozen pretrained backbone."""
+    seconds: float
+    """Expected time of training, or of the frozen model where nothing is trained."""
     frozen: tuple[Model, RunConfig] | None
     """The model on the frozen backbone, and its settings."""
     trained: tuple[Model | None, RunConfig] | None
     """The model to train, and its settings; None for the model: it is made from the frozen one."""
     adapts: str | None
     """The method that adapts a pretrained backbone, where updates compare."""
+    adapt: str
+    """The choice that the model file keeps."""
     description: str
     """One line for users."""
 
@@ -46,25 +71,36 @@ class Strategy:
 class Parameters:
     """The parameters of `IncrementalClassifier` that decide the strategy."""
 
-    method: str
-    backbone: str | nn.Module
-    adapt: str
-    minutes: float
-    image_size: int | str
-    held_out: float
-    device: str
-    random_state: Any
-    overrides: dict[str, Any]
+    method: str = "gatf"
+    backbone: str | nn.Module = "auto"
+    adapt: str | None = None
+    minutes: float = 5.0
+    image_size: int | str = "auto"
+    held_out: float = 0.1
+    device: str = "auto"
+    random_state: Any = 0
+    overrides: dict[str, Any] = field(default_factory=dict)
     """Settings by dotted path, those of the other parameters included."""
+
+    @classmethod
+    def of(cls, settings: Mapping[str, Any] | None = None, **given: Any) -> "Parameters":
+        """From the parameters of `IncrementalClassifier`; those that set a setting override `settings`."""
+        overrides = dict(settings or {})
+        for name, paths in PATHS.items():
+            value = given.get(name, "auto")
+            if isinstance(value, nn.Module):
+                value = PYTHON + constructor_name(value)
+            if not isinstance(value, str) or value != "auto":
+                overrides |= dict.fromkeys(paths, value)
+        own = {each.name for each in fields(cls)}
+        unknown = sorted(given.keys() - own - PATHS.keys() - ELSEWHERE)
+        if unknown:
+            raise TypeError(f"unknown parameters: {', '.join(unknown)}")
+        return cls(**{name: value for name, value in given.items() if name in own}, overrides=overrides)
 
     @cached_property
     def seed(self) -> int:
-        if self.random_state is None:
-            return secrets.randbelow(2**31)
-        if isinstance(self.random_state, (np.random.RandomState, np.random.Generator)):
-            draw = getattr(self.random_state, "integers", None) or self.random_state.randint  # type: ignore[union-attr]
-            return int(draw(2**31 - 1))
-        return int(self.random_state)
+        return drawn_seed(self.random_state)
 
     def shape(self, images: ImageInput, model: Model | None) -> Shape:
         """Channels, height and width in which the model learns these images; for a new model, chosen from them."""
@@ -92,8 +128,24 @@ class Parameters:
         if overrides.get("backbone.name", "").startswith(TIMM):
             return {"backbone.pretrained": HUB, **overrides}
         free = not any(name in overrides for name in ("backbone.name", "backbone.width", "backbone.pretrained"))
-        chosen = defaults.backbone_for(images) if free and shape[1] >= defaults.PHOTO_SIDE else None
+        if self.asks_training and images.shorter_side < SMALL:
+            free = False
+        chosen = defaults.backbone_for(images) if free else None
         return overrides if chosen is None else {**overrides, "backbone.name": chosen}
+
+    @property
+    def asks_training(self) -> bool:
+        """Whether some parameter matters only where a network is trained."""
+        return any(path.startswith(defaults.TRAINING) for path in self.overrides)
+
+    def adaptation(self, model: Model | None) -> str:
+        """ "never", "auto" or "always": as asked, else as the model keeps it, else whether parameters need training."""
+        if self.adapt is not None:
+            return self.adapt
+        if model is not None and model.adapt == "auto":
+            return "auto"
+        another = model is None and self.method != Parameters.method
+        return "auto" if self.asks_training or another else "never"
 
     def first_config(self, method: str, images: ImageInput, shape: Shape) -> RunConfig:
         """The settings of a new model."""
@@ -118,40 +170,60 @@ class Parameters:
         return {path: value for path, value in overrides.items() if not path.startswith(own)}
 
 
+def drawn_seed(random_state: Any) -> int:
+    """The seed that a `random_state` of scikit-learn stands for."""
+    if random_state is None:
+        return secrets.randbelow(2**31)
+    if isinstance(random_state, (np.random.RandomState, np.random.Generator)):
+        draw = getattr(random_state, "integers", None) or random_state.randint  # type: ignore[union-attr]
+        return int(draw(2**31 - 1))
+    return int(random_state)
+
+
 def choose_strategy(parameters: Parameters, model: Model | None, images: ImageInput) -> Strategy:
     """The strategy for learning these images, by a new model (None) or an update of one. Mistakes in the parameters are
     a `UserError` here, before anything is trained."""
     if not 0 <= parameters.held_out < 1:
         raise UserError(f"held_out must be at least 0 and below 1, not {parameters.held_out!r}")
-    shape = parameters.shape(images, model)
+    shape, adapt = parameters.shape(images, model), parameters.adaptation(model)
+    trained: tuple[Model | None, RunConfig] | None = None
     if not _stays_pretrained(parameters, model, images, shape):
         if model is None:
             config = parameters.first_config(parameters.method, images, shape)
             module = parameters.backbone if isinstance(parameters.backbone, nn.Module) else None
-            start = new_model(config, images, shape, module)
+            trained = new_model(config, images, shape, module), config
         else:
-            start, config = model, parameters.next_config(model, images, compares=False)
-        return _strategy(parameters, shape, model, images, frozen=None, trained=(start, config))
+            trained = model, parameters.next_config(model, images, compares=False)
+        return _strategy(parameters, shape, model, images, adapt, frozen=None, trained=trained)
     if model is None:
         config = parameters.first_config(FROZEN_METHOD, images, shape)
         frozen = new_model(config, images, shape)
     else:
         frozen = model.frozen or model
         config = parameters.next_config(frozen, images, compares=True)
-    if parameters.adapt == "never":
-        return _strategy(parameters, shape, model, images, frozen=(frozen, config), trained=None)
-    adapted = model if model is not None and model.frozen is not None else None
-    if adapted is not None:
-        trained = parameters.next_config(adapted, images, compares=True)
-    else:
-        trained = parameters.first_config(_adapting_method(parameters, model), images, shape)
-    return _strategy(parameters, shape, model, images, frozen=(frozen, config), trained=(adapted, trained))
+    if adapt == "auto":
+        adapted = model if model is not None and model.frozen is not None else None
+        if adapted is not None:
+            trained = adapted, parameters.next_config(adapted, images, compares=True)
+        elif model is None and _scratch(parameters, images):
+            natural = images.natural_shape()
+            scratch = replace(parameters, overrides={**parameters.overrides, "backbone.pretrained": None})
+            small = scratch.first_config(parameters.method, images, natural)
+            trained = new_model(small, images, natural), small
+        else:
+            trained = None, parameters.first_config(_adapting_method(parameters, model), images, shape)
+    return _strategy(parameters, shape, model, images, adapt, frozen=(frozen, config), trained=trained)
+
+
+def _scratch(parameters: Parameters, images: ImageInput) -> bool:
+    """Whether small images are also learnt by a network from scratch, in place of an adapted pretrained one."""
+    return parameters.backbone == "auto" and images.shorter_side < SMALL and "backbone.name" not in parameters.overrides
 
 
 def _stays_pretrained(parameters: Parameters, model: Model | None, images: ImageInput, shape: Shape) -> bool:
     """Whether this update leaves a pretrained backbone frozen, or compares it with an adapted one."""
     adapt = parameters.adapt
-    if adapt not in ("auto", "never", "always"):
+    if adapt not in (None, "auto", "never", "always"):
         raise UserError(f"adapt is 'auto', 'never' or 'always', not {adapt!r}")
     if adapt == "always":
         return False
@@ -170,20 +242,39 @@ def _adapting_method(parameters: Parameters, model: Model | None) -> str:
 
 
 def _strategy(
-    parameters: Parameters, shape: Shape, model: Model | None, images: ImageInput, *,
+    parameters: Parameters, shape: Shape, model: Model | None, images: ImageInput, adapt: str, *,
     frozen: tuple[Model, RunConfig] | None, trained: tuple[Model | None, RunConfig] | None,
 ) -> Strategy:  # fmt: skip
     choice = ""
     if frozen is not None:
-        choice = "; the pretrained backbone stays frozen (adapt=never)"
+        choice = "; the pretrained backbone stays frozen"
         if trained is not None:
             choice = "; the result replaces the frozen backbone only if it is expected to be better (adapt=auto)"
     candidate = trained or frozen
     assert candidate is not None
+    start = candidate[0] or (frozen or candidate)[0]
+    assert start is not None
+    seconds = len(images) * seconds_per_forward_pass(start)
+    fixed = candidate[0] is not None and isinstance(start.method, FeatureMethod) and start.method.network_is_fixed
+    if trained is not None and not fixed:
+        seconds *= defaults.COST_OF_TRAINING * trained[1].optimisation.stage(0 if model is None else 1).epochs
+    seconds += defaults.FIXED_COST
     description = defaults.describe(
-        candidate[1], shape=shape, images=len(images), first=model is None, trains=trained is not None
-    )
-    return Strategy(
-        shape, float(parameters.held_out), parameters.minutes, frozen, trained,
-        None if frozen is None else _adapting_method(parameters, model), description + choice,
+        candidate[1], shape=start.preprocessing.shape, images=len(images), first=model is None, seconds=seconds,
+        trains=trained is not None,
     )  # fmt: skip
+    return Strategy(
+        shape, float(parameters.held_out), parameters.minutes, seconds, frozen, trained,
+        None if frozen is None else _adapting_method(parameters, model), adapt, description + choice,
+    )  # fmt: skip
+
+
+@torch.no_grad()
+def seconds_per_forward_pass(model: Model) -> float:
+    """Of an image, measured on a few blank ones; the second of two passes, because the first prepares the network."""
+    backbone = model.method.backbone.eval()
+    images = torch.zeros(TIMED_IMAGES, *model.preprocessing.shape, device=model.method.device)
+    for _ in range(2):
+        started = time.monotonic()
+        backbone(images)
+    return (time.monotonic() - started) / TIMED_IMAGES

@@ -165,7 +165,10 @@ def _pieces(header: bytes, plain: dict[str, Tensor]) -> list[Any]:
 
 
 def _bytes(tensor: Tensor) -> Any:
-    return tensor.reshape(-1).view(torch.uint8).numpy().data if tensor.numel() else b""
+    flat = tensor.reshape(-1)
+    if len(flat) and flat.stride(0) != 1:
+        flat = flat.clone(memory_format=torch.contiguous_format)
+    return flat.view(torch.uint8).numpy().data if len(flat) else b""
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------

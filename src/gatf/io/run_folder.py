@@ -78,17 +78,20 @@ class Summary:
     versions: dict[str, str]
     """Of Python, gatf, torch, numpy, lightning-fabric."""
     processor_seconds: list[float] = field(default_factory=list)
-    """CPU time of each task, all threads of the first process. Unlike `seconds` it does not depend on other processes.
-    Empty for runs of versions that did not measure it."""
+    """CPU time of each task, all threads of the first process. Empty in older files."""
     repaired: list[int] = field(default_factory=list)
-    """Matrices per task that did not factorise and needed jitter or clipped eigenvalues (`geometry.spd.cholesky`), in
-    statistics, transport and readout of the first process. Empty for runs of versions that did not count them."""
+    """Matrices per task that needed jitter or clipped eigenvalues to factorise (`geometry.spd.cholesky`). Empty in
+    older files."""
     config_changes: list[str] = field(default_factory=list)
     """Settings that were changed with `--force-config`; `config.yaml` has the last values."""
     networks_from: str | None = None
     """The run whose networks were reused instead of training the same ones; `seconds` exclude that training."""
     networks_of: list[int] = field(default_factory=list)
-    """Tasks, from 0, whose networks were reused. Older files with `networks_from` leave it empty and mean all tasks."""
+    """Tasks whose networks were reused. Empty in older files with `networks_from`: all tasks."""
+    returning: list[int] = field(default_factory=list)
+    """Classes, by their place in `class_order`, whose images came in several tasks (`scenario.returning`)."""
+    domains: list[str] = field(default_factory=list)
+    """Domain of each task (`scenario.domains`); columns of `accuracy_matrix` are then all classes in that domain."""
     machine: dict[str, str] = field(default_factory=dict)
     """`date` of the end (UTC), `processor`, `threads`, `device` for a GPU, and if known `command` and the `commit` of
     gatf."""
@@ -101,8 +104,7 @@ class Summary:
 
     @property
     def accuracy_new(self) -> float:
-        """Mean over tasks of the accuracy after learning the task. A method that learns little has little to forget, so
-        read forgetting together with it."""
+        """Mean over tasks of the accuracy after learning the task."""
         return sum(row[-1] for row in self.accuracy_matrix) / self.tasks
 
     @property

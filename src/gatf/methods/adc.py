@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from gatf.geometry.readout import nearest_mean_distances
 from gatf.methods.base import Batch, TaskData
-from gatf.methods.card import MethodCard
 from gatf.methods.parts.compensation import Compensator, DriftCompensated, DriftConfig, Report
 from gatf.methods.parts.prototypes import finite
 from gatf.settings import NotNegative
@@ -28,29 +27,19 @@ class ADCConfig(DriftConfig):
     steps: NonNegativeInt = 3
     """i: steps of the attack."""
     step_size: NotNegative = 25.0
-    """α: length of a step over all candidates of a class together (over one image with grad_norm "sample": use 2.5)."""
+    """α: length of a step over all candidates of a class together (2.5 with `grad_norm=sample`)."""
     grad_norm: Literal["batch", "sample"] = "batch"
-    """Normalise the gradient over all candidates of a class (the release), or image by image (Algorithm 1)."""
-    clip_pixels: bool = True
-    """Keep perturbed pixels within the range of the task's training images."""
-    success_filter: bool = True
-    """Use only images that the old network now takes for the old class; where none is, the unperturbed candidates."""
+    """Normalise the gradient over all candidates of a class (release), or per image (Algorithm 1)."""
     inplace: bool = False
-    """Test success against prototypes of which the earlier ones have already moved, as the release does."""
+    """Test success against prototypes that have partly moved already, as the release does."""
 
 
 @dataclass(frozen=True)
 class AdversarialDrift(Compensator):
-    """ADC: current images are perturbed until the old network takes them for the old class; their drift is the class's
+    """ADC: current images are perturbed until the old network assigns them to the old class; their drift is the class's
     (Goswami et al., CVPR 2024, Algorithm 1)."""
 
-    candidates: int = 100
-    steps: int = 3
-    step_size: float = 25.0
-    grad_norm: Literal["batch", "sample"] = "batch"
-    clip_pixels: bool = True
-    success_filter: bool = True
-    inplace: bool = False
+    config: ADCConfig
 
     def transport(self, prototypes: Tensor, old: nn.Module, new: nn.Module, data: TaskData) -> tuple[Tensor, Report]:
         at, to, unmoved = self.resurrect(prototypes, old, new, data)
@@ -65,13 +54,12 @@ class AdversarialDrift(Compensator):
         new.eval()
         before, after, low, high = _pool_features(old, new, data)
         distances = nearest_mean_distances(before, finite(prototypes))  # [N, K]
-        chosen = distances.topk(min(self.candidates, len(before)), dim=0, largest=False).indices.T  # [K, m]
-        limits = (low, high) if self.clip_pixels else None
+        chosen = distances.topk(min(self.config.candidates, len(before)), dim=0, largest=False).indices.T  # [K, m]
         landed, moved = [], []
         for group, targets in self._groups(chosen, prototypes, data):
             wanted, where = group.unique(return_inverse=True)
             images = _pool_images(data, wanted)[where]  # [k, m, C, H, W]
-            images = self.attack(old, images, targets, limits)
+            images = self.attack(old, images, targets, (low, high))
             landed.append(_embed(old, images))
             moved.append(_embed(new, images))
         return torch.cat(landed), torch.cat(moved), (after - before)[chosen].double().mean(dim=1)
@@ -82,21 +70,20 @@ class AdversarialDrift(Compensator):
         classes = max(1, PIXELS // (pixels * chosen.shape[1]))
         return zip(chosen.split(classes), prototypes.split(classes), strict=True)
 
-    def attack(self, old: nn.Module, images: Tensor, targets: Tensor, limits: tuple[Tensor, Tensor] | None) -> Tensor:
-        """Walk images [k, m, C, H, W] towards where the old network embeds at targets [k, D].
+    def attack(self, old: nn.Module, images: Tensor, targets: Tensor, limits: tuple[Tensor, Tensor]) -> Tensor:
+        """Walk images [k, m, C, H, W] towards where the old network embeds at targets [k, D], with pixels in `limits`.
 
         Each step goes `step_size` along the gradient of the mean squared distance, divided by its norm over a class's
         m images together ("batch", the release) or over each image ("sample", Algorithm 1).
         """
         count = images.shape[1]
-        over = (1, 2, 3, 4) if self.grad_norm == "batch" else (2, 3, 4)
-        size = self.step_size * ((count / self.candidates) ** 0.5 if self.grad_norm == "batch" else 1.0)
-        for _ in range(self.steps):
+        over = (1, 2, 3, 4) if self.config.grad_norm == "batch" else (2, 3, 4)
+        share = count / self.config.candidates if self.config.grad_norm == "batch" else 1.0
+        size = self.config.step_size * share**0.5
+        for _ in range(self.config.steps):
             gradient = _distance_gradient(old, images, targets)
             norm = gradient.square().sum(dim=over, keepdim=True).sqrt().clamp_min(1e-12)
-            images = images - size * gradient / norm
-            if limits is not None:
-                images = images.clamp(*limits)
+            images = (images - size * gradient / norm).clamp(*limits)
         return images
 
     def resolve(self, prototypes: Tensor, landed: Tensor, drift: Tensor, fallback: Tensor) -> tuple[Tensor, Report]:
@@ -104,14 +91,11 @@ class AdversarialDrift(Compensator):
         did, plus `fallback` [K, D]. `landed` and `drift` are [K, m, D]. With `inplace` the test of a class sees the
         classes before it already moved, as the release has it."""
         moved = prototypes.double()
-        success = torch.ones(landed.shape[:2], dtype=torch.bool, device=landed.device)
-        if self.success_filter and not self.inplace:
-            success = successes(prototypes, landed)
-        if not self.inplace:
+        success = successes(prototypes, landed)
+        if not self.config.inplace:
             moved = moved + _mean_drift(drift, success, fallback)
-        for index in range(len(prototypes)) if self.inplace else ():
-            if self.success_filter:
-                success[index] = nearest_mean_distances(landed[index], moved).argmin(dim=1) == index
+        for index in range(len(prototypes)) if self.config.inplace else ():
+            success[index] = nearest_mean_distances(landed[index], moved).argmin(dim=1) == index
             row = slice(index, index + 1)
             moved[row] = moved[row] + _mean_drift(drift[row], success[row], fallback[row])
         counts = success.sum(dim=1).double()
@@ -196,29 +180,6 @@ class ADC(DriftCompensated[ADCConfig]):
 
     name = "adc"
     Config = ADCConfig
-    card = MethodCard(
-        summary="prototypes moved by the drift of adversarially resurrected classes (CVPR 2024)",
-        when="when the network must keep learning and only a mean per class can be stored",
-        keeps="a prototype of each class",
-        trains="backbone and cosine head (LwF)",
-        authors=(
-            "Dipam Goswami", "Albin Soutif-Cormerais", "Yuyang Liu", "Sandesh Kamath", "Bartłomiej Twardowski",
-            "Joost van de Weijer",
-        ),
-        title="Resurrecting Old Classes with New Data for Exemplar-Free Continual Learning",
-        venue="CVPR",
-        year=2024,
-        url="https://arxiv.org/abs/2405.19074",
-    )  # fmt: skip
 
     def build_compensator(self, dim: int) -> Compensator:
-        config = self.config
-        return AdversarialDrift(
-            candidates=config.candidates,
-            steps=config.steps,
-            step_size=config.step_size,
-            grad_norm=config.grad_norm,
-            clip_pixels=config.clip_pixels,
-            success_filter=config.success_filter,
-            inplace=config.inplace,
-        )
+        return AdversarialDrift(self.config)

@@ -5,6 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, ClassVar, Generic, Self, TypeVar, cast, overload
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 
 from gatf.data.loader import Batch, TaskData, TaskInfo, shuffled
 from gatf.geometry.gaussians import Gaussians
-from gatf.methods.card import MethodCard
+from gatf.methods.card import MethodCard, shipped_card
 from gatf.nets.folding import folded
 from gatf.seeding import keyed_init
 from gatf.settings import MethodConfig, OptimisationConfig, StageConfig
@@ -63,12 +64,16 @@ class ForTask(Generic[ModuleT]):
 
 class Method(nn.Module, ABC, Generic[ConfigT]):
     """A class-incremental learner. Inside the package, methods share functions and components and do not inherit from
-    each other; users may derive from a shipped method."""
+    each other; users may derive from a shipped method.
+
+    >>> issubclass(gatf.METHODS["slda"], gatf.Method), gatf.METHODS["slda"].exemplar_free
+    (True, True)
+    """
 
     name: ClassVar[str]
     Config: ClassVar[type[MethodConfig]]
     card: ClassVar[MethodCard]
-    """Publication and properties."""
+    """Publication and properties; those of shipped methods are in `cards.yaml`."""
     exemplar_free: ClassVar[bool] = True
     """Only `joint` says False, and is then handed the data of all tasks so far."""
     mirrored: ClassVar[bool] = False
@@ -84,6 +89,8 @@ class Method(nn.Module, ABC, Generic[ConfigT]):
         super().__init_subclass__()
         if ABC in cls.__bases__:
             return
+        if cls.__module__.startswith("gatf.methods."):
+            cls.card = shipped_card(cls.name)
         missing = [name for name in ("name", "Config", "card") if not hasattr(cls, name)]
         if missing:
             raise TypeError(
@@ -105,12 +112,12 @@ class Method(nn.Module, ABC, Generic[ConfigT]):
 
     @property
     def device(self) -> torch.device:
-        return next(self.backbone.parameters()).device
+        return next(chain(self.backbone.parameters(), self.backbone.buffers())).device
 
     @property
     def dtype(self) -> torch.dtype:
         """Of the backbone: float32, unless someone who compares runs made it float64."""
-        return next(self.backbone.parameters()).dtype
+        return next(chain(self.backbone.parameters(), self.backbone.buffers())).dtype
 
     @abstractmethod
     def begin_task(self, task: TaskInfo) -> None:
@@ -153,7 +160,7 @@ class Method(nn.Module, ABC, Generic[ConfigT]):
         from the features of their images and of the images' mirror images, [N, S] each. Other classes stay as stored,
         and so does the method. None where what was measured of classes does not tell them apart.
 
-        For those who look from outside, at old images too (`gatf explain run`); a method never calls it."""
+        For diagnostics, which may use old images (`gatf explain run`); a method never calls it."""
         return None
 
     def features(self, batch: Batch, images: Tensor | None = None) -> Tensor:

@@ -1,6 +1,11 @@
 """What a reader wants to know about a method before running it, as data."""
 
 from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+import yaml
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +48,17 @@ class MethodCard:
         }  # fmt: skip
         lines = [f"  {name} = {{{value}}}" for name, value in fields.items() if value]
         return f"@{kind}{{{key}{self.year},\n" + ",\n".join(lines) + "\n}"
+
+
+def shipped_card(name: str) -> MethodCard:
+    """The card of a shipped method, from `cards.yaml`."""
+    fields = _shipped()[name]
+    return MethodCard(**fields | {"authors": tuple(fields.get("authors", ()))})
+
+
+@cache
+def _shipped() -> dict[str, dict[str, Any]]:
+    return dict(yaml.safe_load(files("gatf.methods").joinpath("cards.yaml").read_text(encoding="utf-8")))
 
 
 def _surname(name: str) -> str:

@@ -12,7 +12,6 @@ from torch.nn.functional import normalize, one_hot
 from gatf.geometry import gaussians, spd
 from gatf.geometry.moments import class_moments
 from gatf.methods.base import Method, Phase, TaskData, TaskInfo, shuffled
-from gatf.methods.card import MethodCard
 from gatf.methods.parts.distillation import LwfBase, LwfBaseConfig
 from gatf.methods.parts.extraction import Growing
 from gatf.methods.parts.stages import LWF_OPTIMISATION
@@ -26,7 +25,7 @@ CHUNK_ELEMENTS = 8 * 2**20
 class DPCRConfig(MethodConfig):
     name: str = "dpcr"
     ridge: Positive = 200.0
-    """γ of the ridge regression that rebuilds the classifier (2000 on Tiny-ImageNet and ImageNet)."""
+    """γ of the ridge regression that solves the classifier (2000 on TinyImageNet and ImageNet)."""
     shift_ridge: NotNegative = 1e-9
     """ε of the regression old → new features."""
     relative_shift_ridge: bool = False
@@ -36,8 +35,8 @@ class DPCRConfig(MethodConfig):
     temperature: Positive = 2.0
     """τ of the logit distillation."""
     rank_tolerance: NotNegative | None = 0.0
-    """Singular values of a class's Gram matrix up to this part of the largest count as zero. With 0, the release's
-    comparison, hardly any does; null: the paper's rank, at most the number of the class's images."""
+    """Singular values of a class's Gram matrix up to this fraction of the largest count as zero (release: 0). null: the
+    paper's rank, at most the number of images of the class."""
     tssp: bool = True
     """Move old statistics through the regression old → new (task-wise shift projection)."""
     cip: bool = True
@@ -45,7 +44,7 @@ class DPCRConfig(MethodConfig):
     cn: bool = True
     """Divide each class's weights by their norm (category normalisation)."""
     stats_transform: Literal["mixed", "train", "test"] = "mixed"
-    """Images of the statistics: stored ones plain and the regressions' augmented (release), or all alike."""
+    """Images of the statistics: plain for stored ones and augmented for the regressions (release), or all alike."""
 
     @property
     def base(self) -> LwfBaseConfig:
@@ -194,22 +193,6 @@ class DPCR(Method[DPCRConfig]):
 
     name = "dpcr"
     Config = DPCRConfig
-    card = MethodCard(
-        summary="Gram matrices follow the drift by two projections; ridge regression classifies (ICML 2025)",
-        when="when tasks have about ten new classes and a Gram matrix per class can be stored",
-        keeps="mean, Gram matrix and count of each class",
-        trains="backbone and cosine head (LwF); the classifier is solved in closed form",
-        authors=(
-            "Run He", "Di Fang", "Yicheng Xu", "Yawen Cui", "Ming Li", "Cen Chen", "Ziqian Zeng", "Huiping Zhuang",
-        ),
-        title=(
-            "Semantic Shift Estimation via Dual-Projection and Classifier Reconstruction for Exemplar-Free "
-            "Class-Incremental Learning"
-        ),
-        venue="ICML",
-        year=2025,
-        url="https://arxiv.org/abs/2503.05423",
-    )  # fmt: skip
     defaults: ClassVar[dict[str, Any]] = {"backbone": {"bottleneck": None}, "optimisation": LWF_OPTIMISATION}
 
     def __init__(self, *args: Any) -> None:

@@ -1,6 +1,9 @@
 """EFC (Magistri, Trinci, Soutif-Cormerais, van de Weijer, Bagdanov: "Elastic Feature Consolidation for Cold Start
-Exemplar-Free Incremental Learning", ICLR 2024). Where paper and release differ, the release is the default."""
+Exemplar-Free Incremental Learning", ICLR 2024), and its extension EFC++ (the same authors: "EFC++: Elastic Feature
+Consolidation with Prototype Re-balancing for Cold Start Exemplar-Free Incremental Learning", 2025). Where paper and
+release differ, the release is the default."""
 
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -12,40 +15,50 @@ from gatf.data.augment import four_rotations
 from gatf.devices import upload
 from gatf.geometry import gaussians, moments, spd
 from gatf.methods.base import Batch, ForTask, Method, Phase, TaskData, TaskInfo, shuffled
-from gatf.methods.card import MethodCard
 from gatf.methods.parts.extraction import frozen_features
 from gatf.methods.parts.memory import GaussianMemory
 from gatf.nets.heads import Heads
 from gatf.seeding import generator
-from gatf.settings import MethodConfig, NotNegative, Positive
+from gatf.settings import Fraction, MethodConfig, NotNegative, Positive, StageConfig
 
 ADAM = {"optimiser": "adam", "weight_decay": 2e-4, "clip": None, "drop_last": False, "warmup": 0.0}
+REBALANCED_AT_ONCE = 256
+"""Rows of a re-balancing batch, prototypes and images together."""
 
 
 class EFCConfig(MethodConfig):
     name: str = "efc"
+    preset: Literal["efc", "efc++"] = "efc"
+    """EFC, or EFC++, which re-balances all heads after training the backbone without prototypes."""
     efm: NotNegative = 10.0
-    """Weight λ of drift along the directions that change the old classifier's output."""
+    """Weight λ of drift that changes the old classifier's output."""
     damping: NotNegative = 0.1
     """η: weight of drift in every direction."""
     drift_width: Positive | None = 0.2
-    """σ of the kernel that weighs samples when old means move; null leaves the means where they were."""
+    """σ of the kernel that weighs samples when old means move; null: the means stay."""
     minmax: bool = True
-    """Scale distances to 0…1 over all classes and samples before the kernel (release); σ is tuned for that."""
+    """Scale distances to 0…1 before the kernel (release); σ is tuned for that."""
     prototype_batch: PositiveInt = 64
-    """Rows of the rehearsal batch, drawn prototypes and images together."""
+    """Size of the rehearsal batch, prototypes and images together."""
     fill_batch: bool = False
     """Repeat classes until the rehearsal batch is full; the release repeats them once."""
     jitter: NotNegative = 1e-5
-    """Added to the variances that prototypes are drawn with."""
+    """Added to the variances of drawn prototypes."""
+    rebalance: Fraction = 0.0
+    """Epochs of re-balancing all heads after each later task, as a fraction of the task's epochs. 0: heads rehearse
+    prototypes during training."""
+    rebalance_lr: Positive = 1e-3
+    """Learning rate of re-balancing."""
     rotation: bool = True
-    """Learn four rotations of every class at task 0."""
+    """Train four rotations of every class at task 0."""
     stats_transform: Literal["train", "test"] = "train"
-    """Images that drift, feature matrix and Gaussians are computed on: augmented (release) or plain."""
+    """Images for drift, feature matrix and Gaussians: augmented (release) or plain."""
+
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"efc++": {"method": {"rebalance": 0.5}}}
 
 
 def rotated_labels(labels: Tensor, classes: int) -> Tensor:
-    """Labels of `four_rotations`: class c as it is, and n + 3c + (k − 1) at k = 1, 2, 3 quarter turns."""
+    """Labels of `four_rotations`: c for class c unrotated, n + 3c + (k − 1) after k = 1, 2, 3 quarter turns."""
     return torch.cat([labels, *(classes + 3 * labels + turn for turn in range(3))])
 
 
@@ -101,19 +114,6 @@ class EFC(Method[EFCConfig]):
 
     name = "efc"
     Config = EFCConfig
-    card = MethodCard(
-        summary="feature drift penalised by its effect on the classifier, Gaussian prototypes rehearsed (ICLR 2024)",
-        when="when the network must keep learning and a covariance per class can be stored",
-        keeps="mean and covariance of each class",
-        trains="backbone and all heads",
-        authors=(
-            "Simone Magistri", "Tomaso Trinci", "Albin Soutif-Cormerais", "Joost van de Weijer", "Andrew D. Bagdanov",
-        ),
-        title="Elastic Feature Consolidation for Cold Start Exemplar-Free Incremental Learning",
-        venue="ICLR",
-        year=2024,
-        url="https://arxiv.org/abs/2402.03917",
-    )  # fmt: skip
     teacher = ForTask[nn.Module]()
     defaults: ClassVar[dict[str, Any]] = {
         "backbone": {"bottleneck": None},
@@ -152,13 +152,39 @@ class EFC(Method[EFCConfig]):
         groups = self.train_groups(stage, self.heads, *rotated.values())
         for group in groups:
             group["params"] = [parameter for parameter in group["params"] if parameter.requires_grad]
-        loss = self._first_loss if task.index == 0 else self._next_loss
+        later = self._consolidation_loss if self.config.rebalance else self._next_loss
+        loss = self._first_loss if task.index == 0 else later
         size = self._loaded(task.index)
         mode = None if task.index == 0 else self._set_mode
         keep = None if task.index == 0 else self._keep
-        return [
-            Phase("train", modules, lambda batch: loss(batch, task), stage, groups, size, set_mode=mode, on_resume=keep)
-        ]
+        train = Phase(
+            "train", modules, lambda batch: loss(batch, task), stage, groups, size, set_mode=mode, on_resume=keep
+        )
+        return [train, self._rebalancing(task)] if task.index > 0 and self.config.rebalance else [train]
+
+    def _rebalancing(self, task: TaskInfo) -> Phase:
+        """EFC++: with the backbone frozen and old means moved, all heads learn from features and prototypes."""
+        stage = StageConfig(
+            epochs=max(1, round(self.config.rebalance * self.optimisation.next.epochs)), lr=self.config.rebalance_lr,
+            schedule="constant", clip=None, warmup=0.0, drop_last=False,
+        )  # fmt: skip
+
+        def move(epoch: int, data: TaskData) -> None:
+            if epoch == 0:
+                self.memory.set(self._followed(*self._statistics(data)))
+
+        def loss(batch: Batch) -> dict[str, Tensor]:
+            count = -(-len(batch.images) * task.old // task.new)
+            draws = generator(self.seed, "rebalancing", task.index, batch.epoch, batch.step)
+            labels = upload(prototype_labels(task.old, count, count, draws), self.device)
+            features = torch.cat([frozen_features(self.backbone, batch.images), self._sample(labels, batch.generator)])
+            return {"ce": cross_entropy(self.heads(features), torch.cat([batch.labels, labels]))}
+
+        size = max(1, REBALANCED_AT_ONCE * task.new // task.seen)
+        return Phase(
+            "rebalance", {"heads": self.heads}, loss, stage, batch_size=size, on_epoch_start=move,
+            set_mode=self._set_mode, rate="method.rebalance_lr", follows={"memory": self.memory},
+        )  # fmt: skip
 
     def _keep(self, batch: Batch) -> None:
         self._last = batch
@@ -204,6 +230,16 @@ class EFC(Method[EFCConfig]):
             "rehearsal": cross_entropy(self.heads(torch.cat([sampled, again])), rehearsed),
         }
 
+    def _consolidation_loss(self, batch: Batch, task: TaskInfo) -> dict[str, Tensor]:
+        """EFC++: L_new + L_EFM."""
+        new, old = self.features(batch), frozen_features(self.teacher, batch.images)
+        return {
+            "ce": cross_entropy(self.heads.layers[-1](new), batch.labels - task.old),
+            "drift": elastic_drift(
+                new.float(), old.float(), self.efm, weight=self.config.efm, damping=self.config.damping
+            ),
+        }
+
     def _sample(self, labels: Tensor, draws: torch.Generator) -> Tensor:
         """One draw of Normal(p_c, Σ_c + jitter·I) for each label, [N] → [N, S]."""
         if self._lowers is None:
@@ -212,20 +248,33 @@ class EFC(Method[EFCConfig]):
         return self.memory.means[labels] + (self._lowers[labels] @ noise)[:, :, 0]
 
     @torch.no_grad()
-    def end_task(self, data: TaskData) -> None:
-        """Old means move by the old feature matrix; then the new matrix, then Gaussians of the new classes."""
+    def _statistics(self, data: TaskData) -> tuple[Tensor, ...]:
+        """New features [N, S], labels [N] and, after task 0, old features [N, S] of one epoch."""
         self.backbone.eval()
-        config, task, size = self.config, data.info, self._loaded(data.info.index)
-        passed: list[tuple[Tensor, ...]] = []  # new features, labels, and after task 0 old features of one epoch
-        for batch in data.batches(config.stats_transform, batch_size=size, purpose="statistics", order=shuffled):
-            old = () if task.index == 0 else (self.teacher(batch.images),)
+        passed: list[tuple[Tensor, ...]] = []
+        size = self._loaded(data.info.index)
+        for batch in data.batches(self.config.stats_transform, batch_size=size, purpose="statistics", order=shuffled):
+            old = () if data.info.index == 0 else (self.teacher(batch.images),)
             passed.append((self.backbone(batch.images), batch.labels, *old))
-        new, labels, *before = (torch.cat(part) for part in zip(*passed, strict=True))
-        stored = self.memory.get()
-        if task.index > 0 and config.drift_width is not None:
-            was, efm = before[0].double(), self.efm.double()
-            weights = drift_weights(was, stored.means, efm, width=config.drift_width, minmax=config.minmax)
-            stored = gaussians.Gaussians(stored.means + weights @ (new.double() - was), stored.covs)
+        return tuple(torch.cat(part) for part in zip(*passed, strict=True))
+
+    @torch.no_grad()
+    def _followed(self, new: Tensor, labels: Tensor, old: Tensor) -> gaussians.Gaussians:
+        """The stored Gaussians, their means moved by the drift of the new images, weighed by the old feature matrix."""
+        stored, config = self.memory.get(), self.config
+        if config.drift_width is None:
+            return stored
+        was = old.double()
+        weights = drift_weights(was, stored.means, self.efm.double(), width=config.drift_width, minmax=config.minmax)
+        return gaussians.Gaussians(stored.means + weights @ (new.double() - was), stored.covs)
+
+    @torch.no_grad()
+    def end_task(self, data: TaskData) -> None:
+        """Old means move by the old feature matrix, unless they did before re-balancing; then the new matrix, then
+        Gaussians of the new classes."""
+        task, size = data.info, self._loaded(data.info.index)
+        new, labels, *old = self._statistics(data)
+        stored = self._followed(new, labels, *old) if old and not self.config.rebalance else self.memory.get()
         full = len(new) // size * size or len(new)  # full batches only
         weight = torch.cat([layer.weight for layer in self.heads.layers])  # type: ignore[misc]
         self.efm = feature_matrix(new[:full], weight).float()

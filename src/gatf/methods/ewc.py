@@ -7,17 +7,16 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 import torch
-from pydantic import PositiveInt
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn.functional import cross_entropy
 
 from gatf.devices import upload
 from gatf.errors import NotFinite
-from gatf.methods.base import Batch, Method, Phase, TaskData, TaskInfo, shuffled
-from gatf.methods.card import MethodCard
+from gatf.methods.base import Batch, Phase, TaskData, TaskInfo, shuffled
 from gatf.methods.parts.extraction import training_mode
-from gatf.methods.parts.springs import Springs, kept_buffers
+from gatf.methods.parts.linear import LinearHeads
+from gatf.methods.parts.springs import Springs, buffers_restored
 from gatf.methods.parts.stages import facil_stage, pycil_stage
 from gatf.nets.heads import HeadInit, Heads
 from gatf.settings import Fraction, MethodConfig, NotNegative, Positive
@@ -32,37 +31,32 @@ Alpha = Fraction | Literal["class_share", "sum"]
 class EWCConfig(MethodConfig):
     name: str = "ewc"
     preset: Literal["conservative", "facil", "pycil"] = "conservative"
-    """Batch-norm at rest and a tenth of the rate after task 0; or as FACIL (lr 0.1 in every task) or PyCIL has it, the
-    latter with its optimiser, schedule and epochs."""
+    """Fixed batch-norm and a tenth of the rate after task 0; or the settings of FACIL or PyCIL."""
     penalty: NotNegative = 5000.0
     """Weight λ of the quadratic penalty."""
     alpha: Alpha = 0.5
-    """Share of the past when importances merge: a number, the share of classes seen before, or a plain sum."""
+    """Weight of earlier importances: a number, the share of classes seen before, or a plain sum."""
     label_mode: LabelMode = "max_pred"
-    """Label in the Fisher pass: the arg-max, the true one, or one drawn from the prediction."""
+    """Label in the Fisher pass: the predicted one, the true one, or one drawn from the prediction."""
     granularity: Granularity = "batch"
-    """Square gradients of batch means (FACIL, PyCIL), or of single samples with batch-norm at rest (the paper)."""
-    fisher_batch: PositiveInt | None = None
-    """Batch of the Fisher pass, on which batch-mean importances depend; default: the training batch."""
+    """Square gradients of batch means (FACIL, PyCIL), or of single samples with fixed batch-norm (the paper)."""
     fisher_cap: Positive | None = None
     """Largest importance of one parameter (1e-4 in PyCIL)."""
     fisher_drop_last: bool = True
-    """Leave an incomplete last batch out of the Fisher pass, as FACIL does (off: it counts as much as a full one, as in
-    PyCIL)."""
+    """Drop an incomplete last batch in the Fisher pass (FACIL); PyCIL counts it as a full one."""
     fisher_bn: Literal["as_trained", "batch"] = "as_trained"
-    """Batch-norm in the Fisher pass: as the task was trained (at rest with `fix_bn`), or by batch statistics always, as
-    in FACIL. Single samples always have it at rest."""
+    """Batch-norm in the Fisher pass: as in training, or always by batch statistics (FACIL). For single samples it is
+    fixed."""
     head_init: HeadInit = "torch"
-    """How a new head starts: weights and bias uniform within ±1/√D, or weights within ±√(3/D) and bias 0 ("kaiming",
-    PyCIL)."""
+    """Initial head: weights and bias uniform within ±1/√D, or weights within ±√(3/D) and bias 0 (PyCIL)."""
     penalise_heads: bool = False
-    """Train old heads too and tie them to where they were, as PyCIL does (off: they stay as they are)."""
+    """Train old heads too and penalise their change (PyCIL); else they are frozen."""
     per_task: bool = False
-    """Keep one penalty per task with its own anchor, as in the paper (off: one, merged, at the newest weights)."""
+    """Keep one penalty per task, as in the paper, instead of one merged penalty at the newest weights."""
     fix_bn: bool = True
-    """Keep batch-norm statistics after task 0: the penalty does not protect them."""
+    """Fix batch-norm statistics after task 0; the penalty does not protect them."""
     multi_softmax: bool = False
-    """Compare log-probabilities within each task's head rather than raw logits (an option of FACIL's)."""
+    """Compare log-probabilities within each task's head instead of raw logits (FACIL)."""
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "facil": {"method": {"fix_bn": False}, "optimisation": {"next": {"lr": 0.1}}},
@@ -126,27 +120,11 @@ def sample_squares(net: nn.Module, batch: Batch, mode: LabelMode, names: list[st
     return {name: tensor / len(labels) for name, tensor in total.items()}
 
 
-class EWC(Method[EWCConfig]):
+class EWC(LinearHeads[EWCConfig]):
     """Fine-tuning with every weight tied to its last value, as stiffly as it mattered."""
 
     name = "ewc"
     Config = EWCConfig
-    card = MethodCard(
-        summary="a quadratic penalty ties each weight to its last value by its Fisher information (PNAS 2017)",
-        when="as a classic baseline",
-        keeps="a row of the linear head; a Fisher value and an anchor for each weight",
-        trains="backbone and the task's head",
-        authors=(
-            "James Kirkpatrick", "Razvan Pascanu", "Neil Rabinowitz", "Joel Veness", "Guillaume Desjardins",
-            "Andrei A. Rusu", "Kieran Milan", "John Quan", "Tiago Ramalho", "Agnieszka Grabska-Barwinska",
-            "Demis Hassabis", "Claudia Clopath", "Dharshan Kumaran", "Raia Hadsell",
-        ),
-        title="Overcoming catastrophic forgetting in neural networks",
-        venue="PNAS",
-        journal=True,
-        year=2017,
-        url="https://arxiv.org/abs/1612.00796",
-    )  # fmt: skip
     defaults: ClassVar[dict[str, Any]] = {
         "backbone": {"bottleneck": None},
         "optimisation": {"first": facil_stage(0.1), "next": facil_stage(0.01)},
@@ -156,9 +134,6 @@ class EWC(Method[EWCConfig]):
         super().__init__(*args)
         self.heads = Heads(self.feature_dim, init=self.config.head_init)
         self.springs = Springs()
-
-    def begin_task(self, task: TaskInfo) -> None:
-        self.make(lambda: self.heads.grow(task.new), "head", task.index)
 
     def phases(self, task: TaskInfo) -> list[Phase]:
         stage, config = self.optimisation.stage(task.index), self.config
@@ -179,7 +154,7 @@ class EWC(Method[EWCConfig]):
         return [Phase("train", modules, loss, stage, groups=groups, set_mode=mode)]
 
     def end_task(self, data: TaskData) -> None:
-        """Anchor at the weights as they are, importance merged with the past."""
+        """Penalise changes from the present weights; merge importances with earlier ones."""
         network = nn.Sequential(OrderedDict(backbone=self.backbone, heads=self.heads))
         tied = ("backbone.", "heads.") if self.config.penalise_heads else "backbone."
         parameters = {name: weight for name, weight in network.named_parameters() if name.startswith(tied)}
@@ -203,11 +178,11 @@ class EWC(Method[EWCConfig]):
         """F_new, the mean over the batches of one augmented pass."""
         config, task, by_sample = self.config, data.info.index, self.config.granularity == "sample"
         squares = sample_squares if by_sample else batch_squares
-        size, drop_last = config.fisher_batch or self.optimisation.stage(task).batch_size, config.fisher_drop_last
+        size, drop_last = self.optimisation.stage(task).batch_size, config.fisher_drop_last
         at_rest = by_sample or (config.fix_bn and task > 0 and config.fisher_bn == "as_trained")
         batches = data.batches("train", batch_size=size, purpose="fisher", order=shuffled, drop_last=drop_last)
         total: dict[str, Tensor] = {}
-        with kept_buffers(network):
+        with buffers_restored(network):
             training_mode(network, fix_bn=at_rest)()
             for batch in batches:
                 for name, square in squares(network, batch, config.label_mode, names).items():
@@ -233,6 +208,3 @@ class EWC(Method[EWCConfig]):
         if self.config.multi_softmax:
             return torch.cat([head(features).log_softmax(dim=1) for head in self.heads.layers], dim=1)
         return self.heads(features)
-
-    def bytes_per_class(self) -> int:
-        return 4 * (self.feature_dim + 1)

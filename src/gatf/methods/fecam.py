@@ -12,7 +12,6 @@ from torch.nn.functional import cross_entropy, normalize
 from gatf.errors import UserError
 from gatf.geometry import gaussians, moments, readout, spd
 from gatf.methods.base import Batch, Phase, TaskData, TaskInfo
-from gatf.methods.card import MethodCard
 from gatf.methods.parts.extraction import Growing, class_means, extract
 from gatf.methods.parts.features import FeatureMethod
 from gatf.methods.parts.losses import task_batch
@@ -20,38 +19,36 @@ from gatf.methods.parts.stages import FIRST_TASK_OPTIMISATION
 from gatf.nets.heads import CosineHeads
 from gatf.settings import MethodConfig, NotNegative
 
-NORM_GUARD = 1e-12
+NORM_GUARD, LOG_GUARD = 1e-12, 1e-6
 Covariance = Literal["per_class", "common", "diag", "identity"]
 
 
 class FeCAMConfig(MethodConfig):
     name: str = "fecam"
     preset: Literal["resnet", "vit"] = "resnet"
-    """Non-negative features with power transform, or the release's settings for a pretrained ViT."""
+    """For non-negative features, or the release's settings for a pretrained ViT."""
     tukey: NotNegative | None = 0.5
-    """Power β that features are raised to (0: logarithm); null for features with a sign."""
-    log_guard: NotNegative = 1e-6
-    """Added to features before the logarithm when the power is 0."""
+    """Power β of the features (0: logarithm); null for features that can be negative."""
     shrink_diagonal: NotNegative = 1.0
     """γ₁: mean variances added to the diagonal in one pass of shrinkage."""
     shrink_off_diagonal: NotNegative = 1.0
     """γ₂: mean covariances added off the diagonal in one pass of shrinkage."""
     shrink_passes: PositiveInt = 2
-    """How often the shrinkage is applied: twice in the release, once in the paper."""
+    """Passes of shrinkage: two in the release, one in the paper."""
     mask_zeros: bool = False
-    """Average only covariances that are not exactly zero, as the release does; dead features then can break it."""
+    """Average only covariances that are not exactly zero, as the release does; dead features can break that."""
     correlation: bool = True
-    """Normalise covariances to correlation matrices (never done for `common`)."""
+    """Normalise covariances to correlation matrices, except for `common`."""
     covariance: Covariance = "per_class"
     """One covariance per class, one for all, variances only, or none (nearest mean)."""
     first_task_rule: Literal["head", "maha"] = "head"
-    """Classify after task 0 with the trained cosine head (release) or as later (paper)."""
+    """Classifier after task 0: the trained cosine head (release), or as in later tasks (paper)."""
     unit_features: bool = False
-    """Divide features by their norm before anything else, and not again in the distance (ViT)."""
+    """Divide features by their norm first, and not again in the distance (ViT)."""
     task0_rotation: bool = False
-    """Learn four rotations of every class at task 0 (the protocol of EFC and AdaGauss)."""
+    """Train four rotations of every class at task 0 (the protocol of EFC and AdaGauss)."""
     train_network: bool = True
-    """Train the network at task 0; off: take a pretrained one as it is (ViT), with first_task_rule maha."""
+    """Train the network at task 0; off: use a frozen pretrained one, with `first_task_rule=maha`."""
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "vit": {
@@ -69,12 +66,12 @@ class FeCAMConfig(MethodConfig):
         return self
 
 
-def tukey(features: Tensor, power: float | None, log_guard: float = 1e-6) -> Tensor:
+def tukey(features: Tensor, power: float | None) -> Tensor:
     """x^β element-wise, log(x) for β = 0: less skew in non-negative features. None leaves them alone."""
     if power is None:
         return features
     features = features.clamp_min(0)  # non-negative already; a NaN would hide for ever
-    return (features + log_guard).log() if power == 0 else features.pow(power)
+    return (features + LOG_GUARD).log() if power == 0 else features.pow(power)
 
 
 def shrink(cov: Tensor, diagonal: float, off_diagonal: float, *, passes: int = 1, mask_zeros: bool = False) -> Tensor:
@@ -139,7 +136,7 @@ class TukeyMemory(Growing):
         """The factorised distance; v_c is the transform of the mean, not the mean of the transform. Matrices are made a
         few at a time: of 200 classes with 1 280 features all of them, and what shrinking takes, would be 13 GB."""
         if self._readout is None:
-            centres = tukey(self.means.double(), self.config.tukey, self.config.log_guard)
+            centres = tukey(self.means.double(), self.config.tukey)
             spreads = self.spreads.expand(len(centres), -1) if self.config.covariance == "common" else self.spreads
             normalise = not self.config.unit_features
             self._readout = readout.QuadraticReadout.of(centres, spreads, normalise=normalise, prepare=self.matrices)
@@ -154,8 +151,7 @@ class TukeyMemory(Growing):
         return self.build().scores(self._transformed(features))
 
     def _transformed(self, features: Tensor) -> Tensor:
-        features = prepare(features.double(), self.config)
-        return tukey(features, self.config.tukey, self.config.log_guard)
+        return tukey(prepare(features.double(), self.config), self.config.tukey)
 
     def bytes_per_class(self) -> int:
         entries = 0 if self.config.covariance == "common" else self.spreads.shape[1]
@@ -175,17 +171,6 @@ class FeCAM(FeatureMethod[FeCAMConfig]):
 
     name = "fecam"
     Config = FeCAMConfig
-    card = MethodCard(
-        summary="frozen backbone; Mahalanobis distance with each class's own covariance (NeurIPS 2023)",
-        when="as a baseline with a frozen backbone and a covariance per class",
-        keeps="mean and covariance of each class",
-        trains="backbone at task 0; later nothing",
-        authors=("Dipam Goswami", "Yuyang Liu", "Bartłomiej Twardowski", "Joost van de Weijer"),
-        title="FeCAM: Exploiting the Heterogeneity of Class Distributions in Exemplar-Free Continual Learning",
-        venue="NeurIPS",
-        year=2023,
-        url="https://arxiv.org/abs/2309.14062",
-    )  # fmt: skip
     defaults: ClassVar[dict[str, Any]] = {"backbone": {"bottleneck": None}, "optimisation": FIRST_TASK_OPTIMISATION}
 
     def __init__(self, *args: Any) -> None:
@@ -238,7 +223,7 @@ class FeCAM(FeatureMethod[FeCAMConfig]):
             return features.new_zeros(task.new, 0)
         if config.covariance == "common":
             return gaussians.pack(self._common(data)[None])
-        transformed = tukey(features, config.tukey, config.log_guard)
+        transformed = tukey(features, config.tukey)
         covs = moments.class_moments(transformed, labels, classes=task.new).covariance()
         return covs.diagonal(dim1=-2, dim2=-1) if config.covariance == "diag" else gaussians.pack(covs)
 
@@ -249,7 +234,7 @@ class FeCAM(FeatureMethod[FeCAMConfig]):
         total = moments.Moments.zeros(self.feature_dim, device=self.device)
         for batch in data.batches("train", purpose="common covariance"):
             features = prepare(self.backbone(batch.images).double(), config)
-            total = total.merge(moments.Moments.of(tukey(features, config.tukey, config.log_guard)))
+            total = total.merge(moments.Moments.of(tukey(features, config.tukey)))
         new = total.covariance()
         if task.index == 0:
             return new

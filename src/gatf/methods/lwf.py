@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, log_softmax, softmax
 
 from gatf.methods.base import Batch, ForTask, Method, Phase, TaskData, TaskInfo
-from gatf.methods.card import MethodCard
 from gatf.methods.parts.extraction import frozen_features, training_mode
 from gatf.methods.parts.prototypes import Prototypes
 from gatf.methods.parts.stages import facil_stage, pycil_stage
@@ -20,27 +19,25 @@ from gatf.settings import MethodConfig, NotNegative, Positive
 class LwFConfig(MethodConfig):
     name: str = "lwf"
     preset: Literal["facil", "pycil", "paper", "ncm"] = "facil"
-    """FACIL's (old heads frozen), PyCIL's with its optimiser, schedule and epochs, the paper's (a softmax per task,
-    head warm-up), or the nearest-mean variant on which ADC, LDC and DPCR build."""
+    """The settings of FACIL, PyCIL or the paper, or the nearest-mean variant that ADC, LDC and DPCR use."""
     distill: NotNegative = 10.0
-    """Weight λ of the distillation: what matters most (1 in the paper, 3 in PyCIL)."""
+    """Weight λ of the distillation, the most important setting (1 in the paper, 3 in PyCIL)."""
     temperature: Positive = 2.0
     """T of the softened logits."""
     head: Literal["linear", "cosine"] = "linear"
     """Linear heads with bias, or one cosine head with a learned scale."""
     head_init: HeadInit = "torch"
-    """How a new linear head starts: weights and bias uniform within ±1/√D, or weights within ±√(3/D) and bias 0
-    ("kaiming", PyCIL)."""
+    """Initial linear head: weights and bias uniform within ±1/√D, or weights within ±√(3/D) and bias 0 (PyCIL)."""
     train_old_heads: bool = False
-    """Train the heads of old tasks too, through the distillation."""
+    """Train the heads of old tasks through the distillation."""
     kd_groups: Literal["all", "per_task"] = "all"
     """One softmax over all old classes, or one per task, as in the paper."""
     warmup_epochs: NonNegativeInt = 0
-    """Epochs in which a later task's head learns alone, before everything does."""
+    """Epochs in which only the new head of a later task is trained."""
     fix_bn: bool = False
-    """Keep batch-norm statistics after task 0."""
+    """Fix batch-norm statistics after task 0."""
     readout: Literal["logits", "ncm"] = "logits"
-    """Largest logit, or largest cosine to class means that never move."""
+    """Largest logit, or largest cosine to fixed class means."""
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "pycil": {
@@ -120,17 +117,6 @@ class LwF(Method[LwFConfig]):
 
     name = "lwf"
     Config = LwFConfig
-    card = MethodCard(
-        summary="distils the logits of old classes from the last network (ECCV 2016)",
-        when="as a classic baseline",
-        keeps="a row of the linear head",
-        trains="backbone and the task's head",
-        authors=("Zhizhong Li", "Derek Hoiem"),
-        title="Learning without Forgetting",
-        venue="ECCV",
-        year=2016,
-        url="https://arxiv.org/abs/1606.09282",
-    )  # fmt: skip
     defaults: ClassVar[dict[str, Any]] = {
         "backbone": {"bottleneck": None},
         "optimisation": {"first": facil_stage(0.1), "next": facil_stage(0.1)},
@@ -187,7 +173,7 @@ class LwF(Method[LwFConfig]):
         return None
 
     def _head_phase(self, task: TaskInfo) -> Phase:
-        """The paper's warm-up: the new head alone, the backbone at rest."""
+        """The paper's warm-up: the new head alone, with a frozen backbone."""
         assert isinstance(self.heads, Heads)
         head = self.heads.layers[-1]
 

@@ -1,17 +1,15 @@
 """Nearest class mean on a frozen network (Mensink, Verbeek, Perronnin, Csurka: "Distance-Based Image Classification:
 Generalizing to New Classes at Near-Zero Cost", PAMI 2013)."""
 
+from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.nn.functional import one_hot, pad
 
+from gatf.geometry.moments import PooledMoments
 from gatf.geometry.readout import nearest_mean_distances
-from gatf.methods.base import TaskInfo
-from gatf.methods.card import MethodCard
-from gatf.methods.parts.closed_form import ClosedForm, ClosedFormConfig
-from gatf.methods.parts.extraction import Growing
+from gatf.methods.parts.closed_form import ClosedForm, ClosedFormConfig, MomentMemory
 from gatf.methods.parts.prototypes import Metric
 
 
@@ -21,25 +19,34 @@ class NCMConfig(ClosedFormConfig):
     """Distance between unit vectors (cosine), or between the vectors themselves (euclidean)."""
 
 
-class MeanMemory(Growing):
-    """Count and mean of every class, float64."""
+class MeanMemory(MomentMemory):
+    """Count and mean of every class, float64, without a scatter."""
 
-    counts: Tensor
-    means: Tensor
+    has_scatter = False
 
     def __init__(self, dim: int) -> None:
-        super().__init__()
-        self.register_buffer("counts", torch.zeros(0, dtype=torch.float64))
-        self.register_buffer("means", torch.zeros(0, dim, dtype=torch.float64))
+        super().__init__(dim)
+        del self.triangle
 
-    def add(self, features: Tensor, labels: Tensor, *, classes: int) -> None:
-        """Features [N, S], labels [N]; a class that is known goes on, others are appended."""
+    def get(self) -> PooledMoments:
+        return PooledMoments(self.counts, self.means, self.means.new_zeros(0, 0))
+
+    def set(self, total: PooledMoments) -> PooledMoments:
+        self.counts, self.means = total.counts, total.means
+        return total
+
+    def add(
+        self, features: Tensor, labels: Tensor, *, classes: int, transform: Callable[[Tensor], Tensor]
+    ) -> PooledMoments:
+        """Features [N, S], labels [N]; known classes are updated, new ones appended."""
+        features = transform(features)
         members = one_hot(labels, classes).double()  # [N, C]
         more, grown = members.sum(0), classes - len(self.counts)
         counts, means = pad(self.counts, (0, grown)), pad(self.means, (0, 0, 0, grown))
         away = members.T @ features.double() - more[:, None] * means  # Σ (z − mean so far)
         self.counts = counts + more
         self.means = means + away / self.counts.clamp_min(1)[:, None]
+        return self.get()
 
 
 class NCM(ClosedForm[NCMConfig]):
@@ -47,31 +54,16 @@ class NCM(ClosedForm[NCMConfig]):
 
     name = "ncm"
     Config = NCMConfig
-    card = MethodCard(
-        summary="frozen backbone; nearest class mean, for any order of classes (TPAMI 2013)",
-        when="when there are fewer than three images per class",
-        keeps="mean and count of each class",
-        trains="backbone at task 0, unless its weights are pretrained; later nothing",
-        authors=("Thomas Mensink", "Jakob Verbeek", "Florent Perronnin", "Gabriela Csurka"),
-        title="Distance-Based Image Classification: Generalizing to New Classes at Near-Zero Cost",
-        venue="IEEE TPAMI",
-        journal=True,
-        year=2013,
-        url="https://doi.org/10.1109/TPAMI.2013.83",
-    )  # fmt: skip
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.memory = MeanMemory(self.feature_dim)
 
-    def learn(self, features: Tensor, labels: Tensor, task: TaskInfo) -> None:
-        self.memory.add(features, labels, classes=task.seen)
+    def solve(self, total: PooledMoments) -> None:
+        """The means are the classifier."""
 
     def feature_scores(self, features: Tensor) -> Tensor:
         return -nearest_mean_distances(features, self.memory.means, normalise=self.config.metric == "cosine")
 
     def centres(self) -> Tensor:
         return self.memory.means
-
-    def bytes_per_class(self) -> int:
-        return self.memory.means.element_size() * (self.feature_dim + 1)

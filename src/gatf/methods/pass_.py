@@ -5,17 +5,13 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from gatf.data.augment import four_rotations, prototype_noise, rotation_labels_class_major
+from gatf.data.augment import four_rotations, rotation_labels_class_major
 from gatf.devices import upload
 from gatf.errors import UserError
 from gatf.methods.base import Batch, ForTask, Method, Phase, TaskData, TaskInfo, shuffled
-from gatf.methods.card import MethodCard
 from gatf.methods.parts.extraction import Growing, class_means, extract, frozen_features
 from gatf.nets.heads import Heads
 from gatf.settings import MethodConfig, NotNegative, Positive
-
-REFERENCE_BATCH = 64
-"""Images loaded a step in the release; the distillation's norm grows with the root of it."""
 
 
 class PASSConfig(MethodConfig):
@@ -27,15 +23,11 @@ class PASSConfig(MethodConfig):
     temperature: Positive = 0.1
     """τ that logits are divided by in both cross-entropies (1 in the ImageNet-Subset release)."""
     rotation: bool = True
-    """Learn four rotations of every class, at every task: class c has the outputs 4c..4c+3."""
+    """Train four rotations of every class as four classes in every task."""
     radius: Literal["first", "running", "deviation"] = "first"
-    """Noise scale r: root mean variance of task 0, of all tasks so far, or the mean standard deviation of task 0."""
-    replay: Literal["batch", "balanced"] = "batch"
-    """Noisy prototypes per step: as many as images are loaded, or ⌊old/new classes⌋ times as many (PyCIL)."""
-    kd_reduction: Literal["norm", "scaled"] = "norm"
-    """Distil by one norm of the whole batch, or by that times √(64/n), so that β means the same for any batch."""
+    """Noise scale r: root mean variance of task 0, of all seen tasks, or the mean standard deviation of task 0."""
     proto_aug_view: bool = False
-    """Take prototypes from augmented images in full batches only, as the release does."""
+    """Compute prototypes from augmented images in full batches, as the release does."""
 
 
 def class_variances(features: Tensor, labels: Tensor, *, classes: int, unbiased: bool = True) -> Tensor:
@@ -55,6 +47,12 @@ def class_variances(features: Tensor, labels: Tensor, *, classes: int, unbiased:
 def frobenius_distance(new: Tensor, old: Tensor) -> Tensor:
     """‖F_new − F_old‖_F over the whole batch: not squared, not averaged; its gradient at zero is zero."""
     return torch.linalg.vector_norm(new.float() - old.float())
+
+
+def prototype_noise(prototypes: Tensor, radius: float | Tensor, generator: torch.Generator) -> Tensor:
+    """Prototypes `[n, D]` moved by `radius` times standard normal noise (PASS, prototype augmentation)."""
+    noise = torch.randn(prototypes.shape, dtype=prototypes.dtype, device=generator.device, generator=generator)
+    return prototypes + radius * upload(noise, prototypes.device)
 
 
 class NoisyPrototypes(Growing):
@@ -95,20 +93,6 @@ class PASS(Method[PASSConfig]):
 
     name = "pass"
     Config = PASSConfig
-    card = MethodCard(
-        summary="noisy prototypes, rotations as classes, feature distillation (CVPR 2021)",
-        when="when the network must keep learning and there is time for four views of every image",
-        keeps="a prototype of each class and four rows of the head",
-        trains="backbone and the whole head",
-        authors=("Fei Zhu", "Xu-Yao Zhang", "Chuang Wang", "Fei Yin", "Cheng-Lin Liu"),
-        title="Prototype Augmentation and Self-Supervision for Incremental Learning",
-        venue="CVPR",
-        year=2021,
-        url=(
-            "https://openaccess.thecvf.com/content/CVPR2021/html/Zhu_Prototype_Augmentation_and_Self-Su"
-            "pervision_for_Incremental_Learning_CVPR_2021_paper.html"
-        ),
-    )  # fmt: skip
     teacher = ForTask[nn.Module]()
     # ×0.1 after 45 and 90 of 101 epochs; the release steps at the start of an epoch, one earlier: [0.4357, 0.8812]
     defaults: ClassVar[dict[str, Any]] = {
@@ -157,14 +141,11 @@ class PASS(Method[PASSConfig]):
         if task.index == 0:
             return terms
         if config.prototype:
-            count = self._loaded(task.index)
-            count *= max(1, task.old // task.new) if config.replay == "balanced" else 1
-            noisy, classes = self.prototypes.sample(count, batch.generator)
+            noisy, classes = self.prototypes.sample(self._loaded(task.index), batch.generator)
             terms["prototype"] = config.prototype * self._cross_entropy(noisy, self.views * classes)
         if config.distill:
             old = frozen_features(self.teacher, images)
-            scale = (REFERENCE_BATCH / len(batch.images)) ** 0.5 if config.kd_reduction == "scaled" else 1.0
-            terms["distill"] = config.distill * scale * frobenius_distance(features, old)
+            terms["distill"] = config.distill * frobenius_distance(features, old)
         return terms
 
     def _cross_entropy(self, features: Tensor, labels: Tensor) -> Tensor:

@@ -6,14 +6,12 @@ from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import PositiveInt
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import one_hot
 
 from gatf.geometry.moments import PooledMoments
 from gatf.geometry.readout import ridge_readout
-from gatf.methods.base import TaskInfo
-from gatf.methods.card import MethodCard
-from gatf.methods.parts.closed_form import ClosedForm, ClosedFormConfig, LinearRule, MomentMemory
+from gatf.methods.parts.closed_form import ClosedForm, ClosedFormConfig, LinearRule, MomentMemory, RandomFeatures
 from gatf.seeding import generator
 from gatf.settings import Positive
 
@@ -26,28 +24,14 @@ FEWEST_TO_SPLIT = 5
 class RanPACConfig(ClosedFormConfig):
     name: str = "ranpac"
     preset: Literal["light", "paper"] = "light"
-    """A projection that is quickly solved on a CPU, or the paper's, whose sums take 400 MB."""
+    """A projection for a CPU, or the paper's, whose sums take 400 MB."""
     projections: PositiveInt = 2000
-    """M: random features that the backbone's are projected to."""
+    """M: number of random features."""
     ridge: Positive | None = None
-    """λ of the regression. Default: of 10⁻⁸, 10⁻⁷, … 10⁸ the one with the least squared error on a fifth of each task's
-    images, held out from the rest of it, summed over the tasks so far (the paper takes the current task's alone)."""
+    """λ of the regression. Default: of 10⁻⁸ … 10⁸ the one with the least squared error on a held-out fifth of the
+    images of all seen tasks (paper: of the current task)."""
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": {"method": {"projections": 10_000}}}
-
-
-class RandomReLU(nn.Module):
-    """relu(zᵀW), float64. W is drawn once from a standard normal law and kept: another machine or version might draw
-    another."""
-
-    weight: Tensor
-
-    def __init__(self, dim: int, features: int) -> None:
-        super().__init__()
-        self.register_buffer("weight", torch.randn(dim, features))
-
-    def forward(self, features: Tensor) -> Tensor:
-        return torch.relu(features.double() @ self.weight.double())  # rounded alike in batches of any size
 
 
 def held_out_errors(features: Tensor, labels: Tensor, held_out: Tensor) -> Tensor:
@@ -74,52 +58,36 @@ class RanPAC(ClosedForm[RanPACConfig]):
 
     name = "ranpac"
     Config = RanPACConfig
-    card = MethodCard(
-        summary="frozen backbone; ridge regression on a random projection, solved from sums (NeurIPS 2023)",
-        when="when the backbone is frozen, features have few dimensions and there are many images",
-        keeps="mean and count of each class in the projection; one Gram matrix for all",
-        trains="backbone at task 0, unless its weights are pretrained; later nothing",
-        authors=("Mark D. McDonnell", "Dong Gong", "Amin Parvaneh", "Ehsan Abbasnejad", "Anton van den Hengel"),
-        title="RanPAC: Random Projections and Pre-trained Models for Continual Learning",
-        venue="NeurIPS",
-        year=2023,
-        url="https://arxiv.org/abs/2307.02251",
-    )  # fmt: skip
     errors: Tensor
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         width = self.config.projections
-        self.projection = self.make(lambda: RandomReLU(self.feature_dim, width), "projection")
+        self.projection = self.make(lambda: RandomFeatures(torch.randn(self.feature_dim, width)), "projection")
         self.memory = MomentMemory(width)
         self.rule = LinearRule(width)
         self.register_buffer("errors", torch.zeros(len(RIDGES), dtype=torch.float64))
 
-    def learn(self, features: Tensor, labels: Tensor, task: TaskInfo) -> None:
-        total = self.memory.add(features, labels, classes=task.seen, transform=self.projection)
-        ridge = self.config.ridge
-        if ridge is None:
-            if len(features) >= FEWEST_TO_SPLIT:
-                self.errors += self._held_out_errors(features, labels, task)
-            ridge = self._best_ridge(total)
+    def embedded(self, features: Tensor) -> Tensor:
+        return torch.relu(self.projection(features))
+
+    def tune(self, features: Tensor, labels: Tensor, task: int) -> None:
+        if self.config.ridge is None and len(features) >= FEWEST_TO_SPLIT:
+            self.errors += self._held_out_errors(features, labels, task)
+
+    def solve(self, total: PooledMoments) -> None:
+        ridge = self._best_ridge(total) if self.config.ridge is None else self.config.ridge
         self.rule.set(ridge_readout(total.gram(), total.sums(), ridge))
         self.note("regression", ridge=ridge)
 
-    def _held_out_errors(self, features: Tensor, labels: Tensor, task: TaskInfo) -> Tensor:
-        mixed = torch.randperm(len(features), generator=generator(self.seed, "ridge", task.index))
+    def _held_out_errors(self, features: Tensor, labels: Tensor, task: int) -> Tensor:
+        mixed = torch.randperm(len(features), generator=generator(self.seed, "ridge", task))
         held_out = torch.zeros(len(features), dtype=torch.bool)
         held_out[mixed[: int(HELD_OUT * len(features))]] = True
-        return held_out_errors(self.projection(features), labels, held_out.to(labels.device))
+        return held_out_errors(self.embedded(features), labels, held_out.to(labels.device))
 
     def _best_ridge(self, total: PooledMoments) -> float:
         """Where no task had images to hold out, the features' mean square, which shrinks strongly."""
         if bool(self.errors.any()):
             return RIDGES[int(self.errors.argmin())]
         return float(total.gram().diagonal().mean()) or 1.0
-
-    def feature_scores(self, features: Tensor) -> Tensor:
-        scores: Tensor = self.rule(self.projection(features))
-        return scores
-
-    def bytes_per_class(self) -> int:
-        return self.memory.bytes_per_class()

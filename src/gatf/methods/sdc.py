@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from gatf.geometry.readout import nearest_mean_distances
 from gatf.methods.base import TaskData
-from gatf.methods.card import MethodCard
 from gatf.methods.parts.compensation import Compensator, DriftCompensated, DriftConfig, Report
 from gatf.settings import NotNegative, Positive
 
@@ -35,13 +34,13 @@ def _adam(lr: float) -> dict[str, Any]:
 class SDCConfig(DriftConfig):
     name: str = "sdc"
     preset: Literal["comparison", "paper", "paper_pretrained"] = "comparison"
-    """As in later comparisons, on LwF; or as in the paper, on a triplet loss: for networks trained from nothing
-    (CIFAR-100, ImageNet-Subset), or from ImageNet's weights (CUB; Flowers and Cars differ in rate and epochs)."""
+    """On LwF, as in later comparisons; or on a triplet loss as in the paper, for networks trained from scratch or from
+    ImageNet's weights (CUB)."""
     sigma: Positive = 0.3
-    """Width σ of the kernel around a prototype, in units of the features (the paper: 0.2 for CIFAR-100, 0.3 else)."""
+    """Width σ of the kernel around a prototype (paper: 0.2 for CIFAR-100, else 0.3)."""
     floor: NotNegative | None = None
-    """ε, added to every kernel weight: far from all samples a prototype follows their mean drift (0: the nearest's).
-    Default: 1e-5, and 0 on base triplet, as in the paper."""
+    """ε, added to every kernel weight: a prototype far from all samples follows their mean drift. Default: 1e-5; for
+    `base=triplet` 0, as in the paper."""
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "paper": {"method": {"base": {"name": "triplet", "softmax_epochs": 200}}, "optimisation": _adam(1e-6)},
@@ -105,20 +104,6 @@ class SDC(DriftCompensated[SDCConfig]):
 
     name = "sdc"
     Config = SDCConfig
-    card = MethodCard(
-        summary="prototypes moved by the drift of nearby current images (CVPR 2020)",
-        when="as a classic baseline that stores only a mean per class",
-        keeps="a prototype of each class",
-        trains="backbone and cosine head (LwF)",
-        authors=(
-            "Lu Yu", "Bartłomiej Twardowski", "Xialei Liu", "Luis Herranz", "Kai Wang", "Yongmei Cheng",
-            "Shangling Jui", "Joost van de Weijer",
-        ),
-        title="Semantic Drift Compensation for Class-Incremental Learning",
-        venue="CVPR",
-        year=2020,
-        url="https://arxiv.org/abs/2004.00440",
-    )  # fmt: skip
 
     def build_compensator(self, dim: int) -> Compensator:
         config = self.config

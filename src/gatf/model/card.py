@@ -79,7 +79,7 @@ def card(path: Path, address: str) -> str:
             "",
             "## Accuracy",
             "",
-            "| update | date | new classes | images | held-out accuracy % | older classes, expected % |",
+            "| update | date | new classes | images | accuracy on new classes % | older classes, expected % |",
             "|---:|---|---:|---:|---:|---:|",
             *map(_row, history),
             "",
@@ -105,7 +105,7 @@ def _row(record: UpdateRecord) -> str:
         _text(record.date[:10]),
         record.classes_added,
         f"{record.images:,}",
-        _percent(record.accuracy_new),
+        _percent(record.shown_accuracy),
         _percent(record.expected_old),
     )
     return f"| {' | '.join(map(str, cells))} |"

@@ -8,15 +8,15 @@ import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from pydantic import ConfigDict, Field, ValidationError
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from gatf import __version__
-from gatf.config import RunConfig, method_name, validated
+from gatf import __version__, plugins
+from gatf.config import RunConfig, untrusted_parts, validated
 from gatf.data.decode import CENTRAL_SHARE
 from gatf.data.inputs import SMALLEST_SIDE
 from gatf.data.pixels import CHANNELS
@@ -25,18 +25,19 @@ from gatf.errors import CannotWrite, UserError
 from gatf.io import container
 from gatf.io.container import Damaged
 from gatf.io.run_folder import RunFolder
-from gatf.methods import METHODS, Method, is_outside
-from gatf.methods.parts.gaussian import carries_gaussians
+from gatf.methods import METHODS, Method
+from gatf.methods.parts.gaussian import transports_gaussians
 from gatf.model.calibration import NO_CALIBRATION
 from gatf.model.novelty import NO_NOVELTY
 from gatf.model.record import UpdateRecord, remembered
 from gatf.model.state import FROZEN_METHOD, Label, Model
 from gatf.model.upgrade import upgraded_config, upgraded_state
+from gatf.nets import BACKBONES
 from gatf.session import build_method
-from gatf.settings import INSIDE, PYTHON, Strict
+from gatf.settings import INSIDE, PYTHON, VECTORS, Strict
 
 METHOD, FROZEN = "method.", "frozen."
-LARGEST_SIDE = 4096
+LARGEST_SIDE, LARGEST_DIM = 4096, 2**20
 LINEAGE_DIGITS = 16
 OWN = {"counts": torch.int64, "calibration": torch.float64, "errors": torch.float64, "strangeness": torch.float32}
 """Tensors that are not the method's; "strangeness" has the novelty scores."""
@@ -72,6 +73,8 @@ class Description(Strict):
     """Fits and partial fits; `history` does not keep every one. Files of earlier versions do not have it."""
     adapts: str | None = None
     """The method that may adapt a pretrained network, where updates choose."""
+    adapt: Literal["never", "auto"] = "never"
+    """Whether later updates try to adapt it; "never" is not written."""
     frozen: Other | None = None
     """The same classes on the network as it was before it was adapted; its tensors begin with `frozen.`."""
     central_share: float = Field(CENTRAL_SHARE, gt=0, le=1)
@@ -85,13 +88,14 @@ def save(model: Model, path: Path, before: Callable[[str], None] = lambda digest
     """
     if not model.labels:
         raise UserError("there is nothing to save: the model has learnt no class yet")
-    if ":" in _bare(model.config.backbone.name):
+    if _is_fetched(model.config.backbone.name):
         raise UserError("backbones from the hub cannot be saved by name: loading a model must not fetch code")
 
     def check(written: Path) -> None:
         from_python = model.config.backbone.name.startswith(PYTHON)
         backbone = copy.deepcopy(model.method.backbone) if from_python else None
-        _check_predicts(written, path, outside=is_outside(model.config.method.name), backbone=backbone)
+        refused = any(untrusted_parts(model.config.model_dump(mode="json")))
+        _check_predicts(written, path, outside=refused, backbone=backbone)
         before(container.inspect(written).digest)
 
     container.write(path, *_contents(with_lineage(model)), check=check)
@@ -111,8 +115,8 @@ def check_room(model: Model, path: Path, labels: Sequence[Label]) -> None:
     size, free = path.stat().st_size if path.exists() else 0, shutil.disk_usage(path.parent).free
     if free < size:
         raise CannotWrite(
-            f"{path} cannot be updated: the new file takes about {size / 1e6:.0f} MB, and its disk has "
-            f"{free / 1e6:.0f} MB left; make room first"
+            f"{path} cannot be updated: the new file takes about {size / 1e6:.1f} MB, and its disk has "
+            f"{free / 1e6:.1f} MB left; make room first"
         )
 
 
@@ -152,14 +156,16 @@ def _contents(model: Model) -> tuple[dict[str, Tensor], dict[str, Any]]:
         lineage=model.lineage,
         updates=model.updates,
         adapts=model.adapts,
+        adapt="auto" if model.adapt == "auto" else "never",
         frozen=None if frozen is None else Other(config=_config_to_keep(frozen), temperature=frozen.temperature),
         central_share=model.preprocessing.central_share,
     )
     tensors = _tensors(model)
     if frozen is not None:
         tensors |= {FROZEN + name: value for name, value in _tensors(frozen).items()}
-    usual = {"central_share"} if description.central_share == CENTRAL_SHARE else None
-    return tensors, description.model_dump(mode="json", exclude=usual)
+    usual = {"central_share": CENTRAL_SHARE, "adapt": "never"}
+    usual_names = {name for name, value in usual.items() if getattr(description, name) == value}
+    return tensors, description.model_dump(mode="json", exclude=usual_names)
 
 
 def _config_to_keep(model: Model) -> dict[str, Any]:
@@ -173,7 +179,8 @@ def _config_to_keep(model: Model) -> dict[str, Any]:
 def _tensors(model: Model) -> dict[str, Tensor]:
     tensors = {METHOD + name: value for name, value in model.method.state_dict().items()}
     own = {"counts": model.counts, "calibration": model.calibration, "errors": model.errors}
-    return tensors | own | {"strangeness": model.novelty}
+    measured = {"measured": model.measured} if len(model.measured) else {}
+    return tensors | own | measured | {"strangeness": model.novelty}
 
 
 def _check_predicts(written: Path, path: Path, *, outside: bool, backbone: nn.Module | None) -> None:
@@ -220,7 +227,8 @@ def load(path: Path, device: str = "cpu", *, backbone: nn.Module | None = None, 
         frozen.method.to(device).eval()
         model = replace(model, frozen=frozen)
     model.method.to(device).eval()
-    return replace(model, adapts=described.adapts)
+    adapt = "auto" if model.frozen is not None else described.adapt
+    return replace(model, adapts=described.adapts, adapt=adapt)
 
 
 def _settings(path: Path, config: dict[str, Any]) -> RunConfig:
@@ -230,7 +238,7 @@ def _settings(path: Path, config: dict[str, Any]) -> RunConfig:
         found = validated(config)
     except (ValidationError, UserError, RecursionError, AttributeError, TypeError) as error:
         raise Damaged(path, f"its settings do not fit this version of gatf ({str(error)[:200]})") from None
-    if found.backbone.pretrained != INSIDE or ":" in _bare(found.backbone.name) or found.method.name != FROZEN_METHOD:
+    if found.backbone.pretrained != INSIDE or _is_fetched(found.backbone.name) or found.method.name != FROZEN_METHOD:
         raise Damaged(path, "its second model is not a frozen one")
     return found
 
@@ -240,7 +248,7 @@ def _model(
     tensors: dict[str, Tensor], *, backbone: nn.Module | None, first_format: bool = False,
 ) -> Model:  # fmt: skip
     """A model of the file, from its tensors; on the CPU."""
-    shape = (described.shape[0], described.shape[1], described.shape[2])
+    shape, tensors = tuple(described.shape), dict(tensors)
     if "distances" in tensors:  # up to format 2, novelty was the distance alone
         tensors = {name: value for name, value in tensors.items() if name != "distances"}
         tensors |= {"strangeness": NO_NOVELTY, "calibration": NO_CALIBRATION}
@@ -252,6 +260,11 @@ def _model(
         raise Damaged(path, "it has another number of classes than labels")
     if tensors["calibration"].shape != NO_CALIBRATION.shape or tensors["strangeness"].shape[1] not in (1, 2):
         raise Damaged(path, "its 'calibration' or 'strangeness' is not what it should be")
+    measured = tensors.pop("measured", torch.zeros(0, 3, dtype=torch.float64))
+    if measured.dtype != torch.float64 or measured.shape not in ((0, 3), (len(described.labels), 3)):
+        raise Damaged(path, "its 'measured' is not what it should be")
+    if not bool((measured.isfinite() & (measured >= 0)).all()):
+        raise Damaged(path, "its 'measured' is not finite and positive")
     if bool((tensors["counts"] < 0).any()) or bool((tensors["errors"] < 0).any()):
         raise Damaged(path, "its 'counts' or 'errors' are negative")
     state = {name.removeprefix(METHOD): value for name, value in tensors.items() if name.startswith(METHOD)}
@@ -263,7 +276,8 @@ def _model(
     preprocessing = Preprocessing(shape, tuple(described.mean), tuple(described.std), described.central_share)
     return Model(
         config, preprocessing, method, tuple(described.labels), tensors["counts"], described.temperature,
-        tensors["calibration"], tensors["errors"], tensors["strangeness"], history, lineage=described.lineage,
+        tensors["calibration"], tensors["errors"], tensors["strangeness"], history, measured=measured,
+        lineage=described.lineage,
     )  # fmt: skip
 
 
@@ -306,13 +320,9 @@ def _described(path: Path, header: container.Header) -> tuple[Description, RunCo
         found = {"updates": described.updates or updates, "lineage": described.lineage or _first_lineage(history)}
         described = described.model_copy(update=found)
     sound = (
-        len(described.shape) == 3
-        and described.shape[0] in CHANNELS
-        and described.shape[1] == described.shape[2]
-        and SMALLEST_SIDE <= described.shape[1] <= LARGEST_SIDE
-        and len(described.mean) == len(described.std) == described.shape[0]
+        _sound_input(described, vectors=config.backbone.name == VECTORS)
         and all(math.isfinite(value) for value in (*described.mean, *described.std, described.temperature))
-        and min(*described.std, described.temperature) > 0
+        and min((*described.std, described.temperature)) > 0
         and len(described.labels) > 0
         and len({(type(label), label) for label in described.labels}) == len(described.labels)
         and len({type(label) for label in described.labels}) == 1
@@ -321,23 +331,32 @@ def _described(path: Path, header: container.Header) -> tuple[Description, RunCo
     )
     if not sound:
         raise Damaged(path, "its description contradicts itself")
-    if config.backbone.pretrained not in (None, INSIDE) or ":" in _bare(config.backbone.name):
+    if config.backbone.pretrained not in (None, INSIDE) or _is_fetched(config.backbone.name):
         raise Damaged(path, "it asks for weights from elsewhere, which a model must not")
     return described, config, history
 
 
-def _bare(backbone: str) -> str:
-    """A backbone's name without the prefix of its origin."""
-    return backbone.removeprefix(PYTHON) if backbone.startswith(PYTHON) else backbone.removeprefix("timm:")
+def _sound_input(described: Description, *, vectors: bool) -> bool:
+    """Whether shape and normalisation are those of square images, or of vectors."""
+    shape, normalisation = described.shape, (len(described.mean), len(described.std))
+    if vectors:
+        return len(shape) == 1 and 1 <= shape[0] <= LARGEST_DIM and normalisation == (0, 0)
+    square = len(shape) == 3 and shape[0] in CHANNELS and shape[1] == shape[2]
+    return square and SMALLEST_SIDE <= shape[1] <= LARGEST_SIDE and normalisation == (shape[0], shape[0])
+
+
+def _is_fetched(backbone: str) -> bool:
+    """Whether a backbone's name means code or weights from the hub."""
+    bare = backbone.removeprefix(PYTHON) if backbone.startswith(PYTHON) else backbone.removeprefix("timm:")
+    return ":" in bare and not plugins.is_outside("backbone", backbone, BACKBONES)
 
 
 def _refuse_code(path: Path, config: Any) -> None:
-    """Checking the settings of a method from outside the package would import it, and files never run code."""
-    name = method_name(config) if isinstance(config, dict) else None
-    if name is not None and is_outside(name):
+    """Refuse plugins that the user does not trust: checking their settings would import them."""
+    for kind, name in untrusted_parts(config) if isinstance(config, dict) else ():
         raise UserError(
-            f"{path} was learnt by '{name[:80]}', a method from outside gatf, and cannot be loaded: no code is run "
-            "because a file names it"
+            f"{path} needs the {kind} '{name[:80]}' from outside gatf, and no code is run because a file names it: if "
+            f"you trust that code, set the environment variable {plugins.TRUST}={name[:80]}"
         )
 
 
@@ -352,7 +371,7 @@ class _Undrawn(TorchFunctionMode):
 
 
 def _method(
-    path: Path, config: RunConfig, shape: tuple[int, int, int], state: dict[str, Tensor], *, classes: int,
+    path: Path, config: RunConfig, shape: tuple[int, ...], state: dict[str, Tensor], *, classes: int,
     backbone: nn.Module | None,
 ) -> Method:  # fmt: skip
     """The method with the file's state; sizes are compared first, on a network without memory unless one is given."""
@@ -377,10 +396,8 @@ def _method(
     return method
 
 
-def _check_classes(
-    path: Path, method: Method, state: dict[str, Tensor], shape: tuple[int, int, int], classes: int
-) -> None:
-    if carries_gaussians(method):  # by shape: unpacking all triangles would take several times the file's size
+def _check_classes(path: Path, method: Method, state: dict[str, Tensor], shape: tuple[int, ...], classes: int) -> None:
+    if transports_gaussians(method):  # by shape: unpacking all triangles would take several times the file's size
         fits = all(state[f"memory.{name}"].shape == size for name, size in method.memory.shapes(classes).items())
     else:
         with torch.no_grad():

@@ -124,7 +124,7 @@ def _fetch(repository: str, revision: str | None) -> Path:
             hub.HfApi().model_info(repository, revision=revision, timeout=PATIENCE)
         except hub.errors.HfHubHTTPError:
             raise
-        except Exception:  # no network, in the words of whichever library this version of the hub's speaks HTTP with
+        except Exception:  # no network; the type depends on the HTTP library that this version of the hub uses
             cached = hub.try_to_load_from_cache(repository, MODEL, revision=revision)
             if not isinstance(cached, str):
                 raise

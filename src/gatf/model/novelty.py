@@ -44,6 +44,11 @@ def rejection_threshold(novelty: Tensor, rate: float) -> float:
     return float(novelty.double().sort().values[max(rank, 1) - 1])
 
 
+def nearness(distances: Tensor) -> Tensor:
+    """The squared distance to the nearest class over that to the centre of all, [N, C + 1] → [N, 1]."""
+    return distances[:, :-1].amin(1, keepdim=True) / distances[:, -1:].clamp_min(1e-12)
+
+
 class NoveltyScorer:
     """Distances to the stored classes, and novelty scores from them."""
 

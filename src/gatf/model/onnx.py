@@ -1,7 +1,8 @@
 """A model as ONNX: normalisation, network and readout in one graph, for places without PyTorch.
 
-Input `images`: uint8 [batch, channels, height, width]. Outputs: `scores` [batch, classes] as `decision_function` gives
-them, `probabilities` [batch, classes], `class_index` [batch]. The class names are in the file's metadata, as JSON.
+Input `images`: uint8 [batch, channels, height, width]; of models of vectors `vectors`: float32 [batch, dimension].
+Outputs: `scores` [batch, classes] as `decision_function` gives them, `probabilities` [batch, classes], `class_index`
+[batch]. The class names are in the metadata of the file, as JSON.
 """
 
 import io
@@ -20,7 +21,7 @@ from gatf.data.base import ImageSet
 from gatf.data.decode import CENTRAL_SHARE
 from gatf.errors import UserError
 from gatf.io.files import write_bytes
-from gatf.methods.parts.gaussian import carries_gaussians
+from gatf.methods.parts.gaussian import transports_gaussians
 from gatf.model import exported
 from gatf.model.calibration import softmax_with_temperature
 from gatf.model.state import Model
@@ -41,6 +42,7 @@ class Graph(nn.Module):
     def __init__(self, model: Model) -> None:
         super().__init__()
         preprocessing = model.preprocessing
+        self.vectors, self.noun = preprocessing.takes_vectors, preprocessing.noun
         self.register_buffer("scale", torch.tensor([1 / (255 * std) for std in preprocessing.std]).reshape(-1, 1, 1))
         shift = [-mean / std for mean, std in zip(preprocessing.mean, preprocessing.std, strict=True)]
         self.register_buffer("shift", torch.tensor(shift).reshape(-1, 1, 1))
@@ -49,7 +51,7 @@ class Graph(nn.Module):
         self.readout = _readout(model)
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        pixels = images.float() * self.scale + self.shift
+        pixels = images.float() if self.vectors else images.float() * self.scale + self.shift
         if self.readout is None:
             scores = self.method.scores(pixels).double()
         else:
@@ -59,7 +61,7 @@ class Graph(nn.Module):
 
 def _readout(model: Model) -> nn.Module | None:
     """The readout of a memory of Gaussians; None: the method's own scores are traced."""
-    return model.method.memory.readout().graph() if carries_gaussians(model.method) else None
+    return model.method.memory.readout().graph() if transports_gaussians(model.method) else None
 
 
 def export_onnx(
@@ -98,7 +100,7 @@ def _checked(model: Model, exporter: Exporter, digest: str | None) -> tuple[byte
     import onnx
 
     graph = Graph(model).eval()
-    examples = torch.randint(256, (3, *model.preprocessing.shape), dtype=torch.uint8)
+    examples = _examples(model, 3, torch.Generator().manual_seed(0))
     try:
         with _quiet(), torch.no_grad():
             proto = exporter(graph, examples)
@@ -114,6 +116,14 @@ def _checked(model: Model, exporter: Exporter, digest: str | None) -> tuple[byte
     return content, check(model, content)
 
 
+def _examples(model: Model, count: int, draws: torch.Generator) -> Tensor:
+    """Random inputs of the model."""
+    shape = (count, *model.preprocessing.shape)
+    if model.preprocessing.takes_vectors:
+        return torch.randn(shape, generator=draws)
+    return torch.randint(256, shape, dtype=torch.uint8, generator=draws)
+
+
 def _traced(graph: Graph, examples: Tensor) -> Any:
     """By running it once; whatever depends on the images themselves is an error."""
     import onnx
@@ -121,15 +131,15 @@ def _traced(graph: Graph, examples: Tensor) -> Any:
     written = io.BytesIO()
     warnings.simplefilter("error", torch.jit.TracerWarning)  # type: ignore[attr-defined]
     torch.onnx.export(
-        graph, (examples,), written, dynamo=False, input_names=["images"], output_names=OUTPUTS,  # type: ignore[arg-type]
-        dynamic_axes={name: {0: "batch"} for name in ("images", *OUTPUTS)},
+        graph, (examples,), written, dynamo=False, input_names=[graph.noun], output_names=OUTPUTS,  # type: ignore[arg-type]
+        dynamic_axes={name: {0: "batch"} for name in (graph.noun, *OUTPUTS)},
     )  # fmt: skip
     return onnx.load_model_from_string(written.getvalue())
 
 
 def _exported(graph: Graph, examples: Tensor) -> Any:
     program: Any = torch.onnx.export(
-        graph, (examples,), dynamo=True, verbose=False, input_names=["images"], output_names=OUTPUTS,
+        graph, (examples,), dynamo=True, verbose=False, input_names=[graph.noun], output_names=OUTPUTS,
         dynamic_shapes={"images": {0: torch.export.Dim("batch")}},
     )  # fmt: skip
     return program.model_proto
@@ -143,7 +153,9 @@ def _metadata(model: Model, digest: str | None) -> dict[str, str]:
         **({} if share == CENTRAL_SHARE else {exported.SHARE: repr(share)}),
         exported.CLASSES: json.dumps(list(model.labels), ensure_ascii=False),
         "gatf.temperature": repr(model.temperature),
-        "gatf.input": "uint8 pixels [batch, channels, height, width]; colour is RGB",
+        "gatf.input": "float32 vectors [batch, dimension]"
+        if model.preprocessing.takes_vectors
+        else "uint8 pixels [batch, channels, height, width]; colour is RGB",
     }
 
 
@@ -160,9 +172,9 @@ def check(model: Model, content: bytes) -> str:
         raise UserError(f"onnxruntime cannot read the ONNX graph ({reason}); nothing was written") from None
     for count in (1, 5):
         draws = torch.Generator().manual_seed(count)
-        images = torch.randint(256, (count, *model.preprocessing.shape), dtype=torch.uint8, generator=draws)
+        images = _examples(model, count, draws)
         expected = model.forward(ImageSet(images, torch.zeros(count, dtype=torch.int64))).scores
-        scores, _, numbers = session.run(None, {"images": images.numpy()})
+        scores, _, numbers = session.run(None, {model.preprocessing.noun: images.numpy()})
         off = float((torch.from_numpy(scores) - expected).abs().max())
         tolerance = max(TOLERANCE, RELATIVE_TOLERANCE * float(expected.abs().max()))
         margin = expected.topk(min(2, expected.shape[1])).values

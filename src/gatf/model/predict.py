@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from gatf.data.inputs import read_images
+from gatf.data.vectors import as_vectors, checked
 from gatf.errors import UserError
 from gatf.model.calibration import softmax_with_temperature
 from gatf.model.novelty import combined_novelty, rejection_threshold
@@ -29,13 +30,36 @@ def forward(model: Model, images: Any, *, features: bool = False, once: bool = F
 
     Raises a `UserError` if scores are not finite.
     """
-    outputs = model.forward(model.preprocessing.images(read_images(images)), features=features, once=once)
+    given = read_vectors(images, model) if model.preprocessing.takes_vectors else read_images(images)
+    outputs = model.forward(model.preprocessing.images(given), features=features, once=once)
     if not bool(outputs.scores.isfinite().all()):
         raise UserError(
             "the model's scores are not finite, so it cannot predict; restore an older version (gatf rollback) or "
             "get the file again"
         )
     return outputs
+
+
+def read_vectors(given: Any, model: Model) -> torch.Tensor:
+    """Vectors for prediction, [N, D], checked against the model's dimension."""
+    vectors = checked(as_vectors(given))
+    check_vectors(model, vectors.shape[1])
+    return vectors
+
+
+def check_vectors(model: Model, dim: int, encoder: str | None = None) -> None:
+    """Refuse vectors of another dimension, or that name another encoder than the model's."""
+    known = model.config.backbone.encoder
+    if dim != model.preprocessing.shape[0]:
+        raise UserError(
+            f"X has {dim} features, but the model is expecting {model.preprocessing.shape[0]} features as input"
+            f"{f', of encoder {known}' if known else ''}; gatf upgrade moves a model to another encoder"
+        )
+    if encoder is not None and known is not None and encoder != known:
+        raise UserError(
+            f"the vectors are of encoder '{encoder}', but the model learnt vectors of '{known}'; gatf upgrade moves a "
+            "model to another encoder"
+        )
 
 
 def predictions_from(

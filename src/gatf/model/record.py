@@ -3,16 +3,63 @@
 import json
 from typing import Any, Literal
 
-from pydantic import NonNegativeFloat, NonNegativeInt, PositiveInt, SerializerFunctionWrapHandler, model_serializer
+from pydantic import (
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveInt,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 
 from gatf.io.text import harmless
 from gatf.settings import Strict
 
+FEWEST_TO_REPORT = 20
+"""Images without which no percentage is reported and no warning given."""
 RECORDS_KEPT = 100
 """Records that a model keeps, the first and the newest ones: a file with all of them would grow for ever."""
 ITEMS_KEPT, LETTERS_KEPT = 2_000, 2**17
 """Names and warnings that the records may have together, as items and letters of JSON: a model file's header is
 limited. The newest records keep theirs; older ones have counts instead of names."""
+
+
+class EncoderUpgrade(Strict):
+    """How a model was moved to another encoder (`gatf upgrade`)."""
+
+    source: str
+    target: str
+    pairs: PositiveInt
+    map: str
+    """The kind of map."""
+    ridge: NonNegativeFloat
+    measured: bool
+    """Whether the accuracies were measured on labelled pairs; else they are forecasts from the old probabilities."""
+    before: float
+    after: float
+    low: float
+    high: float
+    """Accuracy in percent on items like the pairs, before and after, with the range of the latter."""
+    enough: PositiveInt | None
+    """Pairs with which the loss would be small; None: cannot be told from these pairs."""
+    recall: float
+    """Share of the ten nearest neighbours among re-embedded vectors that mapped vectors find, on left-out pairs."""
+
+    @property
+    def loss(self) -> float:
+        return self.before - self.after
+
+    def __str__(self) -> str:
+        how = "measured" if self.measured else "expected"
+        more = (
+            "" if self.enough is None or self.enough <= self.pairs else f"; about {self.enough} pairs would be enough"
+        )
+        return (
+            f"Encoder upgrade from {self.source} to {self.target} with {self.pairs} pairs ({self.map} map).\n"
+            f"Accuracy on items like the pairs, {how}: {self.before:.0f} % before, {self.after:.0f} % after (between "
+            f"{self.low:.0f} and {self.high:.0f}){more}.\n"
+            f"Moved vectors find {100 * self.recall:.0f} % of the ten nearest neighbours of re-embedded ones."
+        )
 
 
 class UpdateRecord(Strict):
@@ -26,45 +73,55 @@ class UpdateRecord(Strict):
     revisited: tuple[str | int | bool, ...] = ()
     """Known classes with new images, which were merged into their statistics."""
     unnamed: tuple[NonNegativeInt, NonNegativeInt] | None = None
-    """How many classes were added and revisited, where their names are not kept; not written where they are."""
-    images: PositiveInt
+    """Numbers of added and revisited classes, if their names are no longer kept."""
+    merged: NonNegativeInt = 0
+    """Number of other models that were merged into this one."""
+    forgotten: NonNegativeInt = 0
+    """Number of classes that were removed."""
+    images: NonNegativeInt
     """Training images."""
+    kind: Literal["images", "vectors"] = "images"
+    """What was learnt; "images" below stands for vectors, too."""
     held_out: NonNegativeInt
-    """Images that were held out for measuring."""
+    """Images that measured the update: held out, or learnt and left out in turn."""
+    left_out: bool = False
+    """Whether they were learnt, and each was left out in turn (`geometry.leave_one_out`)."""
     duplicates: NonNegativeInt = 0
-    """Images that are exact copies of another image of the update; no copy of a held-out image is trained on."""
+    """Exact copies of other images of the update. No copy of a held-out image is trained on."""
     epochs: NonNegativeInt
     seconds: NonNegativeFloat
     accuracy_new: float | None
-    """Percent of the held-out images that are classified correctly, among all known classes."""
+    """Accuracy on these images in percent, among all known classes."""
     accuracy_by_class: float | None = None
-    """The same, averaged over the classes with held-out images."""
+    """The same, averaged over classes."""
     held_out_evenly: NonNegativeFloat | None = None
-    """Number of equally distributed images that would give `accuracy_by_class` the same standard error."""
+    """Equally distributed images that would give `accuracy_by_class` the same standard error."""
     expected_old: float | None = None
-    """Forecast of the accuracy on older classes in percent; see `statistics.forecast_old`."""
+    """Forecast of the accuracy on older classes in percent; see `incremental.statistics.Measured`."""
     expected_old_low: float | None = None
     expected_old_high: float | None = None
     """The range of that forecast."""
-    foretold_new: tuple[float, ...] | None = None
-    """Accuracy on points drawn from the Gaussians of the added classes at each of `statistics.SPREADS`, to compare with
-    `accuracy_by_class`."""
+    expected_all: float | None = None
+    """The same over all classes, from the images of all updates."""
+    expected_all_low: float | None = None
+    expected_all_high: float | None = None
+    measured_images: NonNegativeInt = 0
+    """Images behind `expected_all`."""
     taken_for_old: float | None = None
-    """Percent of the held-out images of new classes that are predicted as an older class."""
+    """Percent of the held-out images of new classes predicted as an older class."""
     drift: float | None = None
-    """How far older classes moved in feature space, as a fraction of their own spread."""
+    """Movement of older classes in feature space, as a fraction of their spread."""
     transport_error: float | None = None
-    """Theorem 2's η_μ, measured on the new classes, in units of a class's own spread in one direction."""
+    """Theorem 2's η_μ, measured on the new classes, in units of a class's spread in one direction."""
     rejection: Literal["promised", "estimated", "withdrawn"] | None = None
-    """The status of the rate of wrong rejections (`unknown`) from this update on. Promised: images of every class were
-    held out with this network. Estimated: for older classes it is derived from the movement of new ones. Withdrawn: no
-    held-out image showed how far older classes moved. None: not recorded, or the method has no rejection."""
+    """Status of the rate of wrong rejections (`unknown`). Promised: images of every class were held out with this
+    network. Estimated: derived from the movement of new classes. Withdrawn: unknown for older classes."""
     class_mean_error: NonNegativeFloat | None = None
-    """The same by each class's own covariance; not measured where a class was revisited."""
+    """The same by each class's own covariance."""
     class_covariance_error: NonNegativeFloat | None = None
     """Theorem 2's η_Σ likewise."""
-    chosen: Literal["frozen", "adapted"] | None = None
-    """The candidate that was chosen, where a frozen and an adapted backbone were compared."""
+    chosen: Literal["frozen", "adapted", "trained"] | None = None
+    """The chosen candidate, if a frozen backbone was compared with an adapted or a trained one."""
     other_accuracy_new: float | None = None
     """`accuracy_new` of the other candidate."""
     other_expected_old: float | None = None
@@ -78,12 +135,23 @@ class UpdateRecord(Strict):
     job: str | None = None
     """Id of the server's update that made this record."""
     warnings: tuple[str, ...] = ()
+    upgrade: EncoderUpgrade | None = None
+    """Where this was no update with new items, but a change of the encoder."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_former(cls, values: Any) -> Any:
+        """Without an entry of former versions that nothing reads."""
+        if isinstance(values, dict) and "foretold_new" in values:
+            return {name: value for name, value in values.items() if name != "foretold_new"}
+        return values
 
     @model_serializer(mode="wrap")
     def _without_usual(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Without entries that most records do not have."""
         found: dict[str, Any] = dump(self)
-        return {name: value for name, value in found.items() if value is not None or name not in ("unnamed", "job")}
+        usual = {"unnamed": None, "job": None, "kind": "images", "merged": 0, "forgotten": 0, "upgrade": None}
+        return {name: value for name, value in found.items() if name not in usual or value != usual[name]}
 
     @property
     def classes_added(self) -> int:
@@ -114,6 +182,9 @@ class UpdateRecord(Strict):
         return self.class_mean_error, self.class_covariance_error
 
     def __str__(self) -> str:
+        if self.upgrade is not None:
+            rejects = "" if self.rejection is None else f"\nThe rate of wrong rejections is {self.rejection}."
+            return f"{self.upgrade}\nProbabilities were recalibrated on the pairs.{rejects}"
         lines = [self._what(), self._how_well()]
         if self.chosen is not None:
             lines.append(self._choice())
@@ -127,23 +198,45 @@ class UpdateRecord(Strict):
             if self.expected_old_low is not None and self.expected_old_high is not None:
                 span = f" (between {self.expected_old_low:.0f} and {self.expected_old_high:.0f})"
             lines.append(f"Older classes: expected accuracy about {self.expected_old:.0f} %{span}.")
+        if self.expected_old is not None and self.expected_all is not None:
+            span = f"between {self.expected_all_low:.0f} and {self.expected_all_high:.0f}"
+            lines.append(
+                f"All classes: about {self.expected_all:.0f} % ({span}), from {self.measured_images} {self.kind}."
+            )
         lines += [f"Warning: {warning}." for warning in self.warnings]
         return "\n".join(line for line in lines if line)
 
     def _what(self) -> str:
         verb = "First fit" if self.number == 0 else f"Update {self.number}"
+        if self.forgotten:
+            return f"{verb}: forgot {_listed((), self.forgotten)}."
+        if self.merged:
+            verb = f"{verb}, merged with {self.merged} other model{'s' * (self.merged > 1)}"
         added, revisited = self.classes_added, self.classes_revisited
         parts = [f"added {_listed(self.added, added)}"] if added else []
-        parts += [f"added images of {_listed(self.revisited, revisited)}"] if revisited else []
-        return f"{verb}: {' and '.join(parts)}, from {self.images} images in {self.seconds:.0f} s."
+        parts += [f"added {self.kind} of {_listed(self.revisited, revisited)}"] if revisited else []
+        return f"{verb}: {' and '.join(parts)}, from {self.images} {self.kind} in {self.seconds:.0f} s."
 
     def _how_well(self) -> str:
+        if self.merged or self.forgotten:
+            return ""
         if self.accuracy_new is None:
-            return "No images were held out, so the accuracy was not measured."
-        return f"Accuracy on {self.held_out} held-out images: {self.accuracy_new:.1f} %."
+            return f"No {self.kind} were held out, so the accuracy was not measured."
+        if self.shown_accuracy is None:
+            return f"Only {self.held_out} {self.kind} could measure this update, too few for a percentage."
+        if self.left_out:
+            return f"Accuracy on these {self.held_out} {self.kind}, each left out in turn: {self.accuracy_new:.1f} %."
+        return f"Accuracy on {self.held_out} held-out {self.kind}: {self.accuracy_new:.1f} %."
+
+    @property
+    def shown_accuracy(self) -> float | None:
+        """`accuracy_new`, if enough images measured it to report a percentage."""
+        return self.accuracy_new if self.held_out >= FEWEST_TO_REPORT else None
 
     def _choice(self) -> str:
-        kept = "The pretrained backbone stays frozen" if self.chosen == "frozen" else "The backbone was adapted"
+        kept = {"frozen": "The pretrained backbone stays frozen", "adapted": "The backbone was adapted"}.get(
+            self.chosen or "", "A network was trained from scratch"
+        )
         if self.not_adapted is not None:
             return f"{kept}: {self.not_adapted}."
         if self.other_accuracy_new is None:
@@ -153,7 +246,7 @@ class UpdateRecord(Strict):
             other = "adapted" if self.other_seconds is None else f"adapted (in {self.other_seconds:.0f} s)"
         old = self.other_expected_old
         older = "" if old is None else f", about {old:.0f} % expected on older classes"
-        return f"{kept}; {other}, its accuracy on held-out images is {self.other_accuracy_new:.1f} %{older}."
+        return f"{kept}; {other}, its measured accuracy is {self.other_accuracy_new:.1f} %{older}."
 
 
 def remembered(history: tuple[UpdateRecord, ...]) -> tuple[UpdateRecord, ...]:

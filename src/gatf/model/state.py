@@ -1,7 +1,8 @@
 """The state of a classifier that gains classes: everything prediction and the next update need, and no image."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
+from typing import TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -12,11 +13,13 @@ from gatf.data.loader import views
 from gatf.data.preprocessing import Preprocessing
 from gatf.errors import UserError
 from gatf.geometry.gaussians import Gaussians
+from gatf.geometry.leave_one_out import LeaveOneOut
 from gatf.methods import Method
 from gatf.methods.parts.features import FeatureMethod
 from gatf.methods.parts.gaussian import keeps_gaussians_only
+from gatf.methods.slda import SLDA
 from gatf.model.certificate import Certifier
-from gatf.model.novelty import NoveltyScorer, energy
+from gatf.model.novelty import NoveltyScorer, energy, nearness
 from gatf.model.record import UpdateRecord
 
 Label = str | int | bool
@@ -32,6 +35,12 @@ class ForwardOutput:
     """[N, C], float64, higher is better."""
     features: Tensor | None
     """[N, S]; None unless they were requested or the method keeps Gaussians only."""
+
+
+def leaves_out(method: Method) -> TypeGuard[SLDA]:
+    """Whether an update measures the classifier on all its images, each left out in turn: linear discriminants on a
+    backbone that no task trains."""
+    return isinstance(method, SLDA) and method.network_is_fixed
 
 
 @dataclass(frozen=True)
@@ -56,6 +65,10 @@ class Model:
     history: tuple[UpdateRecord, ...]
     adapts: str | None = None
     """The method that may adapt a pretrained backbone, where updates choose (`incremental.strategy`); else None."""
+    adapt: str = "never"
+    """"auto": later updates compare an adapted backbone with the frozen one, unless a parameter says otherwise."""
+    measured: Tensor = field(default_factory=lambda: torch.zeros(0, 3, dtype=torch.float64))
+    """`incremental.statistics.Measured`; without rows in a model that no update measured."""
     lineage: str = ""
     """Identifies the first fit of this model; empty until `model.file.with_lineage` sets it."""
     frozen: "Model | None" = None
@@ -76,13 +89,26 @@ class Model:
         class_errors = self.history[-1].class_errors if self.history else None
         return Certifier(self.stored, self.errors, class_errors)
 
+    @property
+    def transported(self) -> bool:
+        """Whether the last update transported statistics of older classes, so that there is an error to certify."""
+        return bool((self.errors > 0).any())
+
+    @cached_property
+    def _left_out(self) -> LeaveOneOut:
+        assert isinstance(self.method, SLDA)
+        return self.method.leave_one_out()
+
     @cached_property
     def novelty_scorer(self) -> NoveltyScorer:
         return NoveltyScorer(self.stored)
 
     def novelty_of(self, outputs: ForwardOutput) -> Tensor:
         """Novelty scores of images, [N, 1 or 2]: from their features where the method keeps Gaussians only, else their
-        energy."""
+        energy. Where images are left out, the squared distance to the nearest class over that to the centre of all, by
+        the covariance of the classifier; model files written before that have two scores."""
+        if outputs.features is not None and leaves_out(self.method) and self.novelty.shape[1] == 1:
+            return nearness(self._left_out.distances(outputs.features))
         if outputs.features is not None and keeps_gaussians_only(self.method):
             return self.novelty_scorer.scores(outputs.features)
         return energy(outputs.scores, self.temperature)

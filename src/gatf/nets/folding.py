@@ -186,7 +186,7 @@ def _without_values(layer: nn.Module, known: dict[nn.Module, nn.Module]) -> nn.M
 
 
 @torch.no_grad()
-def check_folding(net: nn.Module, image_shape: tuple[int, int, int]) -> None:
+def check_folding(net: nn.Module, image_shape: tuple[int, ...]) -> None:
     """Mark a foreign network as not foldable if its folded copy gives other features for two random images.
 
     That happens, for instance, because tracing does not see that `x += y` changes every other name of the same tensor.

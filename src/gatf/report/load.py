@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from gatf.bench.suite import INDEX
-from gatf.bench.tables import Result
-from gatf.errors import UserError, near_misses
+from gatf.bench.tables import COLUMNS, UPPER_BOUND, Result, measure
+from gatf.errors import UserError, extra, near_misses
 from gatf.io.parsing import parse_json, parse_yaml
 from gatf.io.run_folder import CONFIG, SUMMARY, RunFolder, Summary
 from gatf.io.text import csv_cell, harmless, rejoined
 
+ABOUT = "about.json"
+"""Names of a run in the short form of `tools/collect.py`."""
 Rows = list[dict[str, Any]]
 NEEDED: dict[str, tuple[str, ...]] = {
     "accuracy": ("after_task", "past_task", "accuracy"),
@@ -55,6 +57,8 @@ class Run:
     confusion: list[tuple[int, int, int]] = field(default_factory=list)
     """True class and prediction, as indices into the summary, and number of images at the end; empty for runs of
     earlier versions."""
+    reference: bool = False
+    """Only compared with: it has a place in tables and common figures, and no figures of its own."""
 
     @property
     def result(self) -> Result:
@@ -82,6 +86,40 @@ def load_runs(paths: Iterable[Path]) -> list[Run]:
     return list(found.values())
 
 
+def load_references(paths: Iterable[Path], own: Sequence[Run]) -> list[Run]:
+    """The runs that `own` ones are compared with: those of the same settings, without rows that `own` has."""
+    settings, rows = {run.setting for run in own}, {run.row for run in own}
+    found = [run for run in load_runs(paths) if run.setting in settings]
+    if not found:
+        raise UserError(
+            f"no run in {', '.join(map(str, paths))} has the setting {' or '.join(sorted(settings))}: compare with a "
+            "folder of the same bench"
+        )
+    return [replace(run, reference=True) for run in found if run.row not in rows]
+
+
+def results(*folders: str | Path) -> Any:
+    """The finished runs in run folders and bench folders as a pandas `DataFrame`: one row per run, one column
+    per metric.
+
+    >>> short = {"scenario.stop_after": 1, "optimisation.first.epochs": 1}
+    >>> config = gatf.load_config("digits", method="ncm", overrides=short)
+    >>> summary = gatf.run(config, Path("runs/ncm"))
+    >>> frame = gatf.results("runs")
+    >>> list(frame.groupby("row")["a_last"].mean().index)
+    ['ncm']
+    """
+    pandas = extra("pandas")
+    runs = load_runs(Path(folder) for folder in folders)
+    upper_bounds = {(run.setting, run.summary.seed): run.summary for run in runs if run.row == UPPER_BOUND}
+    return pandas.DataFrame(
+        {"setting": run.setting, "row": run.row, "method": run.summary.method, "seed": run.summary.seed}
+        | {name: measure(run.summary, name, upper_bounds.get((run.setting, run.summary.seed))) for name in COLUMNS}
+        | {"bytes_per_class": run.summary.bytes_per_class, "folder": str(run.folder)}
+        for run in runs
+    )
+
+
 def _runs_in(path: Path) -> Iterator[Run]:
     if RunFolder(path).finished:
         yield read_run(path)
@@ -96,26 +134,47 @@ def _runs_in(path: Path) -> Iterator[Run]:
 
 
 def read_run(folder: Path, *, setting: str | None = None, row: str | None = None) -> Run:
-    """One run's results, config and diagnostics; names are made safe to print."""
+    """One run's results, config and diagnostics; names are made safe to print. A run in the short form of
+    `tools/collect.py` has its names in about.json and its decomposition in explain.json."""
     files = RunFolder(folder)
     summary, config = files.read_summary(), files.config
+    about = _read_json(folder / ABOUT) if (folder / ABOUT).is_file() else {}
+    if not isinstance(about, dict):
+        raise UserError(f"{folder / ABOUT} does not describe a run; remove it, or get it again")
+    setting, row = setting or about.get("setting"), row or about.get("row")
     return Run(
         folder=folder,
-        setting=harmless(setting or f"{summary.dataset}, {summary.tasks} tasks"),
-        row=harmless(row or summary.method),
+        setting=harmless(str(setting or f"{summary.dataset}, {summary.tasks} tasks")),
+        row=harmless(str(row or summary.method)),
         summary=replace(summary, class_names=[harmless(name) for name in summary.class_names]),
         config=_read_config(config) if config.is_file() else {},
         diagnostics={path.stem: read_table(path) for path in sorted(files.diagnostics.glob("*.csv"))},
-        explained=read_table(files.explained) if files.explained.is_file() else [],
+        explained=_explained(files),
         confusion=read_confusion(files.confusion, summary.class_names) if files.confusion.is_file() else [],
     )
 
 
-def _read_config(path: Path) -> dict[str, Any]:
+def _explained(files: RunFolder) -> Rows:
+    if files.explained.is_file():
+        return read_table(files.explained)
+    if not files.explained_in_words.is_file():
+        return []
+    loaded = _read_json(files.explained_in_words)
+    rows, columns = loaded.get("rows") if isinstance(loaded, dict) else None, {*NEEDED["explain"], *MAYBE["explain"]}
+    if not isinstance(rows, list) or not all(isinstance(row, dict) and row.keys() >= columns for row in rows):
+        raise UserError(f"{files.explained_in_words} is no decomposition of a run; remove it, or get it again")
+    return rows
+
+
+def _read_json(path: Path, parse: Callable[[str], Any] = parse_json) -> Any:
     try:
-        loaded = parse_yaml(path.read_text(encoding="utf-8"))
+        return parse(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UserError(f"{path} cannot be read: {error}") from None
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    loaded = _read_json(path, parse_yaml)
     if not isinstance(loaded, dict):
         raise UserError(f"{path} is not the config of a run")
     return loaded
@@ -123,10 +182,7 @@ def _read_config(path: Path) -> dict[str, Any]:
 
 def _read_index(path: Path) -> list[tuple[str, str, str]]:
     """Folder, setting and row of each run of a bench."""
-    try:
-        loaded = parse_json(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} cannot be read: {error}") from None
+    loaded = _read_json(path)
     try:
         return [(str(entry["folder"]), str(entry["setting"]), str(entry["row"])) for entry in loaded["runs"]]
     except (KeyError, TypeError):
@@ -217,16 +273,7 @@ def chosen_rows(runs: Iterable[Run], rows: Iterable[str]) -> list[Run]:
 
 def by_row(runs: Iterable[Run]) -> dict[str, list[Run]]:
     """Runs of the same row, in the order in which rows first appear."""
-    return _grouped(runs, lambda run: run.row)
-
-
-def by_setting(runs: Iterable[Run]) -> dict[str, list[Run]]:
-    """Runs that may be compared with each other."""
-    return _grouped(runs, lambda run: run.setting)
-
-
-def _grouped(runs: Iterable[Run], key: Callable[[Run], str]) -> dict[str, list[Run]]:
     groups: dict[str, list[Run]] = {}
     for run in runs:
-        groups.setdefault(key(run), []).append(run)
+        groups.setdefault(run.row, []).append(run)
     return groups

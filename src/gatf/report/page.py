@@ -20,8 +20,18 @@ from gatf.io.run_folder import CONFIG, CONFUSION, EVENTS, SUMMARY, RunFolder
 from gatf.io.run_folder import EXPLAINED as EXPLAINED_FILE
 from gatf.methods import METHODS
 from gatf.report.costs import on_threads
-from gatf.report.load import Run, by_row, chosen_rows, load_runs
-from gatf.report.sections import GROUPS, WHY, FigureSpec, Section, at_the_end, best_of, build_sections, with_table
+from gatf.report.load import Run, by_row, chosen_rows, load_references, load_runs
+from gatf.report.sections import (
+    GROUPS,
+    WHY,
+    FigureSpec,
+    Section,
+    at_the_end,
+    at_the_end_explained,
+    best_of,
+    build_sections,
+    with_table,
+)
 from gatf.report.style import NAMES, css_variables, inline_svg, line_styles, save_figure
 
 EXPLAINED = {
@@ -34,8 +44,6 @@ EXPLAINED = {
     "backward transfer": "final accuracy on a task minus that after learning it, mean over old tasks; higher is better",
     "seconds": "training and evaluation, all tasks",
 }
-
-
 MOST_COMMANDS = 3
 """Commands shown at the top of the page."""
 CERTIFIED = ("certified %", "whitened %", "by range %", "by range, shrunk %")
@@ -43,27 +51,41 @@ CERTIFIED = ("certified %", "whitened %", "by range %", "by range, shrunk %")
 
 
 def write_report(
-    paths: Sequence[Path], out: Path, *, figures: Path | None = None, rows: Sequence[str] | None = None
-) -> int:
-    """Write the report of the runs in `paths` to one file, and each figure to `figures`; returns the number of runs.
+    paths: Sequence[Path], out: Path, *, figures: Path | None = None, rows: Sequence[str] | None = None,
+    against: Sequence[Path] = (),
+) -> list[Run]:  # fmt: skip
+    """Write the report of the runs in `paths` to one file, and each figure to `figures`; returns the runs.
 
-    `rows` keeps only some of the methods, in that order."""
+    `rows` keeps only some of the methods, in that order. The runs in `against` are added to tables and common
+    figures."""
     runs = load_runs(paths)
     runs = runs if rows is None else chosen_rows(runs, rows)
+    runs += load_references(against, runs) if against else []
     sections = build_sections(runs)
     write_page(
         out, "report.html.j2", title=_title(runs),
-        command="gatf report " + " ".join(shlex.quote(str(_seen_from_here(path))) for path in paths),
+        command="gatf report " + " ".join(
+            [shlex.quote(str(_seen_from_here(path))) for path in paths]
+            + [f"--against {shlex.quote(str(_seen_from_here(path)))}" for path in against]
+        ),
         sections=[_fill(section, number, out) for number, section in enumerate(sections)],
         versions=sorted({tuple(sorted(run.summary.versions.items())) for run in runs}),
         machines=machines(runs), made=made_by(runs), files=files_beside(paths, runs, out),
         bibtex=bibtex(runs),
-        configs=[(row, _config_text(group)) for row, group in by_row(runs).items()],
+        configs=[
+            (row, yaml.safe_dump(group[0].config, sort_keys=False, allow_unicode=True))  # others differ in the seed
+            for row, group in by_row(_own(runs)).items()
+        ],
         several=len(sections) > 1,
     )  # fmt: skip
     if figures is not None:
-        save_figures([spec for section in sections for spec in section.figures], figures)
-    return len(runs)
+        for spec in (spec for section in sections for spec in section.figures):
+            save_figure(spec.draw(), figures, spec.name)  # as PDF and PNG
+    return runs
+
+
+def _own(runs: Sequence[Run]) -> list[Run]:
+    return [run for run in runs if not run.reference]
 
 
 def _seen_from_here(path: Path) -> Path:
@@ -94,12 +116,6 @@ def draw_groups(specs: Sequence[FigureSpec], name: str) -> dict[str, list[tuple[
     return groups
 
 
-def save_figures(specs: Sequence[FigureSpec], folder: Path) -> None:
-    """Each as PDF and PNG."""
-    for spec in specs:
-        save_figure(spec.draw(), folder, spec.name)
-
-
 def _title(runs: Sequence[Run]) -> str:
     settings = list(dict.fromkeys(run.setting for run in runs))
     rows = list(by_row(runs))
@@ -120,18 +136,17 @@ def _fill(section: Section, number: int, out: Path) -> dict[str, Any]:
         "published": published_table(runs),
         "explained": explained_table(runs),
         "diagnosis": diagnostics_table(runs),
-        "runs": runs_table(runs, out) if len(runs) > 1 else None,
-        "classes": [classes_table(row, group) for row, group in by_row(runs).items()],
+        "runs": runs_table(_own(runs), out) if len(runs) > 1 else None,
+        "classes": [
+            classes_table(row, group)
+            for row, group in by_row(_own(runs)).items()
+            if group[0].summary.accuracy_by_class[-1]
+        ],
         "groups": draw_groups(section.figures, f"f{number}x"),
         "intros": GROUPS,
         "why": WHY,
         "swatches": {row: f"var(--{NAMES[style.color]})" for row, style in line_styles(by_row(runs)).items()},
     }
-
-
-def _config_text(runs: Sequence[Run]) -> str:
-    """The config of a row's first run; its other runs differ in the seed."""
-    return str(yaml.safe_dump(runs[0].config, sort_keys=False, allow_unicode=True))
 
 
 @dataclass(frozen=True)
@@ -164,17 +179,10 @@ def cards(runs: Sequence[Run]) -> list[tuple[str, str, str]]:
     table = aggregate(run.result for run in runs)
     best = best_of(table)
     of = "" if len(table) == 1 else f" of {best['row']}"
+    last, mean = (spread(best[column], best[f"{column}_std"]) + " %" for column in ("a_last", "a_inc"))
     shown = [
-        (
-            spread(best["a_last"], best["a_last_std"]) + " %",
-            "A_last" + (of and f"{of}, the highest"),
-            EXPLAINED["A_last %"],
-        ),
-        (
-            spread(best["a_inc"], best["a_inc_std"]) + " %",
-            "A_inc" + (of and f" of {best['row']}"),
-            EXPLAINED["A_inc %"],
-        ),
+        (last, f"A_last{of}{of and ', the highest'}", EXPLAINED["A_last %"]),
+        (mean, f"A_inc{of}", EXPLAINED["A_inc %"]),
     ]
     if best["forgetting"] is not None:
         forgotten = spread(best["forgetting"], best["forgetting_std"])
@@ -187,8 +195,10 @@ def cards(runs: Sequence[Run]) -> list[tuple[str, str, str]]:
 
 
 def results_table(runs: Sequence[Run]) -> Table:
-    """One row per method, mean ± standard deviation over seeds."""
+    """One row per method, mean ± standard deviation over seeds; sorted by A_last if it has rows to compare with."""
     table = aggregate(run.result for run in runs)
+    if any(run.reference for run in runs):
+        table.sort(key=lambda row: -row["a_last"])
     columns, also = shown_columns(table), shown_columns(table, ALSO)
     headings = [("method", ""), *_explained_headings(columns, runs)]
     headings += [("bytes per class", "stored between tasks"), ("seeds", ""), *_explained_headings(also, runs)]
@@ -265,12 +275,7 @@ def classes_table(row: str, runs: Sequence[Run]) -> Table:
         tasks, new, end = zip(*seen, strict=True)
         learnt = str(tasks[0] + 1) if len(set(tasks)) == 1 else MISSING  # seeds may have orders of their own
         rows.append([Cell(name, name), Cell(learnt, tasks[0]), number_cell(fmean(new)), number_cell(fmean(end))])
-    headings = [
-        ("class", ""),
-        ("task", ""),
-        ("after learning %", "its task"),
-        ("at the end %", ""),
-    ]
+    headings = [("class", ""), ("task", ""), ("after learning %", "its task"), ("at the end %", "")]
     return Table(f"Every class of {row}", headings, rows)
 
 
@@ -318,16 +323,11 @@ def machines(runs: Sequence[Run]) -> list[str]:
     found: dict[str, list[str]] = {}
     for run in runs:
         machine = run.summary.machine
-        where = ", ".join(
-            [machine[name] for name in ("processor", "device") if name in machine]
-            + (
-                [f"{machine['threads']} thread{'s' if machine['threads'] != '1' else ''}"]
-                if "threads" in machine
-                else []
-            )
-        )
-        if where:
-            found.setdefault(where, []).append(machine.get("date", "")[:10])
+        parts = [machine[name] for name in ("processor", "device") if name in machine]
+        if "threads" in machine:
+            parts.append(f"{machine['threads']} thread{'s' if machine['threads'] != '1' else ''}")
+        if parts:
+            found.setdefault(", ".join(parts), []).append(machine.get("date", "")[:10])
     lines = []
     for where, dates in found.items():
         days = " to ".join(sorted({min(dates), max(dates)}))
@@ -375,16 +375,12 @@ def explained_table(runs: Sequence[Run]) -> Table | None:
         "readout": ("accuracy gap between the readout and a linear probe on these features", "readout"),
         "representation": ("accuracy gap because the network learnt task by task", "representation"),
     }
-    rows, notes = [], []
-    for row, group in by_row([run for run in runs if run.explained]).items():
-        last = [run.explained[-1] for run in group]
-        cells = [Cell(row, row)]
-        for _, column in columns.values():
-            known = [each[column] for each in last if each[column] is not None]
-            cells.append(number_cell(fmean(known) if known else None))
-        rows.append(cells)
-        if len(group) == 1:
-            notes += [f"{row}: {sentence}" for sentence in Explained(**explained_fields(last[0])).sentences()]
+    rows, notes, ends = [], [], at_the_end_explained(runs)
+    for row, group in by_row(run for run in runs if run.explained).items():
+        rows.append([Cell(row, row), *(number_cell(ends[row][column]) for _, column in columns.values())])
+        if len(group) == 1 and not group[0].reference:
+            last = Explained(**{field.name: group[0].explained[-1][field.name] for field in fields(Explained)})
+            notes += [f"{row}: {sentence}" for sentence in last.sentences()]
     if not rows:
         return None
     return Table(
@@ -392,34 +388,24 @@ def explained_table(runs: Sequence[Run]) -> Table | None:
     )
 
 
-def explained_fields(row: dict[str, Any]) -> dict[str, Any]:
-    """The measured fields of a line of `explain.csv`, without the differences."""
-    return {field.name: row[field.name] for field in fields(Explained)}
-
-
 def diagnostics_table(runs: Sequence[Run]) -> Table | None:
     """Errors of the stored statistics at the end, one row per method; None if nothing was measured."""
     columns = {
         "drift %": (
-            "distance between stored and true means of old classes, in standard deviations of the class",
-            "errors",
-            "drift",
-            100,
+            "errors", "drift", 100, "distance between stored and true means of old classes, in standard deviations of "
+            "the class",
         ),
-        "covariance error": ("Frobenius norm of the difference, relative to the true one", "errors", "cov_relative", 1),
-        "symmetric KL": ("of stored and true Gaussians", "errors", "symmetric_kl", 1),
+        "covariance error": ("errors", "cov_relative", 1, "Frobenius norm of the difference, relative to the true one"),
+        "symmetric KL": ("errors", "symmetric_kl", 1, "of stored and true Gaussians"),
         "certified %": (
-            "predictions certified against these errors by Theorem 2 as printed",
-            "certified",
-            "certified",
-            100,
+            "certified", "certified", 100, "predictions certified against these errors by Theorem 2 as printed",
         ),
-        "whitened %": ("by Theorem 2 in coordinates that whiten each class", "certified", "whitened", 100),
-        "by range %": ("by the range of each distance there", "certified", "range", 100),
-        "by range, shrunk %": ("the same, with covariances shrunk by 1", "certified", "range_shrunk", 100),
-    }
+        "whitened %": ("certified", "whitened", 100, "by Theorem 2 in coordinates that whiten each class"),
+        "by range %": ("certified", "range", 100, "by the range of each distance there"),
+        "by range, shrunk %": ("certified", "range_shrunk", 100, "the same, with covariances shrunk by 1"),
+    }  # fmt: skip
     found: dict[str, dict[str, float]] = {}
-    for name, (_, table, column, factor) in columns.items():
+    for name, (table, column, factor, _) in columns.items():
         measured = [run for run in with_table(runs, table) if column in run.diagnostics[table][0]]
         for row, value in at_the_end(measured, table, column).items():
             found.setdefault(row, {})[name] = factor * value
@@ -427,12 +413,10 @@ def diagnostics_table(runs: Sequence[Run]) -> Table | None:
         return None
     nothing = [name for name in CERTIFIED if {values[name] for values in found.values() if name in values} == {0.0}]
     columns = {name: column for name, column in columns.items() if name not in nothing}
-    headings = [("method", ""), *((name, why) for name, (why, *_) in columns.items())]
+    headings = [("method", ""), *((name, why) for name, (*_, why) in columns.items())]
     rows = []
     for row, values in found.items():
         numbers = [values.get(name) for name in columns]
-        rows.append(
-            [Cell(row, row), *(Cell(MISSING if v is None else f"{v:.3g}", -1e9 if v is None else v) for v in numbers)]
-        )
+        rows.append([Cell(row, row), *(number_cell(None) if v is None else Cell(f"{v:.3g}", v) for v in numbers)])
     notes = [f"Theorem 2 certifies no prediction in these forms: {', '.join(nothing)}."] if nothing else []
     return Table("Stored and true statistics of old classes after the last task", headings, rows, notes)

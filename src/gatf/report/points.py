@@ -27,7 +27,7 @@ def explain_run(
     """
     place = RunFolder(folder)
     summary = _summary(place)
-    joint_run = _given(joint, summary) if joint is not None else find_joint(folder, summary)
+    joint_run = _named_joint(joint, summary) if joint is not None else find_joint(folder, summary)
     last = summary.tasks - 1
     wanted = range(summary.tasks) if every_task else range(last, last + 1)
     tasks = [task for task in wanted if place.after_task(task).is_file()]
@@ -66,7 +66,7 @@ def _check(found: Explained, summary: Summary) -> None:
         )
 
 
-def _given(folder: Path, summary: Summary) -> Summary:
+def _named_joint(folder: Path, summary: Summary) -> Summary:
     joint_run = _summary(RunFolder(folder))
     if not _comparable(joint_run, summary):
         raise UserError(f"{folder} is no joint run of the same classes in the same order")

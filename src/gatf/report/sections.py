@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from gatf.bench.tables import aggregate
 from gatf.data.listing import some
 from gatf.report import costs, figures
-from gatf.report.load import Run, by_row, by_setting, last_task
+from gatf.report.load import Run, by_row, last_task
 
 BASELINES = ("joint", "finetune")
 TASKS, CLASSES, PAIRS = "Accuracy per task", "Accuracy per class", "Confusion matrix"
@@ -58,7 +58,7 @@ class Section:
 
 def build_sections(runs: Sequence[Run]) -> list[Section]:
     """The sections of a report, a setting each."""
-    groups = by_setting(runs)
+    groups = {setting: [run for run in runs if run.setting == setting] for setting in {run.setting: 0 for run in runs}}
     several = len(groups) > 1
     return [
         Section(setting, group, figures_of(group, slug(setting) + "-" if several else ""))
@@ -68,14 +68,18 @@ def build_sections(runs: Sequence[Run]) -> list[Section]:
 
 def figures_of(runs: Sequence[Run], prefix: str = "") -> list[FigureSpec]:
     """Every figure that the runs of one setting have data for."""
-    rows = by_row(runs)
+    rows = by_row(run for run in runs if not run.reference)
     specs = [_accuracy(runs, prefix)]
+    if explained := at_the_end_explained(runs):
+        specs.append(_gaps(explained, prefix))
     if any(run.old_to_new for run in runs):
         specs.append(_confusion(runs, prefix))
     specs += [_matrix(row, group, prefix) for row, group in rows.items()]
-    specs += [_classes(row, group, prefix) for row, group in rows.items()]
-    specs += [_pairs(row, group, prefix) for row, group in rows.items() if _have_answers_of_the_same_classes(group)]
-    specs = [_alone(spec) for spec in specs] if len(rows) == 1 else specs
+    specs += [_classes(row, group, prefix) for row, group in rows.items() if group[0].summary.accuracy_by_class[-1]]
+    for row, group in rows.items():
+        if all(run.confusion for run in group) and len({frozenset(run.summary.class_names) for run in group}) == 1:
+            specs.append(_pairs(row, group, prefix))
+    specs = [_alone(spec) for spec in specs] if len(by_row(runs)) == 1 else specs
     training = [spec for row, group in rows.items() for spec in _training(row, group[0], prefix)]
     return specs + diagnostic_figures(runs, prefix) + _costs(runs, prefix) + training
 
@@ -136,12 +140,32 @@ def _distance(best: dict[str, float], table: Sequence[dict[str, float]]) -> str:
     return ", " + " and ".join(parts) if parts else ""
 
 
+def at_the_end_explained(runs: Sequence[Run]) -> dict[str, dict[str, float | None]]:
+    """The decomposition after the last task by row, mean over the runs that have one."""
+    found = {}
+    for row, group in by_row(run for run in runs if run.explained).items():
+        last = [run.explained[-1] for run in group]
+        known = {name: [one[name] for one in last if one[name] is not None] for name in last[0]}
+        found[row] = {name: fmean(values) if values else None for name, values in known.items()}
+    return found
+
+
+def _gaps(explained: dict[str, dict[str, float | None]], prefix: str) -> FigureSpec:
+    ends = {row: values["representation"] for row, values in explained.items() if values["representation"] is not None}
+    sentence = "Each bar starts with the accuracy of the method and ends at joint training."
+    if ends:
+        least = min(ends, key=lambda row: ends[row])
+        sentence += f" {least} has the smallest representation gap, {ends[least]:.1f} points."
+    return FigureSpec(
+        f"{prefix}gaps", "Accuracy gap to joint training", sentence,
+        "Stacked bars: accuracy, then the gaps by transport, readout and representation, of each method.",
+        lambda: figures.accuracy_gaps(explained),
+    )  # fmt: skip
+
+
 def _confusion(runs: Sequence[Run], prefix: str) -> FigureSpec:
-    ends = {}
-    for row, group in by_row(runs).items():
-        last = [run.old_to_new[-1] for run in group if run.old_to_new]
-        if last:
-            ends[row] = sum(last) / len(last)
+    groups = by_row(run for run in runs if run.old_to_new)
+    ends = {row: fmean(run.old_to_new[-1] for run in group) for row, group in groups.items()}
     worst = max(ends, key=lambda row: ends[row])
     return FigureSpec(
         f"{prefix}confusion", "Old classes predicted as new ones",
@@ -168,25 +192,19 @@ def _matrix(row: str, runs: Sequence[Run], prefix: str) -> FigureSpec:
 
 
 def _classes(row: str, runs: Sequence[Run], prefix: str) -> FigureSpec:
-    last = [
-        sum(values) / len(runs) for values in zip(*(run.summary.accuracy_by_class[-1] for run in runs), strict=True)
-    ]
+    last = [fmean(values) for values in zip(*(run.summary.accuracy_by_class[-1] for run in runs), strict=True)]
     names = runs[0].summary.class_names
     worst = min(range(len(last)), key=lambda number: last[number])
     best = max(range(len(last)), key=lambda number: last[number])
     end = f"At the end “{names[worst]}” has the lowest accuracy, {last[worst]:.0f} %, and “{names[best]}” the highest, "
     end += f"{last[best]:.0f} %."
     if len(names) > figures.MOST_NAMED:
-        end += " Sorted by final accuracy; point at a row for its name."
+        end += " Sorted by final accuracy."
     return FigureSpec(
         f"{prefix}classes-{slug(row)}", row, end,
         f"Heat map of {row}: accuracy in percent on each class (rows) after each task (columns). {end}",
         lambda: figures.accuracy_by_class(runs), group=CLASSES,
     )  # fmt: skip
-
-
-def _have_answers_of_the_same_classes(runs: Sequence[Run]) -> bool:
-    return all(run.confusion for run in runs) and len({frozenset(run.summary.class_names) for run in runs}) == 1
 
 
 def _pairs(row: str, runs: Sequence[Run], prefix: str) -> FigureSpec:
@@ -256,26 +274,15 @@ def _training(row: str, run: Run, prefix: str) -> list[FigureSpec]:
 
 def diagnostic_figures(runs: Sequence[Run], prefix: str = "") -> list[FigureSpec]:
     """The figures for which runs have diagnostics tables; other runs are omitted."""
-    specs = []
     among = list(by_row(runs))
     drift = [run for run in with_table(runs, "drift") if "floor" in run.diagnostics["drift"][0]]
     tail, margins = (with_table(runs, name) for name in ("tail", "margins"))
     errors, spectra = with_table(runs, "errors"), with_table(runs, "spectra")
     errors = [run for run in errors if any(row["past_task"] < row["after_task"] for row in run.diagnostics["errors"])]
     with_covs = [run for run in errors if "symmetric_kl" in run.diagnostics["errors"][0]]
-    if drift:
-        specs.append(_drift(drift, prefix, among))
-    if with_covs:
-        specs.append(_divergence(with_covs, prefix, among))
-    if tail:
-        specs.append(_tail(tail, prefix, among))
-    if margins:
-        specs.append(_margins(margins, prefix, among))
-    if spectra:
-        specs.append(_spectrum(spectra, prefix, among))
-    for row, group in by_row(with_table(runs, "plane")).items():
-        specs.append(_plane(row, group[0], prefix))
-    return specs
+    makers = ((_drift, drift), (_divergence, with_covs), (_tail, tail), (_margins, margins), (_spectrum, spectra))
+    specs = [make(found, prefix, among) for make, found in makers if found]
+    return specs + [_plane(row, group[0], prefix) for row, group in by_row(with_table(runs, "plane")).items()]
 
 
 def with_table(runs: Sequence[Run], name: str) -> list[Run]:
@@ -310,17 +317,12 @@ def listed(values: dict[str, float], unit: str = "", digits: str = ".3g") -> str
 def _drift(runs: Sequence[Run], prefix: str, among: Sequence[str]) -> FigureSpec:
     ends = at_the_end(runs, "errors", "drift")
     best, worst = best_and_worst(ends)
-    if len(ends) == 1:
-        sentence = (
-            "Lower is better: the stored means follow the changing network. After the last transport they are off by "
-            f"{100 * ends[best]:.0f} % of the class's standard deviation, averaged over classes."
-        )
-    else:
-        sentence = (
-            "Lower is better: the stored means follow the changing network. After the last transport the means of "
-            f"{best} are off by {100 * ends[best]:.0f} % of the class's standard deviation, those of {worst} by "
-            f"{100 * ends[worst]:.0f} %."
-        )
+    whose = "they are" if len(ends) == 1 else f"the means of {best} are"
+    others = ", averaged over classes" if len(ends) == 1 else f", those of {worst} by {100 * ends[worst]:.0f} %"
+    sentence = (
+        f"Lower is better: the stored means follow the changing network. After the last transport {whose} off by "
+        f"{100 * ends[best]:.0f} % of the class's standard deviation{others}."
+    )
     return FigureSpec(
         f"{prefix}drift", "Prototype drift", sentence,
         "Line chart of the distance between stored and true class means over epochs and after transport, in spreads "

@@ -1,11 +1,15 @@
 """The application: the endpoints of the server."""
 
 import asyncio
+import io
 import json
-from collections.abc import AsyncIterator
+import zipfile
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 from fastapi import FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.middleware.cors import CORSMiddleware
@@ -15,20 +19,25 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from gatf import __version__
+from gatf.data.pixels import as_labels
+from gatf.data.vectors import as_vectors
 from gatf.errors import UserError
 from gatf.serve import schemas
-from gatf.serve.atlas import chart, last_update
+from gatf.serve.atlas import chart
 from gatf.serve.commands import run_gatf
-from gatf.serve.describe import describe
+from gatf.serve.describe import describe, describe_classes
 from gatf.serve.exports import OpenFile
 from gatf.serve.files import add_files, public_paths
-from gatf.serve.guard import Guard
+from gatf.serve.guard import Guard, client_of
 from gatf.serve.limits import Limits, Problem, busy, not_possible, not_understood, too_large, too_slow
 from gatf.serve.pictures import InMemory, checked_label, from_base64, read_multipart
 from gatf.serve.studio import Options, Studio
 from gatf.serve.updates import Update
 
 SECONDS_BETWEEN_EVENTS = 0.1
+MOST_ARRAYS = 100
+DESCRIPTION = 500_000.0
+"""The bytes of a JSON body whose parsing takes as long as a description of the model."""
 PROBLEMS: dict[int | str, dict[str, Any]] = {
     "4XX": {"model": schemas.ProblemInfo, "description": "One sentence about what was wrong (RFC 9457)."},
 }
@@ -45,11 +54,12 @@ def build(options: Options) -> tuple[FastAPI, Studio]:
 
     app = FastAPI(
         title="gatf", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None, responses=PROBLEMS,
-        description="An image classifier that learns new classes without storing old images.",
+        description="A classifier that learns new classes without storing old images or vectors.",
     )  # fmt: skip
     _add_errors(app)
     _add_predictions(app, studio)
     _add_updates(app, studio)
+    _add_changes(app, studio)
     _add_model(app, studio)
     _add_monitoring(app, studio)
     add_files(app, options.page)
@@ -131,33 +141,50 @@ def _add_predictions(app: FastAPI, studio: Studio) -> None:
         ] = None,
         explain: Annotated[bool, Query(description="Return the nearest classes and a position on the map.")] = False,
     ) -> Any:
-        """Classify one or many images, sent as parts named `image` or as JSON."""
+        """Classify one or many images, sent as parts named `image` or as JSON, or vectors in JSON."""
         try:
             async with asyncio.timeout(studio.limits.seconds):
-                images = await _images(request, studio.limits)
+                given = await _images(request, studio)
         except TimeoutError:
             raise too_slow() from None
-        with studio.admitted():
-            found = await studio.predict(images, top=top, certificate=certificate, unknown=unknown, explain=explain)
+        found = await studio.predict(
+            given, client_of(request.scope), top=top, certificate=certificate, unknown=unknown, explain=explain
+        )
         return Response(json.dumps(found, ensure_ascii=False), media_type="application/json")
 
 
-async def _images(request: Request, limits: Limits) -> list[bytes]:
+async def _images(request: Request, studio: Studio) -> list[bytes] | schemas.PredictBody:
     match _media(request):
         case "multipart/form-data":
-            sink = InMemory(limits)
-            await read_multipart(request.headers["content-type"], request.stream(), sink, limits)
+            sink, turn = InMemory(studio.limits), studio.turn(client_of(request.scope))
+            await read_multipart(request.headers["content-type"], request.stream(), sink, studio.limits, turn)
             return sink.images
         case "application/json":
-            return await asyncio.to_thread(_images_in_json, await request.body(), limits)
+            body = await request.body()
+            return await studio.decoders.requests.once(
+                client_of(request.scope), len(body), lambda: _images_in_json(body, studio.limits)
+            )
     raise _unsupported()
 
 
-def _images_in_json(body: bytes, limits: Limits) -> list[bytes]:
-    parsed: schemas.PredictBody = _parse(body, schemas.PredictBody, limits.images)
+def _images_in_json(body: bytes, limits: Limits) -> list[bytes] | schemas.PredictBody:
+    most = limits.vector_numbers if b'"vectors"' in body else limits.images
+    parsed: schemas.PredictBody = _parse(body, schemas.PredictBody, most)
+    if bool(parsed.images) == bool(parsed.vectors):
+        raise not_understood("give 'images', or for a model of vectors 'vectors'")
+    if parsed.vectors:
+        return parsed
     if len(parsed.images) > limits.images:
         raise too_large(f"a prediction has at most {limits.images} images")
     return [from_base64(text, limits) for text in parsed.images]
+
+
+async def _answer(request: Request, studio: Studio, make: Callable[[], Any]) -> Response:
+    """A description as JSON. Many clients that ask for one share a thread, which leaves time for predictions."""
+    text = await studio.decoders.requests.once(
+        client_of(request.scope), DESCRIPTION, lambda: json.dumps(make(), ensure_ascii=False)
+    )
+    return Response(text, media_type="application/json")
 
 
 # --- updates ----------------------------------------------------------------------------------------------------------
@@ -180,10 +207,10 @@ def _add_updates(app: FastAPI, studio: Studio) -> None:
             labels = studio.labels_for(arriving.labels)
             if not labels:
                 raise not_understood("the request has no image")
-            studio.updates.begin(update, arriving, labels)
+            await asyncio.to_thread(studio.updates.begin, update, arriving, labels)
         except BaseException as error:
             arriving.close()
-            studio.updates.discard(update)
+            await asyncio.shield(asyncio.to_thread(studio.updates.discard, update))
             if update.state == "cancelled":
                 raise not_possible("the update was cancelled while its images arrived") from None
             if isinstance(error, TimeoutError):
@@ -195,14 +222,14 @@ def _add_updates(app: FastAPI, studio: Studio) -> None:
         return update.description()
 
     @app.get("/v1/updates", response_model=schemas.UpdateList, tags=["updates"])
-    async def several() -> Any:
+    async def several(request: Request) -> Any:
         """List the updates since the server started."""
-        return {"updates": [update.description() for update in studio.updates]}
+        return await _answer(request, studio, lambda: {"updates": [update.description() for update in studio.updates]})
 
     @app.get("/v1/updates/{name}", response_model=schemas.UpdateInfo, tags=["updates"])
-    async def one(name: str) -> Any:
+    async def one(request: Request, name: str) -> Any:
         """Get the state and progress of an update."""
-        return studio.updates.get(name).description()
+        return await _answer(request, studio, lambda: studio.updates.get(name).description())
 
     @app.get("/v1/updates/{name}/events", response_class=StreamingResponse, tags=["updates"])
     async def events(name: str) -> Any:
@@ -219,6 +246,81 @@ def _add_updates(app: FastAPI, studio: Studio) -> None:
         update = studio.updates.get(name)
         studio.updates.cancel(update)
         return update.description()
+
+
+VECTORS = {"requestBody": schemas.body(schemas.LearnBody, None)}
+FORGET = {"requestBody": schemas.body(schemas.ForgetBody, None)}
+FILE = {"requestBody": schemas.body(None, None)}
+
+
+def _add_changes(app: FastAPI, studio: Studio) -> None:
+    """What the commands of these names do, each as an update that has ended when the response arrives."""
+
+    async def change(command: str, *options: str, **given: Any) -> Any:
+        return (await asyncio.to_thread(studio.updates.change, command, *options, **given)).description()
+
+    async def alone(request: Request, body: bytes, read: Callable[[], Any]) -> Any:
+        return await studio.decoders.requests.once(client_of(request.scope), len(body), read)
+
+    @app.post("/v1/learn", response_model=schemas.UpdateInfo, openapi_extra=VECTORS, tags=["updates"])
+    async def learn(request: Request) -> Any:
+        """Learn labelled vectors: JSON, or the content of an .npz file as application/octet-stream."""
+        body, encoder = await request.body(), None
+        if _media(request) == "application/json":
+            body, encoder = await alone(request, body, lambda: _archive(body, studio.limits))
+        else:
+            await alone(request, body, lambda: _check_archive(request, body, studio.limits))
+        named = [] if encoder is None else [f"--encoder={encoder}"]
+        keep = f"--keep={studio.options.keep}"
+        return await change("learn", "--restart", keep, *named, content=body, name="vectors.npz")
+
+    @app.post("/v1/upgrade", response_model=schemas.UpdateInfo, openapi_extra=FILE, tags=["updates"])
+    async def upgrade(request: Request, encoder: str | None = None, force: bool = False) -> Any:
+        """Move a model of vectors to another encoder by pairs: the content of an .npz file with `old` and `new`."""
+        body = await request.body()
+        await alone(request, body, lambda: _check_archive(request, body, studio.limits))
+        options = [*([] if encoder is None else [f"--encoder={encoder}"]), *(["--force"] if force else [])]
+        return await change("upgrade", *options, content=body, name="pairs.npz")
+
+    @app.post("/v1/merge", response_model=schemas.UpdateInfo, openapi_extra=FILE, tags=["updates"])
+    async def merge(request: Request) -> Any:
+        """Add what another model of the same encoder knows: the content of its file."""
+        studio.live.served()
+        if _media(request) != "application/octet-stream":
+            raise _unsupported()
+        out = f"--out={studio.live.path}"
+        return await change("merge", out, content=await request.body(), name="other.gatf")
+
+    @app.post("/v1/forget", response_model=schemas.UpdateInfo, openapi_extra=FORGET, tags=["updates"])
+    async def forget(request: Request) -> Any:
+        """Remove a class. The message reports what remains of it."""
+        studio.live.served()
+        return await change("forget", word=str(_parse(await request.body(), schemas.ForgetBody, 1).label))
+
+
+def _archive(body: bytes, limits: Limits) -> tuple[bytes, str | None]:
+    """A body of vectors and labels as the content of an .npz file, and the encoder."""
+    parsed: schemas.LearnBody = _parse(body, schemas.LearnBody, limits.vector_numbers)
+    buffer = io.BytesIO()
+    try:
+        np.savez(buffer, embedding=as_vectors(parsed.vectors).numpy(), label=as_labels(parsed.labels))
+    except UserError as error:
+        raise not_understood(str(error)) from None
+    return buffer.getvalue(), parsed.encoder
+
+
+def _check_archive(request: Request, body: bytes, limits: Limits) -> None:
+    """Refuse what is no archive, or unpacks to far more than it is."""
+    if _media(request) != "application/octet-stream":
+        raise _unsupported()
+    if body.count(b"PK\1\2") > MOST_ARRAYS:
+        raise too_large(f"the .npz file has more than {MOST_ARRAYS} arrays")
+    try:
+        size = sum(member.file_size for member in zipfile.ZipFile(io.BytesIO(body)).infolist())
+    except Exception:  # the parser of zips raises nearly anything
+        raise not_understood("the body is no .npz file") from None
+    if size > 4 * limits.request_bytes:
+        raise too_large(f"the arrays have {size} bytes, and at most {4 * limits.request_bytes} are accepted")
 
 
 async def _receive(request: Request, arriving: Any, limits: Limits) -> None:
@@ -259,67 +361,80 @@ async def _events(update: Update, studio: Studio) -> AsyncIterator[str]:
 
 
 def _add_model(app: FastAPI, studio: Studio) -> None:
-    @app.get("/v1/classes", response_model=schemas.Classes, tags=["model"])
-    async def classes() -> Any:
-        """List the classes in the order in which they were learnt."""
-        model = studio.live.served().model
-        since = {label: record.number for record in reversed(model.history) for label in record.added}
-        complete = len(model.history) == last_update(model) + 1
-        return {
-            "classes": [
-                {
-                    "label": label, "images": int(count), "since": since.get(label, 0 if complete else None),
-                    "bytes": model.history[-1].bytes_per_class,
-                }
-                for label, count in zip(model.labels, model.counts, strict=True)
-            ]
-        }  # fmt: skip
-
-    @app.get("/v1/model", response_model=schemas.ModelInfo, tags=["model"])
-    def model() -> Any:
-        """Describe the model: its contents, its settings and its updates."""
+    def describe_model() -> dict[str, Any]:
         return describe(studio.live.served(), studio.live.path.name, studio.updates.store.versions())
 
+    @app.get("/v1/classes", response_model=schemas.Classes, tags=["model"])
+    async def classes(request: Request) -> Any:
+        """List the classes in the order in which they were learnt."""
+        return await _answer(request, studio, lambda: describe_classes(studio.live.served()))
+
+    @app.get("/v1/model", response_model=schemas.ModelInfo, tags=["model"])
+    async def model(request: Request) -> Any:
+        """Describe the model: its contents, its settings and its updates."""
+        return await _answer(request, studio, describe_model)
+
     @app.get("/v1/map", response_model=schemas.Chart, tags=["model"])
-    def chart_of_classes() -> Any:
+    async def chart_of_classes(request: Request) -> Any:
         """Get the class means on their principal plane, now and before the last update."""
-        served = studio.live.served()
-        try:
-            return chart(served.model, served.plane, studio.load_before())
-        except UserError as error:
-            raise not_possible(str(error)) from None
+
+        def drawn() -> Any:
+            served = studio.live.served()
+            try:
+                return chart(served.model, served.plane, studio.load_before())
+            except UserError as error:
+                raise not_possible(str(error)) from None
+
+        return await _answer(request, studio, drawn)
 
     @app.post("/v1/rollback", response_model=schemas.RolledBack, tags=["model"])
-    def rollback() -> Any:
+    async def rollback() -> Any:
         """Undo the last update."""
-        return {"updates": studio.updates.rollback()}
+        return {"updates": await asyncio.to_thread(studio.updates.rollback)}
 
     @app.get("/v1/model/file", response_class=Response, tags=["model"])
-    def download() -> Any:
+    async def download(request: Request) -> Any:
         """Download the model file."""
         studio.live.served()
-        return OpenFile(studio.live.path, studio.live.path.name)
+        return await _download(request, studio, lambda: OpenFile(studio.live.path, studio.live.path.name))
 
     @app.get("/v1/model/onnx", response_class=Response, tags=["model"])
-    def onnx() -> Any:
+    async def onnx(request: Request) -> Any:
         """Download the model as ONNX, for prediction without PyTorch. It is exported once per version of the model."""
         digest, path, seconds = studio.live.served().digest, studio.live.path, studio.limits.export_seconds
-        failed = "the export to ONNX failed"
-        return studio.exports.get(
-            f"{path.stem}.onnx", digest, lambda target: run_gatf("export", path, target, failed=failed, seconds=seconds)
-        )
+
+        def write(target: Path) -> None:
+            run_gatf("export", path, target, failed="the export to ONNX failed", seconds=seconds)
+
+        return await _download(request, studio, lambda: studio.exports.get(f"{path.stem}.onnx", digest, write))
 
     @app.get("/v1/model/report", response_class=Response, tags=["model"])
-    def report() -> Any:
+    async def report(request: Request) -> Any:
         """Download a report about the model as one HTML file."""
         from gatf.serve.report import write_model_report
 
         served, path = studio.live.served(), studio.live.path
-        description = describe(served, path.name, studio.updates.store.versions())
-        return studio.exports.get(
-            f"{path.stem}.html", f"{served.digest} {description['versions']}",
-            lambda target: write_model_report(target, served, description, studio.load_before()),
-        )  # fmt: skip
+
+        def write(target: Path) -> None:
+            write_model_report(target, served, describe_model(), studio.load_before())
+
+        def export() -> OpenFile:
+            return studio.exports.get(f"{path.stem}.html", f"{served.digest} {studio.updates.store.versions()}", write)
+
+        return await _download(request, studio, export)
+
+
+async def _download(request: Request, studio: Studio, make: Callable[[], OpenFile]) -> OpenFile:
+    """The file, which counts as a download until it is sent."""
+    client = client_of(request.scope)
+    studio.downloads.take(1, client)
+    try:
+        found = await asyncio.to_thread(make)
+    except BaseException:
+        studio.downloads.give_back(1, client)
+        raise
+    found.release = lambda: studio.downloads.give_back(1, client)
+    return found
 
 
 # --- monitoring -------------------------------------------------------------------------------------------------------

@@ -10,6 +10,9 @@ from gatf.errors import UserError
 from gatf.geometry.gaussians import Gaussians
 from gatf.model.state import Model
 
+POWERS = 50
+"""Iterations that find the widest direction of a covariance."""
+
 
 @dataclass(frozen=True)
 class Plane:
@@ -27,20 +30,34 @@ class Plane:
         """The first two principal axes of the means. Where means leave a direction open (two classes lie on a line),
         the direction in which classes spread most takes its place."""
         centre = stored.means.mean(0)
-        spread = stored.means - centre
-        scatter = spread.mT @ spread / max(len(stored), 1)  # [S, S]
-        total = float(scatter.trace())
-        filler = stored.mean_cov()
-        scale = max(total, 1e-12) * 1e-9 / max(float(filler.trace()), 1e-12)
-        _, vectors = torch.linalg.eigh(scatter + scale * filler)
-        axes = vectors[:, -2:].flip(1)
+        spread = stored.means - centre  # [C, S]
+        _, values, rows = torch.linalg.svd(spread, full_matrices=False)
+        total = float(values.square().sum())
+        axes = rows[:2][values[:2] > 1e-9 * max(float(values[0]), 1e-300)].mT  # [S, 0 to 2]
+        while axes.shape[1] < min(2, spread.shape[1]):
+            axes = torch.cat([axes, _widest(stored.mean_cov(), axes)[:, None]], dim=1)
         axes = axes * torch.where(axes.gather(0, axes.abs().argmax(0, keepdim=True)) < 0, -1.0, 1.0)
-        shown = float((axes.mT @ scatter @ axes).trace())
+        shown = float((spread @ axes).square().sum())
         return cls(centre, axes, shown / total if total > 0 else 1.0)
 
     def __call__(self, vectors: Tensor) -> Tensor:
         """[N, S] → [N, 2]."""
         return (vectors.to(self.centre) - self.centre) @ self.axes
+
+
+def _widest(cov: Tensor, axes: Tensor) -> Tensor:
+    """A direction [S], orthogonal to the axes [S, k], in which a covariance is nearly largest; by power iterations,
+    because factorising matrices of low rank may not converge."""
+    found = torch.ones_like(cov[0])
+    for _ in range(POWERS):
+        found = found - axes @ (axes.mT @ found)
+        found = found / found.norm().clamp_min(1e-300)
+        wider = cov @ found
+        if not bool(wider.any()):
+            break
+        found = wider
+    found = found - axes @ (axes.mT @ found)
+    return found / found.norm().clamp_min(1e-300)
 
 
 def last_update(model: Model) -> int:

@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections import deque
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,14 +14,25 @@ from gatf.errors import UserError
 from gatf.model.predict import predictions_from
 from gatf.model.state import ForwardOutput
 from gatf.serve.decoding import settle
-from gatf.serve.limits import busy, not_understood
+from gatf.serve.limits import not_understood
 from gatf.serve.live import Served, plain
 
 LARGEST_BATCH = 32
 """Images; the others of a larger request follow in later batches, so that small requests need not wait for all."""
+LARGEST_BATCH_PIXELS = 4 * 224 * 224
+"""Pixels per batch, those of four photos: other clients wait while the network computes a batch."""
+LARGEST_BATCH_VECTORS = 1024
 UNKNOWN = "\ue000unknown"
 """Stands for "unknown" between here and the answer, where it becomes null: no class has this name."""
 NEAREST = 3
+
+
+def largest_batch(pixels: Tensor) -> int:
+    """Images per batch for images of this shape, [N, C, H, W], or vectors [N, D]."""
+    if pixels.ndim == 2:
+        return LARGEST_BATCH_VECTORS
+    height, width = pixels.shape[-2:]
+    return max(1, min(LARGEST_BATCH, LARGEST_BATCH_PIXELS // (height * width)))
 
 
 @dataclass(frozen=True)
@@ -30,6 +41,7 @@ class Question:
 
     served: Served
     pixels: Tensor
+    client: str = ""
     top: int = 1
     certificate: bool = False
     unknown: float | None = None
@@ -52,10 +64,9 @@ class _Waiting:
 class Batcher:
     """A thread that computes predictions, one batch after another."""
 
-    def __init__(self, queue: int) -> None:
-        self.queue = queue
+    def __init__(self) -> None:
         self.batches = self.images = self.waiting_images = 0
-        self._waiting: deque[_Waiting] = deque()
+        self._waiting: list[_Waiting] = []
         self._changed = threading.Condition()
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="gatf-batches", daemon=True)
@@ -71,14 +82,9 @@ class Batcher:
         self._thread.join()
 
     async def ask(self, question: Question) -> dict[str, Any]:
-        """The answer; a `Problem` if too many images wait already. A single image is always accepted: the number of
-        predictions in progress bounds those, and requests with many images cannot keep them out."""
         waiting = _Waiting(question, asyncio.get_running_loop().create_future())
-        count = len(question.pixels)
         with self._changed:
-            if count > 1 and self.waiting_images and self.waiting_images + count > self.queue:
-                raise busy("too many images wait for the network")
-            self.waiting_images += count
+            self.waiting_images += len(question.pixels)
             self._waiting.append(waiting)
             self._changed.notify()
         return await waiting.future
@@ -94,28 +100,28 @@ class Batcher:
             self._answer(batch)
 
     def _next(self) -> list[tuple[_Waiting, slice]]:
-        """The images of the next batch, all for one model. A quarter is for the oldest request; the requests with the
-        fewest images come first in the rest."""
+        """The images of the next batch, all for one model. Clients take turns, and so do the requests of a client."""
         for waiting in [waiting for waiting in self._waiting if waiting.future.cancelled()]:
             self._waiting.remove(waiting)
             self.waiting_images -= waiting.left
         if not self._waiting:
             return []
-        oldest = self._waiting[0]
-        same = [each for each in self._waiting if each.question.served is oldest.question.served]
-        reserved = min(oldest.left, LARGEST_BATCH // 4)
-        counts, room = {}, LARGEST_BATCH - reserved
-        for number, waiting in sorted(enumerate(same[1:], 1), key=lambda item: item[1].left):
-            counts[number] = min(waiting.left, room)
-            room -= counts[number]
-        counts[0] = min(oldest.left, reserved + room)
+        same = [each for each in self._waiting if each.question.served is self._waiting[0].question.served]
+        most = largest_batch(same[0].question.pixels)
+        turns: Counter[str] = Counter()
+        order = []
+        images = ((place, number) for number, each in enumerate(same) for place in range(min(each.left, most)))
+        for place, number in sorted(images):
+            client = same[number].question.client
+            order.append((turns[client], place, number))
+            turns[client] += 1
+        counts = Counter(number for _, _, number in sorted(order)[:most])
         batch = []
         for number, count in sorted(counts.items()):
             waiting = same[number]
-            if count:
-                batch.append((waiting, slice(waiting.taken, waiting.taken + count)))
-                waiting.taken += count
-                self.waiting_images -= count
+            batch.append((waiting, slice(waiting.taken, waiting.taken + count)))
+            waiting.taken += count
+            self.waiting_images -= count
             if not waiting.left:
                 self._waiting.remove(waiting)
         return batch
@@ -170,6 +176,7 @@ def answered(question: Question, outputs: ForwardOutput) -> dict[str, Any]:
     )  # fmt: skip
     order = answers.probabilities.argsort(axis=1, kind="stable")[:, ::-1][:, : question.top]
     near = _nearest(question, outputs) if question.explain else None
+    certifies = question.certificate and question.served.certifies
     rows = []
     for number, label in enumerate(answers.labels.tolist()):
         unknown = label == UNKNOWN
@@ -182,7 +189,7 @@ def answered(question: Question, outputs: ForwardOutput) -> dict[str, Any]:
                 "label": None if unknown else plain(label),
                 "probability": best[0]["probability"],
                 "unknown": unknown,
-                "certified": bool(answers.certified[number]) if question.certificate else None,
+                "certified": bool(answers.certified[number]) if certifies else None,
                 "top": best,
                 "why": None if near is None else near[number],
             }

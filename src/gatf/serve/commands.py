@@ -2,15 +2,19 @@
 
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from gatf.io.text import harmless
 from gatf.serve.limits import Problem, not_possible
 
 
-def run_gatf(command: str, *paths: Path, failed: str, seconds: float) -> None:
-    """Run `gatf COMMAND PATHS`; its error becomes a `Problem` without folder names, and so does a timeout."""
-    given = [sys.executable, "-m", "gatf", command, *(str(path) for path in paths)]
+def run_gatf(
+    command: str, *paths: Path, failed: str, seconds: float, options: Sequence[str] = (), word: str | None = None
+) -> str:
+    """Run `gatf COMMAND OPTIONS PATHS WORD` and return its output; its error becomes a `Problem` without folder names,
+    and so does a timeout."""
+    given = [sys.executable, "-m", "gatf", command, *options, *map(str, paths), *([] if word is None else ["--", word])]
     try:
         done = subprocess.run(given, capture_output=True, text=True, check=False, timeout=seconds)
     except subprocess.TimeoutExpired:
@@ -18,6 +22,7 @@ def run_gatf(command: str, *paths: Path, failed: str, seconds: float) -> None:
     if done.returncode:
         lines = [line.removeprefix("gatf: ") for line in done.stderr.splitlines() if line.startswith("gatf: ")]
         raise not_possible(without_folders(lines[-1], *paths) if lines else failed)
+    return without_folders(done.stdout.strip(), *paths)
 
 
 def without_folders(text: str, *paths: Path) -> str:

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import time
+from collections import Counter
 from typing import Any
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -18,13 +19,23 @@ def protocol(limits: Limits) -> type[H11Protocol]:
     """uvicorn's protocol with these limits: it has a timeout for idle connections, but none for half-sent headers.
 
     A connection that waits for the headers of a request has `header_seconds`, and so has a client that does not read
-    its response. When there are too many connections, the one that has waited longest for a request is closed.
+    its response. When there are too many connections, one of the address with the most is closed: the one that has
+    waited longest for a request, else the newest.
     """
     most = most_connections(limits)
 
     class BoundedProtocol(H11Protocol):
         waiting_since = 0.0
         _timer: asyncio.TimerHandle | None = None
+
+        @property
+        def host(self) -> str:
+            return self.client[0] if self.client else ""
+
+        @property
+        def waited(self) -> float:
+            """Orders connections: the longest idle one is the largest, or the newest one with a request."""
+            return -self.waiting_since if self.waits else self.waiting_since
 
         @property
         def waits(self) -> bool:
@@ -36,10 +47,11 @@ def protocol(limits: Limits) -> type[H11Protocol]:
             self.waiting_since = time.monotonic()
             self._start_timer()
             if len(self.connections) > most:
-                idle = [each for each in self.connections if isinstance(each, BoundedProtocol) and each.waits]
-                longest = min(idle, key=lambda each: each.waiting_since)  # at worst this one
-                self.connections.discard(longest)
-                longest.transport.abort()
+                ours = [each for each in self.connections if isinstance(each, BoundedProtocol)]
+                counts = Counter(each.host for each in ours)
+                closed = max(ours, key=lambda each: (counts[each.host], each.waits, each.waited))
+                self.connections.discard(closed)
+                closed.transport.abort()
 
         def data_received(self, data: bytes) -> None:
             super().data_received(data)

@@ -24,6 +24,7 @@ class OpenFile(Response):
     media_type = "application/octet-stream"
 
     def __init__(self, path: Path, name: str) -> None:
+        self.release: Callable[[], None] = lambda: None
         self.file = path.open("rb")
         length = os.fstat(self.file.fileno()).st_size
         plain = f'filename="{name}"' if quote(name) == name else f"filename*=utf-8''{quote(name)}"
@@ -31,17 +32,22 @@ class OpenFile(Response):
         self.headers["content-length"] = str(length)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        with self.file:
+        try:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             while chunk := await asyncio.to_thread(self.file.read, CHUNK):
                 await send({"type": "http.response.body", "body": chunk, "more_body": True})
             await send({"type": "http.response.body", "body": b""})
+        finally:
+            self.file.close()
+            self.release()
 
 
 class Exports:
     """Exports of the present model, in a temporary folder. An older model's export is replaced."""
 
-    def __init__(self) -> None:
+    def __init__(self, parent: Callable[[], Path | None]) -> None:
+        self.parent = parent
+        """Where the folder is made; None stands for the system's place."""
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._keys: dict[str, str] = {}
         self._writing = threading.Lock()
@@ -52,7 +58,7 @@ class Exports:
             raise busy("another export is in progress")
         try:
             if self._folder is None:
-                self._folder = tempfile.TemporaryDirectory(prefix="gatf-")
+                self._folder = tempfile.TemporaryDirectory(prefix="gatf-", dir=self.parent())
             path = Path(self._folder.name) / name
             if self._keys.get(name) != key:
                 self._keys.pop(name, None)

@@ -42,6 +42,16 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+def client_of(scope: Any) -> str:
+    """A name for the client of a request, by its address: uvicorn replaces that of a proxy on this machine by the one
+    that `X-Forwarded-For` names. A client with IPv6 has a network of 2**64 addresses."""
+    host = scope["client"][0] if scope.get("client") else ""
+    try:
+        return str(ipaddress.ip_interface(f"{host}/64").network) if ":" in host else host
+    except ValueError:
+        return host
+
+
 class Guard:
     """ASGI middleware around the whole application."""
 
@@ -60,7 +70,7 @@ class Guard:
             await self.app(scope, receive, send)
             return
         started, status, answered = time.monotonic(), 500, False
-        body = _Body(receive, *self._most(scope), limits=self.limits, held=self.held)
+        body = _Body(receive, *self._most(scope), limits=self.limits, held=self.held, client=client_of(scope))
 
         async def watched(message: Any) -> None:
             nonlocal status, answered
@@ -120,7 +130,8 @@ class Guard:
 
     def _most(self, scope: Any) -> tuple[int, bool]:
         """The bytes that a body may have, and whether it is kept in memory."""
-        if not dict(scope["headers"]).get(b"content-type", b"").lower().startswith(b"multipart/form-data"):
+        kind = dict(scope["headers"]).get(b"content-type", b"").lower()
+        if not kind.startswith((b"multipart/form-data", b"application/octet-stream")):
             return min(self.limits.json_bytes, self.limits.request_bytes), True
         if scope["path"] == "/v1/updates":
             return self.limits.update_bytes, False
@@ -130,7 +141,8 @@ class Guard:
 class _Body:
     """`receive`, with bounds on the size of the body, on the memory of all bodies and on the time to wait for it."""
 
-    def __init__(self, receive: Any, most: int, in_memory: bool, *, limits: Limits, held: Budget) -> None:
+    def __init__(self, receive: Any, most: int, in_memory: bool, *, limits: Limits, held: Budget, client: str) -> None:
+        self._client = client
         self._receive, self._most, self._limits = receive, most, limits
         self._held = held if in_memory else None
         self._seen, self._taken, self._waited, self._more = 0, 0, 0.0, True
@@ -157,12 +169,12 @@ class _Body:
             raise too_large(f"a request of this kind has at most {self._most} bytes")
         beyond = max(0, self._seen - SMALL_BODY)
         if self._held is not None and beyond > self._taken:
-            self._held.take(beyond - self._taken)
+            self._held.take(beyond - self._taken, self._client)
             self._taken = beyond
 
     def close(self) -> None:
         if self._held is not None:
-            self._held.give_back(self._taken)
+            self._held.give_back(self._taken, self._client)
 
 
 def _cross_site() -> Problem:

@@ -33,6 +33,8 @@ class Served:
     model: Model
     digest: str
     bytes: int
+    beside: int = 0
+    """Bytes of the frozen classifier that the file keeps beside an adapted one."""
 
     @property
     def keeps_gaussians(self) -> bool:
@@ -40,12 +42,23 @@ class Served:
 
     @property
     def certifies(self) -> bool:
-        return self.keeps_gaussians and len(self.model.errors) > 0
+        """Whether the last update transported statistics, so that a prediction can be unaffected by its error."""
+        return self.keeps_gaussians and self.model.transported
 
     @cached_property
     def plane(self) -> Plane:
         """On which classes are drawn."""
         return Plane.of(self.model.stored)
+
+    @cached_property
+    def similar(self) -> list[Any]:
+        """The nearest other class of every class, by its mean; None where the method keeps no Gaussians."""
+        labels = self.model.labels
+        if not self.keeps_gaussians or len(labels) < 2:
+            return [None] * len(labels)
+        distances = self.model.novelty_scorer.distances(self.model.stored.means)
+        distances.fill_diagonal_(torch.inf)
+        return [labels[number] for number in distances.argmin(1).tolist()]
 
 
 Stamp = tuple[int, int, int]
@@ -120,10 +133,13 @@ class Live:
         if not self.path.is_file():  # to open a pipe would wait for its writer
             raise UserError(f"{self.path} is not a regular file")
         model = model_file.load(self.path, device=self.device, answering=True)
-        served = Served(model, container.inspect(self.path).digest, self.path.stat().st_size)
+        header = container.inspect(self.path)
+        beside = sum(place.end - place.start for name, place in header.places.items() if name.startswith("frozen."))
+        served = Served(model, header.digest, self.path.stat().st_size, beside)
         if self._stamp() != before:
             raise UserError(f"{self.path} was replaced while it was read")
-        blank = torch.zeros(1, *model.preprocessing.shape, dtype=torch.uint8)
+        kind = torch.float32 if model.preprocessing.takes_vectors else torch.uint8
+        blank = torch.zeros(1, *model.preprocessing.shape, dtype=kind)
         outputs = model.forward(ImageSet(blank, torch.zeros(1, dtype=torch.int64)))  # folds the network, fills caches
         model.novelty_of(outputs)
         if outputs.features is not None and served.certifies:

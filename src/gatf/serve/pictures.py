@@ -4,6 +4,7 @@ import asyncio
 import base64
 import binascii
 import io
+import time
 from collections.abc import AsyncIterator, Callable, Generator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from PIL import Image
+from PIL import Image, ImageFile
 from torch import Tensor
 
 from gatf.data.decode import BadImage, decode, likely_formats, plain_view
@@ -22,6 +23,12 @@ from gatf.serve.limits import LONGEST_LABEL, Limits, Problem, not_understood, to
 
 LONGEST_HEADERS = 8192
 """Bytes of one part's headers."""
+HEADER_SECONDS = 0.2
+"""Processor time to read the header of an image."""
+SECONDS, SECONDS_PER_WORK = 0.2, 2e-7
+"""Processor time to decode an image: about ten times of what it takes."""
+PYTHON_DECODER = 50
+"""How much longer Pillow's decoders take that are written in Python."""
 
 
 class ImageSink(Protocol):
@@ -174,11 +181,20 @@ class MultipartReader:
         self.ended = True
 
 
-async def read_multipart(content_type: str, body: AsyncIterator[bytes], sink: ImageSink, limits: Limits) -> None:
-    """Parse a body as it arrives. Chunks go to a thread, because a sink may write to the disk."""
+async def read_multipart(
+    content_type: str, body: AsyncIterator[bytes], sink: ImageSink, limits: Limits, turn: asyncio.Lock | None = None
+) -> None:
+    """Parse a body as it arrives: in a thread, because a sink may write to the disk, or in the event loop if `turn` is
+    given, the lock of a client. Then other clients wait for one piece at most, and no threads compete for the
+    interpreter."""
     reader = multipart_reader(content_type, sink, limits)
     async for data in body:
-        await asyncio.to_thread(reader.feed, data)
+        if turn is None:
+            await asyncio.to_thread(reader.feed, data)
+            continue
+        async with turn:
+            reader.feed(data)
+            await asyncio.sleep(0)
     reader.close()
 
 
@@ -207,14 +223,43 @@ class Cost:
     """Memory at its peak."""
 
 
+class _TookTooLong(Exception):
+    """Neither an `OSError` nor another error that Pillow's readers catch."""
+
+
+class _Timed:
+    """A file whose reading fails after a processor time. Pillow reads chunks and markers one by one in Python, so that
+    a few megabytes of them would take minutes."""
+
+    end = float("inf")
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        if time.thread_time() > self.end:
+            raise _TookTooLong
+        found: bytes = super().read(size)  # type: ignore[misc]
+        return found
+
+
+class _TimedBytes(_Timed, io.BytesIO):
+    pass
+
+
+class _TimedFile(_Timed, io.BufferedReader):
+    pass
+
+
 def check_image(data: bytes | Path, name: str, limits: Limits) -> Cost:
     """The cost of an image; a `Problem` if its first bytes are of no image, or if it costs too much. Only the header is
     decoded."""
+    started = time.thread_time()
     try:
-        with io.BytesIO(data) if isinstance(data, bytes) else data.open("rb") as file:
+        with _TimedBytes(data) if isinstance(data, bytes) else _TimedFile(io.FileIO(data)) as file:
+            file.end = started + HEADER_SECONDS
             formats = likely_formats(file.read(2))
             with Image.open(file, formats=formats) as image:
                 pixels, cost = image.width * image.height, _cost(image, data)
+    except _TookTooLong:
+        raise _too_expensive(name) from None
     except (Image.DecompressionBombWarning, Image.DecompressionBombError):
         raise too_large(f"{name} has more than {limits.pixels} pixels") from None
     except Exception:  # Pillow's readers raise nearly anything on damaged files
@@ -222,11 +267,15 @@ def check_image(data: bytes | Path, name: str, limits: Limits) -> Cost:
     if pixels > limits.pixels:
         raise too_large(f"{name} has more than {limits.pixels} pixels")
     if cost.bytes > limits.decode_bytes or cost.work > limits.request_pixels:
-        raise too_large(f"{name} would take too much time or memory to decode; make it smaller")
-    return cost
+        raise _too_expensive(name)
+    return Cost(max(cost.work, (time.thread_time() - started - HEADER_SECONDS / 10) / SECONDS_PER_WORK), cost.bytes)
 
 
-def _cost(image: Image.Image, data: bytes | Path) -> Cost:
+def _too_expensive(name: str) -> Problem:
+    return too_large(f"{name} would take too much time or memory to decode; make it smaller")
+
+
+def _cost(image: ImageFile.ImageFile, data: bytes | Path) -> Cost:
     """Factors from measurements: a JPEG file is decoded at a fraction of its size, once per scan; transparency and 16
     bits take several copies of an image."""
     pixels = image.width * image.height
@@ -235,18 +284,25 @@ def _cost(image: Image.Image, data: bytes | Path) -> Cost:
         return Cost(pixels * (1 + scans) / 8, pixels * (14 if "progressive" in image.info else 8))
     copies = 26 if image.mode.startswith("I") else 20 if image.has_transparency_data else 8
     slow, buffers = {"JPEG2000": (4, 12), "AVIF": (4, 12), "WEBP": (3, 12)}.get(image.format or "", (1, 0))
+    if any(tile[0] in Image.DECODERS for tile in image.tile):
+        slow = PYTHON_DECODER
     return Cost(pixels * slow * copies / 8, pixels * (copies + buffers))
 
 
-def decoding(images: list[bytes], wanted: Preprocessing) -> Generator[None, None, Tensor]:
-    """Decode images to a model's shape, uint8 [N, C, H, W], as `gatf predict` reads files; one image per step."""
+def decoding(images: list[bytes], work: list[float], wanted: Preprocessing) -> Generator[None, None, Tensor]:
+    """Decode images to a model's shape, uint8 [N, C, H, W], as `gatf predict` reads files; one image per step. `work`
+    is that of each image, which bounds its time."""
     channels, side, _ = wanted.shape
     choose = plain_view(side, wanted.central_share)
     pixels = np.empty((len(images), side, side, 3), np.uint8)
     for number, data in enumerate(images):
+        file = _TimedBytes(data)
+        file.end = time.thread_time() + SECONDS + SECONDS_PER_WORK * work[number]
         try:
-            pixels[number] = decode(data, f"image {number}", side, choose)
+            pixels[number] = decode(data, f"image {number}", side, choose, file)
         except BadImage:
+            if time.thread_time() > file.end:
+                raise _too_expensive(f"image {number}") from None
             raise Problem(422, "Not an image", f"image {number} is damaged and cannot be decoded") from None
         yield
     found = torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous()

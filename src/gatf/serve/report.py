@@ -31,9 +31,9 @@ def write_model_report(out: Path, served: Served, description: dict[str, Any], b
             sentence += " Arrows start at the class mean before the last update."
         alt = f"{description['classes']} classes as ellipses on a plane"
         figures.append(("The classes", sentence, inline_svg(draw_chart(found), name="chart", alt=alt)))
-    sentence = "Accuracy on images held out at each update, and the forecast for older classes."
-    alt = "Accuracy at each update: " + ", ".join(
-        "not measured" if record["accuracy_new"] is None else f"{record['accuracy_new']:.0f} %"
+    sentence = "Expected accuracy over all classes after every update, with its range."
+    alt = "Expected accuracy at each update: " + ", ".join(
+        "not measured" if record["expected_all"] is None else f"{record['expected_all']:.0f} %"
         for record in description["history"]
     )
     figures.append(("Accuracy by update", sentence, inline_svg(draw_history(description), name="history", alt=alt)))
@@ -71,15 +71,14 @@ def draw_chart(found: dict[str, Any]) -> Figure:
 @styled
 def draw_history(description: dict[str, Any]) -> Figure:
     figure, axes = new_figure(2.8)
-    for name, label, colour, marker in (
-        ("accuracy_new", "measured", SERIES[0], "o"), ("expected_old", "forecast for older classes", SERIES[1], "s"),
-    ):  # fmt: skip
-        points = [(record["number"], record[name]) for record in description["history"] if record[name] is not None]
-        if points:
-            axes.plot(*zip(*points, strict=True), color=colour, marker=marker, label=label)
+    known = [record for record in description["history"] if record["expected_all"] is not None]
+    if known:
+        numbers = [record["number"] for record in known]
+        low, high = ([record[f"expected_all_{end}"] for record in known] for end in ("low", "high"))
+        axes.plot(numbers, [record["expected_all"] for record in known], color=SERIES[0], marker="o")
+        axes.vlines(numbers, low, high, color=SERIES[0], alpha=0.5)
     axes.set_ylim(0, 104)
     axes.set_xlabel("update")
     axes.set_ylabel("%")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.legend(frameon=False, loc="lower left")
     return figure

@@ -27,7 +27,7 @@ BACKLOG = 64
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server, which tells event streams at once that it ends."""
+    """uvicorn's server; it closes event streams at once when it shuts down."""
 
     ending = False
 

@@ -10,11 +10,30 @@ Label = str | int | bool
 Base64 = Annotated[str, Field(description="An encoded image (JPEG, PNG, WebP, GIF, BMP, TIFF …) in base64.")]
 
 
+Vector = Annotated[list[float], FailFast()]
+
+
 class PredictBody(BaseModel):
-    """Images to classify."""
+    """Images to classify, or vectors for a model of vectors."""
 
     model_config = ConfigDict(extra="forbid")
-    images: Annotated[list[Base64], FailFast()] = Field(min_length=1)
+    images: Annotated[list[Base64], FailFast()] = []
+    vectors: Annotated[list[Vector], FailFast()] = []
+    encoder: str | None = Field(None, description="Refuse a model of another encoder.")
+
+
+class LearnBody(BaseModel):
+    """Vectors to learn, with a label each."""
+
+    model_config = ConfigDict(extra="forbid")
+    vectors: Annotated[list[Vector], FailFast()] = Field(min_length=1)
+    labels: Annotated[list[str | int], FailFast()] = Field(min_length=1)
+    encoder: str | None = None
+
+
+class ForgetBody(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    label: Label
 
 
 class ClassImages(BaseModel):
@@ -54,7 +73,8 @@ class Answer(BaseModel):
     probability: float = Field(description="Of the most likely class.")
     unknown: bool
     certified: bool | None = Field(
-        description="Whether transport errors of old classes cannot have changed the prediction; null if not requested."
+        description="Whether transport errors of old classes cannot have changed the prediction; null if not requested "
+        "or if nothing was transported."
     )
     top: list[Likely]
     why: Why | None
@@ -73,6 +93,11 @@ class ClassInfo(BaseModel):
         description="Number of the update that added it; 0 is the first fit. Null if the history no longer has it."
     )
     bytes: int = Field(description="Stored for this class.")
+    accuracy: float | None = Field(
+        description="Percent, measured when the class was learnt, less the expected losses since then; null if fewer "
+        "than 20 images measured it."
+    )
+    similar: Label | None = Field(description="The class with the nearest mean.")
 
 
 class Classes(BaseModel):
@@ -102,6 +127,10 @@ class Record(BaseModel):
     held_out: int
     accuracy_new: float | None
     expected_old: float | None
+    expected_all: float | None = Field(description="Expected accuracy over all classes, from images of all updates.")
+    expected_all_low: float | None
+    expected_all_high: float | None
+    measured_images: int = Field(description="Images behind it.")
     bytes_per_class: int
     added: list[Label]
     revisited: list[Label]
@@ -187,16 +216,15 @@ class ProblemInfo(BaseModel):
     detail: str
 
 
-def body(json_model: type[BaseModel], multipart: dict[str, Any]) -> dict[str, Any]:
-    """OpenAPI's description of a body that is multipart or JSON."""
-    schema = json_model.model_json_schema()
-    return {
-        "required": True,
-        "content": {
-            "multipart/form-data": {"schema": {"type": "object", "properties": multipart}},
-            "application/json": {"schema": _inlined(schema, schema.pop("$defs", {}))},
-        },
-    }
+def body(json_model: type[BaseModel] | None, multipart: dict[str, Any] | None) -> dict[str, Any]:
+    """OpenAPI's description of a body that is JSON, and multipart or a file."""
+    content: dict[str, Any] = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
+    if multipart is not None:
+        content = {"multipart/form-data": {"schema": {"type": "object", "properties": multipart}}}
+    if json_model is not None:
+        schema = json_model.model_json_schema()
+        content["application/json"] = {"schema": _inlined(schema, schema.pop("$defs", {}))}
+    return {"required": True, "content": content}
 
 
 def _inlined(schema: Any, parts: dict[str, Any]) -> Any:

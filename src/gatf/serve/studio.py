@@ -1,21 +1,27 @@
 """The parts of a running server."""
 
 import asyncio
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
+from torch import Tensor
+
+from gatf.data.vectors import as_vectors, checked
 from gatf.errors import UserError
 from gatf.model import file as model_file
+from gatf.model.predict import check_vectors
 from gatf.model.state import Model
+from gatf.serve import schemas
 from gatf.serve.atlas import last_update
 from gatf.serve.batching import Batcher, Question
 from gatf.serve.decoding import Decoders
 from gatf.serve.exports import Exports
-from gatf.serve.limits import Limits, Problem, busy, not_understood
+from gatf.serve.limits import Budget, Limits, Problem, not_understood, too_large
 from gatf.serve.live import Live
 from gatf.serve.metrics import Metrics
 from gatf.serve.updates import Updates
@@ -43,17 +49,21 @@ class Studio:
         self.options, self.limits = options, options.limits
         self.metrics = Metrics()
         self.live = Live(options.path, options.device)
-        self.batcher = Batcher(self.limits.queue)
+        self.batcher = Batcher()
         self.updates = Updates(
             self.live.path, parameters=options.parameters, keep=options.keep, limits=self.limits,
             refresh=self.live.refresh,
         )  # fmt: skip
-        self.exports = Exports()
+        self.exports = Exports(lambda: self.updates.folder if self.updates.closed is None else None)
         self.decoders = Decoders(self.limits)
         self.streams = 0
         """Event streams that are open."""
-        self.under_way = 0
+        self.under_way = Budget(self.limits.queue, "too many predictions are in progress")
         """Predictions whose images have arrived."""
+        self.images = Budget(self.limits.images, "too many predictions with several images are in progress")
+        """Their images, of those that have several: a single image is always accepted."""
+        self.downloads = Budget(self.limits.downloads, "too many downloads are in progress")
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self.stopping: Callable[[], bool] = lambda: False
         """Whether the server has been asked to end: streams close then."""
         self._before = lru_cache(maxsize=1)(self._load_before)
@@ -64,37 +74,59 @@ class Studio:
         self.updates.open()
 
     def close(self) -> None:
+        self.exports.close()
         self.updates.close()
         self.batcher.close()
         self.live.close()
-        self.exports.close()
         self.decoders.close()
 
     # --- prediction
 
-    @contextmanager
-    def admitted(self) -> Iterator[None]:
-        """Counts a prediction whose images have arrived; a `Problem` if there are too many already."""
-        if self.under_way >= self.limits.queue:
-            raise busy("too many predictions are in progress")
-        self.under_way += 1
-        try:
-            yield
-        finally:
-            self.under_way -= 1
+    def turn(self, client: str) -> asyncio.Lock:
+        """For the work of a client in the event loop, one piece at a time."""
+        return self._turns.setdefault(client, asyncio.Lock())
 
-    async def predict(self, images: list[bytes], **asked: Any) -> dict[str, Any]:
-        if not images:
+    async def predict(
+        self, images: "list[bytes] | schemas.PredictBody", client: str, *, top: int, **asked: Any
+    ) -> dict[str, Any]:
+        """Predictions of encoded images, or of the vectors in a body."""
+        served, vectors = self.live.served(), None
+        if isinstance(images, schemas.PredictBody):
+            body, images = images, []
+            vectors = await self.decoders.requests.once(
+                client, 10.0 * sum(map(len, body.vectors)), lambda: self.vectors(served.model, body)
+            )
+        elif served.model.preprocessing.takes_vectors:
+            raise not_understood('this model classifies vectors: send JSON, {"vectors": [[...], ...]}')
+        elif not images:
             raise not_understood("there is no image in the request")
-        served = self.live.served()
+        count = len(images) if vectors is None else 1
+        if (count if vectors is None else len(vectors)) * min(top, len(served.model.labels)) > self.limits.answers:
+            raise too_large(f"images or vectors times 'top' may be {self.limits.answers} at most")
+        several = self.images.taken(count, client) if count > 1 else nullcontext()
         try:
-            async with asyncio.timeout(self.limits.seconds):
-                pixels = await self.decoders.pixels(images, served.model.preprocessing)
-                return await self.batcher.ask(Question(served, pixels, **asked))
+            with self.under_way.taken(1, client), several:
+                async with asyncio.timeout(self.limits.seconds):
+                    pixels = vectors
+                    if pixels is None:
+                        pixels = await self.decoders.pixels(images, served.model.preprocessing, client)
+                    return await self.batcher.ask(Question(served, pixels, client, top, **asked))
         except TimeoutError:
             raise Problem(
                 503, "Too slow", f"no answer within {self.limits.seconds:g} seconds; try again later", Retry_After="5"
             ) from None
+
+    @staticmethod
+    def vectors(model: Model, body: "schemas.PredictBody") -> Tensor:
+        """The vectors of a prediction, [N, D]."""
+        if not model.preprocessing.takes_vectors:
+            raise not_understood("this model classifies images, not vectors")
+        try:
+            found = checked(as_vectors(body.vectors))
+            check_vectors(model, found.shape[1], body.encoder)
+        except UserError as error:
+            raise not_understood(str(error)) from None
+        return found
 
     # --- updates
 

@@ -157,6 +157,7 @@ class Updates:
         self._all: dict[str, Update] = {}
         self._changing = threading.RLock()
         self._active: Update | None = None
+        self._rolling_back = False
         self._process: subprocess.Popen[str] | None = None
         self._asked: Literal["cancel", "interrupt"] | None = None
         self._thread: threading.Thread | None = None
@@ -227,6 +228,7 @@ class Updates:
         with self._changing:
             if self.closed is not None:
                 raise not_possible(f"this server cannot update the model: {self.closed}")
+            self._check_no_rollback()
             if self._active is not None:
                 raise not_possible(
                     f"update {self._active.id} is in progress, and there is one at a time; GET or DELETE "
@@ -289,9 +291,40 @@ class Updates:
                 raise not_possible(f"this server cannot change the model: {self.closed}")
             if self._active is not None:
                 raise not_possible(f"update {self._active.id} is in progress; wait for it or cancel it")
+            self._check_no_rollback()
+            self._rolling_back = True  # the lock is free meanwhile: requests for updates need it
+        try:
             run_gatf("rollback", self.path, failed="the rollback failed", seconds=self.limits.export_seconds)
-        self.refresh()
-        return model_file.describe(self.path)[2][-1].number
+            self.refresh()
+            return model_file.describe(self.path)[2][-1].number
+        finally:
+            self._rolling_back = False
+
+    def _check_no_rollback(self) -> None:
+        if self._rolling_back:
+            raise not_possible("a rollback is in progress; wait for it")
+
+    def change(
+        self, command: str, *options: str, content: bytes | None = None, name: str = "", word: str | None = None
+    ) -> Update:
+        """Run `gatf COMMAND OPTIONS MODEL [FILE] [WORD]` in a process of its own, as an update; FILE has the content.
+        Returns when it has ended."""
+        update, arriving = self.reserve()
+        file = arriving.folder / name
+        try:
+            if content is not None:
+                write_bytes(file, [content])
+            update.state = "running"
+            given = [self.path] if content is None else [self.path, file]
+            text = run_gatf(
+                command, *given, options=options, word=word, failed=f"gatf {command} failed",
+                seconds=self.limits.change_seconds,
+            )  # fmt: skip
+        except BaseException as error:
+            self._finish(update, "failed", error.detail if isinstance(error, Problem) else f"gatf {command} failed")
+            raise
+        self._finish(update, "done", text)
+        return update
 
     # --- the process
 

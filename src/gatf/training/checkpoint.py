@@ -33,8 +33,6 @@ BUFFERS = {
     torch.optim.Adam: frozenset({"step", "exp_avg", "exp_avg_sq"}),
 }
 """What each kind of optimiser keeps of a parameter."""
-ADDED = frozenset({"slow", "taken", "averaged", "mean"})
-"""What `optim` keeps beside, for Lookahead and for averaged weights."""
 
 
 def flatten_optimiser(optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
@@ -51,7 +49,7 @@ def flatten_optimiser(optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
 def restore_optimiser(optimiser: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
     """Restore saved tensors in the memory layout of their parameters; a `UserError` if they belong to another kind of
     optimiser or to other parameters."""
-    known = ADDED.union(*(names for kind, names in BUFFERS.items() if isinstance(optimiser, kind)))
+    known = frozenset[str]().union(*(names for kind, names in BUFFERS.items() if isinstance(optimiser, kind)))
     parameters = [parameter for group in optimiser.param_groups for parameter in group["params"]]
     state: dict[int, dict[str, Tensor]] = {}
     for key, value in tensors.items():

@@ -7,9 +7,11 @@ from functools import cache
 
 TRIM_THRESHOLD, TOP_PAD, MMAP_THRESHOLD = -1, -2, -3
 """glibc's names for them in `mallopt`."""
-KEPT, AHEAD, LARGEST = 2**30, 2**26, 2**25
-"""Bytes: that stay with the process once freed; taken in advance; of the largest block that is not handed back at
-once (32 MiB, the most that glibc allows)."""
+KEPT, AHEAD = 2**30, 2**26
+"""Bytes: that stay with the process once freed; taken in advance."""
+LARGEST = (2**30, 2**25)
+"""Bytes of the largest block that is not handed back at once. Older versions of glibc allow 32 MiB at most; activations
+of large images exceed it."""
 
 
 @cache
@@ -28,5 +30,6 @@ def keep_freed_memory() -> bool:
     if named or platform.libc_ver()[0] != "glibc":
         return False
     libc = ctypes.CDLL(None)
-    settings = ((MMAP_THRESHOLD, LARGEST), (TRIM_THRESHOLD, KEPT), (TOP_PAD, AHEAD))
-    return all(libc.mallopt(name, value) == 1 for name, value in settings)
+    if not any(libc.mallopt(MMAP_THRESHOLD, size) == 1 for size in LARGEST):
+        return False
+    return all(libc.mallopt(name, value) == 1 for name, value in ((TRIM_THRESHOLD, KEPT), (TOP_PAD, AHEAD)))

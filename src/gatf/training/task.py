@@ -44,9 +44,9 @@ SaveAt = Callable[[int, Position, torch.optim.Optimizer], None]
 
 
 def train_task(
-    learner: Learner, data: TaskData, fabric: "Fabric", *, listener: Listener, resumed: Resumed | None, save: SaveAt,
-    stop: Callable[[], bool], save_every: int | None, taken: Callable[[Phase], bool] = lambda phase: False,
-    done: Callable[[Phase], None] = lambda phase: None,
+    learner: Learner, data: TaskData, fabric: Callable[[], "Fabric"], *, listener: Listener, resumed: Resumed | None,
+    save: SaveAt, stop: Callable[[], bool], save_every: int | None,
+    taken: Callable[[Phase], bool] = lambda phase: False, done: Callable[[Phase], None] = lambda phase: None,
 ) -> None:  # fmt: skip
     """Begin the task, unless resumed, and train its phases in order. Raises `Interrupted` after a requested `stop` and
     `Diverged` after non-finite numbers. `taken` loads the networks of a phase from elsewhere and returns whether it
@@ -69,7 +69,7 @@ def train_task(
         position = here.position if here else Position()
         with _noticing(phase, position, data.info.index):
             train_phase(
-                phase, data, fabric,
+                phase, data, fabric(),
                 listener=listener,
                 position=position,
                 save=partial(save, number),

@@ -23,13 +23,10 @@ def has_class_folders(folder: Path) -> bool:
 def read_folder(folder: Path, config: DataConfig) -> Listing:
     """train/ with test/ (or val/); without train/, every folder is a class and a share of it is for testing."""
     wanted = read_class_list(config.class_list) if config.class_list is not None else None
-    train = folder / "train"
-    if not train.is_dir():
-        names = wanted or class_folders(folder)
-        whole = list_classes(folder, names)
-        return Listing(names, *split_part(whole, names, config.test_fraction))
+    has_parts = (folder / "train").is_dir()
+    train = folder / "train" if has_parts else folder
     names = wanted or class_folders(train)
-    test = next((folder / name for name in TEST_NAMES if (folder / name).is_dir()), None)
+    test = next((folder / name for name in TEST_NAMES if has_parts and (folder / name).is_dir()), None)
     if test is None:
         return Listing(names, *split_part(list_classes(train, names), names, config.test_fraction))
     return two_folders(train, test, names, unlisted_ok=wanted is not None)

@@ -9,7 +9,7 @@ import torch
 from numpy.lib import format as npy
 from torch import Tensor
 
-from gatf.data.listing import Listing, Part, compact_labels, drop_unknown, some, split_part
+from gatf.data.listing import Listing, Part, listing_of, some
 from gatf.errors import UserError
 from gatf.settings import DataConfig
 
@@ -48,14 +48,7 @@ def read_npz(place: Path, config: DataConfig) -> Listing:
     if parts[0] is None:
         needed = ", ".join("/".join(pair) for pair in NAMES["train"])
         raise UserError(f"{file} has no training images: it needs arrays {needed}, and has {some(members)}")
-    given = [part for part in parts if part is not None]
-    labels, numbers, warnings = compact_labels([part.labels for part in given], str(file))
-    class_names = tuple(str(number) for number in numbers)
-    train = Part(given[0].images, labels[0])
-    if len(given) == 1:
-        return Listing(class_names, *split_part(train, class_names, config.test_fraction), warnings)
-    test, more = drop_unknown(Part(given[1].images, labels[1]), str(file))
-    return Listing(class_names, train, test, warnings + more)
+    return listing_of([part for part in parts if part is not None], None, config.test_fraction, file)
 
 
 def _array(stream: IO[bytes]) -> np.ndarray:

@@ -20,15 +20,10 @@ from gatf.settings import DataConfig
 class _PlainUnpickler(pickle.Unpickler):
     """Reads dictionaries, lists, strings and NumPy arrays, and refuses to look up anything else."""
 
-    ALLOWED = frozenset(
-        {
-            ("numpy.core.multiarray", "_reconstruct"),
-            ("numpy._core.multiarray", "_reconstruct"),
-            ("numpy", "ndarray"),
-            ("numpy", "dtype"),
-            ("_codecs", "encode"),
-        }
-    )
+    ALLOWED = (
+        ("numpy.core.multiarray", "_reconstruct"), ("numpy._core.multiarray", "_reconstruct"), ("numpy", "ndarray"),
+        ("numpy", "dtype"), ("_codecs", "encode"),
+    )  # fmt: skip
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in self.ALLOWED:

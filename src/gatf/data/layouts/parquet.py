@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from gatf.data.encoded import ParquetRows, readable_parquet
-from gatf.data.listing import Listing, Part, compact_labels, drop_unknown, some, split_part
+from gatf.data.listing import Listing, Part, listing_of, some
 from gatf.errors import UserError, extra, near_misses
 from gatf.settings import DataConfig
 
@@ -68,14 +68,10 @@ def read_parquet(folder: Path, config: DataConfig) -> Listing:
     if any(part_names != known for _, part_names in parts):
         known = tuple(sorted({name for _, part_names in parts for name in part_names or ()}))
         parts = [_labels(part, label, known) for part in files.values()]
-    labels, numbers, warnings = compact_labels([numbers for numbers, _ in parts], str(folder))
-    class_names = tuple(known[number] if known else str(number) for number in numbers)
-    images = [ParquetRows.whole(part, image) for part in files.values()]
-    train = Part(images[0], labels[0])
-    if len(images) == 1:
-        return Listing(class_names, *split_part(train, class_names, config.test_fraction), warnings)
-    test, more = drop_unknown(Part(images[1], labels[1]), str(folder))
-    return Listing(class_names, train, test, warnings + more)
+    rows = [
+        Part(ParquetRows.whole(part, image), labels) for part, (labels, _) in zip(files.values(), parts, strict=True)
+    ]
+    return listing_of(rows, known, config.test_fraction, folder)
 
 
 def _schema(file: Path) -> Any:

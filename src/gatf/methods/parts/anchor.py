@@ -28,10 +28,10 @@ class AnchorConfig(RunningAnchorConfig):
     """The anchor of the map from old to new features."""
 
     kind: Literal["sylvester", "identity", "none"] = "sylvester"
-    """`sylvester`: Theorem 1. `identity`: Theorem 1, shrunk towards the identity instead of zero, which needs fewer
-    images. `none`: no anchor; the map is an MLP."""
+    """Theorem 1; Theorem 1 shrunk towards the identity instead of zero, which needs fewer images; or no anchor, only an
+    MLP."""
     final_refresh: AffectsReadoutOnly[bool] = False
-    """After training, estimate the anchor once more, for the part of the drift that the residual does not explain."""
+    """After training, estimate the anchor once more for the drift that the residual does not explain."""
 
 
 class RunningAnchor(nn.Module):

@@ -4,36 +4,65 @@ Sums do not care in which order they are added: classes and tasks may come in an
 and the answer is that of all images at once. An image is looked at once.
 """
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import Any, ClassVar, TypeVar
+from abc import ABC
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Literal, TypeVar
 
 import torch
+from pydantic import PositiveInt
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from gatf.geometry import gaussians
 from gatf.geometry.moments import PooledMoments
-from gatf.geometry.readout import LinearReadout
+from gatf.geometry.readout import LinearReadout, linear_discriminant
 from gatf.methods.base import Batch, ForTask, Phase, TaskData, TaskInfo
 from gatf.methods.parts.extraction import Growing, extract
 from gatf.methods.parts.features import FeatureMethod
 from gatf.methods.parts.stages import FIRST_TASK_OPTIMISATION
-from gatf.settings import MethodConfig
+from gatf.settings import Fraction, MethodConfig, Positive
 
 ROWS = 2048
 """Features that are made into sums at once, in float64."""
 
 
 class ClosedFormConfig(MethodConfig):
-    """What every closed-form method is asked: whether the network is trained at all."""
+    """Closed-form classifiers: whether the network is trained in the first task."""
 
     train_first: bool | None = None
-    """Train the network with cross-entropy in the first task, after which it is frozen. Default: where its weights are
-    not pretrained."""
+    """Train the network with cross-entropy in the first task; later it is frozen. Default: unless it is pretrained."""
 
 
 ClosedFormConfigT = TypeVar("ClosedFormConfigT", bound=ClosedFormConfig, covariant=True)
+
+
+class DiscriminantConfig(ClosedFormConfig):
+    """Settings of linear discriminant analysis."""
+
+    shrinkage: Fraction | None = None
+    """Shrinkage of the covariance towards the scaled identity (1: nearest mean). Default: √D/(√D + √n), for D
+    dimensions and n images minus one per class."""
+    few_images: bool = True
+    """Correct for the noise in the mean of a class with few images; off: as published."""
+
+
+DiscriminantConfigT = TypeVar("DiscriminantConfigT", bound=DiscriminantConfig, covariant=True)
+
+
+class AnalyticConfig(ClosedFormConfig):
+    """Ridge regression on random features: the settings of ACIL and DS-AL."""
+
+    preset: Literal["light", "paper"] = "light"
+    """A number of random features for a CPU, or the paper's for CIFAR-100."""
+    projections: PositiveInt = 2000
+    """Number of random features."""
+    ridge: Positive = 0.1
+    """γ of the regression."""
+
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": {"method": {"projections": 8192}}}
+
+
+AnalyticConfigT = TypeVar("AnalyticConfigT", bound=AnalyticConfig, covariant=True)
 
 
 class ClosedForm(FeatureMethod[ClosedFormConfigT], ABC):
@@ -42,6 +71,9 @@ class ClosedForm(FeatureMethod[ClosedFormConfigT], ABC):
     revisits = True
     defaults: ClassVar[dict[str, Any]] = {"backbone": {"bottleneck": None}, "optimisation": FIRST_TASK_OPTIMISATION}
     head = ForTask[nn.Linear]()
+    memory: "MomentMemory"
+    rule: "LinearRule"
+    """The classifier, in methods that solve a single linear one."""
 
     @property
     def network_is_fixed(self) -> bool:
@@ -66,17 +98,85 @@ class ClosedForm(FeatureMethod[ClosedFormConfigT], ABC):
     def _trains(self, task: TaskInfo) -> bool:
         return task.index == 0 and not self.network_is_fixed
 
-    @torch.no_grad()
     def end_task(self, data: TaskData) -> None:
+        self.learn_task(data)
+
+    @torch.no_grad()
+    def learn_task(self, data: TaskData) -> tuple[Tensor, Tensor]:
+        """Learn a task's images; their features [N, S] and class numbers [N]."""
         features, labels = extract(self.backbone, data)
         if not bool(features.isfinite().all()):
             raise RuntimeError("some features are not finite: training the network diverged")
         self.learn(features, labels, data.info)
         self.head = None
+        return features, labels
 
-    @abstractmethod
     def learn(self, features: Tensor, labels: Tensor, task: TaskInfo) -> None:
         """Add the task's images, features [N, S] and class numbers [N] below `task.seen`, and solve the classifier."""
+        total = self.memory.add(features, labels, classes=task.seen, transform=self.embedded)
+        self.tune(features, labels, task.index)
+        self.solve(total)
+
+    def absorb(self, moments: PooledMoments) -> None:
+        """Add the moments of `embedded` features, class k as class number k, and solve the classifier."""
+        self.solve(self.memory.merge(moments))
+
+    def embedded(self, features: Tensor) -> Tensor:
+        """What the sums are over, [N, S] → [N, width of the memory]."""
+        return features
+
+    def tune(self, features: Tensor, labels: Tensor, task: int) -> None:
+        """Measure on a task's features, or a sample of them, what the classifier's own settings are chosen by."""
+
+    def solve(self, total: PooledMoments) -> None:
+        """Solve the classifier from the moments of all features; a method that needs more overrides `learn`."""
+        raise NotImplementedError
+
+    def feature_scores(self, features: Tensor) -> Tensor:
+        scores: Tensor = self.rule(self.embedded(features))
+        return scores
+
+    def bytes_per_class(self) -> int:
+        return self.memory.bytes_per_class()
+
+
+class Discriminant(ClosedForm[DiscriminantConfigT], ABC):
+    """Linear discriminant analysis of the embedded features."""
+
+    def solve(self, total: PooledMoments) -> None:
+        share = total.noise_share() if self.config.shrinkage is None else self.config.shrinkage
+        counts = total.counts if self.config.few_images else None
+        self.rule.set(linear_discriminant(total.means, total.covariance(), share, counts))
+        self.note("discriminant", shrinkage=share)
+
+
+class Analytic(ClosedForm[AnalyticConfigT], ABC):
+    """Regression on the ReLU of a random expansion of the features."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        dim, width = self.feature_dim, self.config.projections
+        # as PyTorch draws the weight of a linear layer
+        self.buffer = self.make(
+            lambda: RandomFeatures(torch.empty(dim, width).uniform_(-(dim**-0.5), dim**-0.5)), "buffer"
+        )
+        self.memory = MomentMemory(width)
+
+    def embedded(self, features: Tensor) -> Tensor:
+        return torch.relu(self.buffer(features))
+
+
+class RandomFeatures(nn.Module):
+    """zᵀW, float64. W [S, M] is drawn once and kept: another machine or version might draw another."""
+
+    weight: Tensor
+
+    def __init__(self, weight: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("weight", weight)
+
+    def forward(self, features: Tensor) -> Tensor:
+        return features.double() @ self.weight.double()  # rounded alike in batches of any size
 
 
 class MomentMemory(Growing):
@@ -88,6 +188,7 @@ class MomentMemory(Growing):
     counts: Tensor
     means: Tensor
     triangle: Tensor
+    has_scatter: ClassVar[bool] = True
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -99,16 +200,22 @@ class MomentMemory(Growing):
     def get(self) -> PooledMoments:
         return PooledMoments(self.counts, self.means, gaussians.unpack(self.triangle, self.dim))
 
+    def set(self, total: PooledMoments) -> PooledMoments:
+        self.counts, self.means, self.triangle = total.counts, total.means, gaussians.pack(total.scatter)
+        return total
+
     def add(
-        self, features: Tensor, labels: Tensor, *, classes: int,
-        transform: Callable[[Tensor], Tensor] = lambda features: features,
-    ) -> PooledMoments:  # fmt: skip
+        self, features: Tensor, labels: Tensor, *, classes: int, transform: Callable[[Tensor], Tensor]
+    ) -> PooledMoments:
         """Moments of what `transform` makes of features [N, S], a block of rows at a time, and of all before."""
         total = self.get()
         for rows, numbers in zip(features.split(ROWS), labels.split(ROWS), strict=True):
             total = total.merge(PooledMoments.of(transform(rows), numbers, classes=classes))
-        self.counts, self.means, self.triangle = total.counts, total.means, gaussians.pack(total.scatter)
-        return total
+        return self.set(total)
+
+    def merge(self, moments: PooledMoments) -> PooledMoments:
+        """Moments of all before and these."""
+        return self.set(self.get().merge(moments))
 
     def bytes_per_class(self) -> int:
         """What one more class takes: its mean and its count; the scatter is all classes'."""
@@ -116,7 +223,7 @@ class MomentMemory(Growing):
 
 
 class LinearRule(Growing):
-    """The linear classifier solved last, float64, made anew after each task."""
+    """The linear classifier solved last, float64, solved again after each task."""
 
     weight: Tensor
     bias: Tensor

@@ -27,19 +27,18 @@ Report = dict[str, float]
 
 
 class DriftConfig(MethodConfig):
-    """What is known of every drift-compensated method: how the backbone is trained, how classes are told apart."""
+    """Drift compensation: how the backbone is trained, and how prototypes classify."""
 
     base: Base = LwfBaseConfig()
-    """How the backbone is trained: distilling old logits (lwf), distilling features (feature), or as an embedding with
-    a triplet loss (triplet: SDC's paper, whose optimiser and rates `sdc`'s preset `paper` brings). A name, or a section
-    of the name and settings of its own."""
+    """How the backbone is trained: by distilling old logits (lwf) or features (feature), or with a triplet loss as in
+    SDC's paper (triplet). A name, or a section with the name and its settings."""
     normalise: bool = False
-    """Divide features by their length before prototypes and drift are computed (embeddings always are)."""
+    """Divide features by their length before prototypes and drift are computed; triplet embeddings always are."""
     metric: Metric | None = None
-    """Nearest mean between unit vectors (cosine), or between the vectors themselves (euclidean). Default: cosine, and
-    euclidean on base triplet, where only the embeddings have length 1."""
+    """Nearest mean between unit vectors (cosine), or between the vectors themselves. Default: euclidean for
+    `base=triplet`, else cosine."""
     compensate: bool = True
-    """Move old prototypes after each task (off: they stay where they were learnt)."""
+    """Move old prototypes after each task."""
 
     def training(self) -> dict[str, Any]:
         """The base learner's settings: prototypes and what moves them come after it."""
@@ -103,7 +102,7 @@ class DriftCompensated(Method[DriftConfigT], ABC):
 
     @abstractmethod
     def build_compensator(self, dim: int) -> Compensator:
-        """What moves prototypes of so many dimensions."""
+        """The map that compensates the drift of prototypes with `dim` dimensions."""
 
     def begin_task(self, task: TaskInfo) -> None:
         self.base.begin(self, task)
@@ -133,13 +132,13 @@ class DriftCompensated(Method[DriftConfigT], ABC):
 
     def _network(self) -> nn.Module:
         """From images to the features that prototypes are made of."""
-        return self._seen_by(self.base.network(self))
+        return self._with_unit_length(self.base.network(self))
 
     def _old_network(self) -> nn.Module:
         """The same of the last task; there is none at task 0."""
-        return self._seen_by(self.base.teacher)
+        return self._with_unit_length(self.base.teacher)
 
-    def _seen_by(self, network: nn.Module) -> nn.Module:
+    def _with_unit_length(self, network: nn.Module) -> nn.Module:
         return nn.Sequential(network, UnitLength()) if self.config.normalise else network
 
     def _compensates(self, task: TaskInfo) -> bool:

@@ -2,7 +2,7 @@
 
 A base learner trains the backbone and says which network its features come from; what is done with the features
 (prototypes, drift compensation, ridge regression) is the method's. Its `teacher` is the network of the last task and
-lives until `end`, so that a method can look at the same image through both.
+lives until `end`, so that a method can embed an image with both.
 """
 
 from abc import ABC, abstractmethod
@@ -64,7 +64,7 @@ class LwfBaseConfig(BaseConfig):
     cosine_head: bool = True
     """One cosine head with a learned scale (off: linear heads with bias)."""
     fix_bn: bool = False
-    """Keep batch-norm statistics after task 0."""
+    """Fix batch-norm statistics after task 0."""
 
     def build(self, method: Method) -> BaseLearner:
         return LwfBase(method.feature_dim, self)
@@ -128,7 +128,7 @@ class FeatureBaseConfig(BaseConfig):
     distill: NotNegative = 10.0
     """Weight λ of the distillation of features."""
     fix_bn: bool = False
-    """Keep batch-norm statistics after task 0."""
+    """Fix batch-norm statistics after task 0."""
 
     def build(self, method: Method) -> BaseLearner:
         return FeatureBase(method.feature_dim, self)

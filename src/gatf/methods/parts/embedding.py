@@ -17,7 +17,7 @@ from gatf.errors import NotFinite, UserError
 from gatf.methods.base import Batch, Method, Phase, TaskData, TaskInfo
 from gatf.methods.parts.distillation import BaseConfig, BaseLearner
 from gatf.methods.parts.extraction import frozen_features, training_mode
-from gatf.methods.parts.springs import Springs, kept_buffers
+from gatf.methods.parts.springs import Springs, buffers_restored
 from gatf.methods.parts.triplets import (
     ClassBalanced,
     LwfLoss,
@@ -62,33 +62,31 @@ class TripletBaseConfig(BaseConfig):
     name: Literal["triplet"] = "triplet"
     unit_length: ClassVar[bool] = True
     embedding: PositiveInt | None = 512
-    """Dimension of the linear layer after the backbone's features, where prototypes live; null for none."""
+    """Dimension of the linear layer after the backbone's features; null: no such layer."""
     embedding_init: EmbeddingInit = "small"
-    """The layer's first weights, normal with deviation 0.001 (published for CIFAR-100, networks trained from nothing)
-    or √(2/embedding) ("fan_out", for ResNet-18: pretrained, and on ImageNet-Subset); no bias to begin with."""
+    """Deviation of the layer's initial weights: 0.001 (published for CIFAR-100), or √(2/embedding) (fan_out, published
+    for ResNet-18). The bias starts at 0."""
     margin: NotNegative = 0.0
-    """By how much another class must be farther than the own one (1 in AdaGauss's SDC)."""
+    """Margin of the triplet loss (1 in AdaGauss's SDC)."""
     images_per_class: Annotated[int, Field(ge=2)] = 8
-    """Images of a class in a batch, and in an epoch."""
+    """Images per class in a batch, and in an epoch."""
     triplets: Triplets = "random"
-    """Each pair of a class with a random negative; the release's choice by place in the batch ("official", CIFAR-100
-    and ImageNet-Subset); or the farthest positive and nearest negative ("hard", the release elsewhere)."""
+    """Negative of each pair: random; by place in the batch, as released for CIFAR-100 and ImageNet-Subset (official);
+    or farthest positive and nearest negative, as released elsewhere (hard)."""
     regulariser: Regulariser = "lwf"
-    """What holds the network after task 0: nothing (E-FT), old embeddings (E-LwF), or each weight's importance to the
-    last task (E-EWC, E-MAS)."""
+    """Regularisation after task 0: none (E-FT), old embeddings (E-LwF), or each weight's importance to the last task
+    (E-EWC, E-MAS)."""
     regulariser_weight: NotNegative | None = None
     """Weight γ of the regulariser. Default: 1 for lwf, 1e7 for ewc, 1e6 for mas."""
     lwf_loss: LwfLoss = "squared"
-    """E-LwF as half the squared distance summed over the batch (the release, to which γ = 1 belongs), or as the mean
-    distance (the paper)."""
+    """E-LwF as half the squared distance summed over the batch (release), or as the mean distance (paper)."""
     softmax_epochs: NonNegativeInt = 0
-    """Epochs of softmax classification before task 0's triplet loss (200 for CIFAR-100 and ImageNet-Subset, without
-    which the published rate of 1e-6 learns nothing)."""
+    """Epochs of softmax classification before task 0's triplet loss (200 for CIFAR-100 and ImageNet-Subset)."""
     softmax_lr: Positive = 0.1
     """Learning rate of those epochs (SGD, batch 128, ×0.1 after 30, 60 and 80 %)."""
     fix_bn: bool = True
-    """Keep batch-norm statistics after task 0, which batches of a few classes would bias (published for CIFAR-100 and
-    ImageNet-Subset; off for CUB, Flowers, Cars)."""
+    """Fix batch-norm statistics after task 0 (published for CIFAR-100 and ImageNet-Subset; off for CUB, Flowers,
+    Cars)."""
 
     def build(self, method: Method) -> BaseLearner:
         check_class_batches(method.optimisation, self.images_per_class)
@@ -194,7 +192,7 @@ class TripletBase(BaseLearner):
         order, parameters = self._order(size), dict(network.named_parameters())
         found = {name: torch.zeros_like(parameter) for name, parameter in parameters.items()}
         steps = data.steps(size, False, order)
-        with kept_buffers(network):
+        with buffers_restored(network):
             training_mode(method.backbone, self.layer, fix_bn=False)()
             for batch in data.batches("train", batch_size=size, purpose="importance", order=order):
                 raw = self.layer(method.backbone(batch.images))

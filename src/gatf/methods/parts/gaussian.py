@@ -13,7 +13,7 @@ from gatf.settings import MethodConfig
 
 
 class GaussianMethod(FeatureMethod[ConfigT], ABC):
-    """A method that tells classes apart by the Gaussians in its memory, and moves them when the network moves."""
+    """A method that classifies with the Gaussians in its memory, and transports them when the backbone changes."""
 
     memory: GaussianMemory
     mirrored = True
@@ -53,7 +53,7 @@ def keeps_gaussians_only(method: Method) -> TypeGuard[GaussianClassifier]:
     return isinstance(method, FeatureMethod) and method.gaussians_only
 
 
-def carries_gaussians(method: Method) -> TypeGuard[GaussianMethod[MethodConfig]]:
+def transports_gaussians(method: Method) -> TypeGuard[GaussianMethod[MethodConfig]]:
     """Whether these Gaussians follow the network as well. Then the transport's error can be measured, and a class that
     comes back is merged into what was carried."""
     return isinstance(method, GaussianMethod) and method.gaussians_only

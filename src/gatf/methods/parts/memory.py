@@ -1,16 +1,16 @@
-"""The memory of class Gaussians: what GATF and AdaGauss keep of every class, and how they read and move it."""
+"""The memory of class Gaussians that GATF and AdaGauss keep: storage, transport and readout."""
 
 import itertools
 from collections.abc import Callable, Iterator
 from copy import deepcopy
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, cast
 
 import torch
-from pydantic import Field, PositiveInt
+from pydantic import AfterValidator, Field, PositiveInt
 from torch import Tensor, nn
 
-from gatf import distributed
-from gatf.errors import UserError
+from gatf import distributed, plugins
+from gatf.errors import UserError, near_misses
 from gatf.geometry import gaussians, moments, privacy, spd
 from gatf.geometry.readout import (
     BAYES_SHRINK,
@@ -23,60 +23,68 @@ from gatf.geometry.readout import (
 )
 from gatf.methods.base import TaskData
 from gatf.methods.parts.extraction import Growing, of_all_processes, own_features
-from gatf.methods.parts.storage import DiagonalStorage, FullStorage, Kept, LowRankStorage, SharedStorage, Storage
+from gatf.methods.parts.storage import FullStorage, Kept, LowRankStorage, Storage
 from gatf.seeding import generator, key
 from gatf.settings import AffectsReadoutOnly, Fraction, MethodConfig, Positive
 
-Rule = Literal["bayes", "mahalanobis", "nmc", "linear", "rda"]
+RULES = ("bayes", "mahalanobis", "nmc", "linear", "rda")
+
+
+def _known_rule(name: str) -> str:
+    if name not in RULES and not plugins.is_outside("readout", name, RULES):
+        raise ValueError(f"no readout is called so{near_misses(name, RULES)}")
+    return name
+
+
+Rule = Annotated[str, AfterValidator(_known_rule)]
+"""A name of `RULES`, or a plugin: a function from `Gaussians` to a `Readout`."""
 RDA_CHOICES = tuple(
     sorted(
         itertools.product((0.0, 0.25, 0.5, 0.75, 1.0), (0.001, 0.01, 0.03, 0.1, 0.3, 0.6)),
         key=lambda choice: choice != (0.5, 0.03),
     )
 )
-"""Mixtures and shrinkages among which `rda` chooses, the same in every task; the first where nothing speaks for any."""
+"""Candidate mixtures and shrinkages of `rda`. On a tie the first one wins."""
 HELD_BACK = 5
-"""Every so-manieth image of a task is held back from the Gaussians by which `rda` chooses."""
+"""One image in this many is held out to choose the mixture and shrinkage of `rda`."""
 PLAIN_SAMPLES, SAMPLES_PER_DIMENSION = 10_000, 16
-"""Points drawn from each Gaussian to move it: plain ones as published, or mirrored ones with exact moments."""
+"""Samples per Gaussian that transport it: independent ones as published, or mirrored ones with exact moments."""
 MANY_CLASSES, FEWER_PER_DIMENSION = 256, (4, 8)
-"""Beyond so many classes fewer points may do, so many for each dimension of the features: the first that does."""
+"""Above this number of classes, fewer samples per feature dimension are tried in this order."""
 TRIED_CLASSES, ENOUGH = 8, 0.02
-"""On so many of them it is tried. Enough: covariances differ from those of the usual number of points by this part of
-their norm, root mean square. The papers' 10 000 plain points leave more than twice that (docs/performance.md)."""
+"""Classes to try it on, and the accepted error: the root mean square difference between covariances from few and from
+the usual number of samples, relative to their norm. The papers' 10 000 samples have twice that error
+(docs/performance.md)."""
 CHUNK_ELEMENTS = 2**21
-"""Float64 elements of the matrices [classes, S, S] that exist at once while all are moved or replaced (16 MB)."""
+"""Float64 elements of the matrices [classes, S, S] that are transported at once (16 MB)."""
 
 
 class CovarianceConfig(MethodConfig):
-    """Settings of a method that keeps one Gaussian per class."""
+    """Class Gaussians: how they are stored, transported and protected."""
 
-    covariance: AffectsReadoutOnly[Literal["full", "lowrank", "diag", "shared"]] = "full"
-    """Storage of class covariances: the whole matrix (full), a few directions and the variances (lowrank), the
-    variances (diag), or one mean over all classes (shared). With the mean and S = 64 they take 8 576, 2 560, 512 and
-    256 bytes per class."""
+    covariance: AffectsReadoutOnly[Literal["full", "lowrank"]] = "full"
+    """Stored class covariances: the whole matrix, or a few directions and the variances. With S = 64 that takes 8 576
+    or 2 560 bytes per class."""
     covariance_rank: AffectsReadoutOnly[PositiveInt] = 8
     """Directions per class that `covariance=lowrank` stores."""
     samples: AffectsReadoutOnly[PositiveInt | None] = None
-    """Samples per Gaussian that transport it. Default: 10 000 as in the papers; with `matched_noise` 16 per
-    feature dimension, which has a smaller error. With more than 256 classes the default is 4 or 8 per dimension, if
-    that changes the covariances of eight classes by less than 2 %."""
+    """Samples per Gaussian that transport it. Default: 10 000; with `matched_noise` 16 per feature dimension, or 4 or 8
+    with more than 256 classes if that changes covariances by less than 2 %."""
     matched_noise: AffectsReadoutOnly[bool] = True
-    """Draw samples in mirrored pairs with exact mean and covariance, so that an affine map adds no sampling error."""
+    """Draw samples in mirrored pairs with exact mean and covariance: an affine map adds no sampling error."""
 
     rda_mixture: AffectsReadoutOnly[Fraction | None] = None
-    """For `readout=rda`: weight of the mean covariance in each class covariance. Default: chosen on held-out images of
-    each task."""
+    """For `readout=rda`: weight of the mean covariance in each class covariance. Default: chosen on held-out images."""
     rda_shrinkage: AffectsReadoutOnly[Fraction | None] = None
-    """For `readout=rda`: weight of a multiple of the identity in the mixed covariance. Default: chosen as above."""
+    """For `readout=rda`: weight of the scaled identity in the mixed covariance. Default: chosen as above."""
 
     noise_epsilon: AffectsReadoutOnly[Annotated[float, Field(gt=0.0, le=100.0)] | None] = None
-    """ε of the Gaussian noise on the stored moments of each class (docs/privacy.md); null: no noise. The noise hides
-    single images in the stored moments, not in the network."""
+    """ε of the Gaussian noise on stored class moments (docs/privacy.md); null: no noise. It protects the moments, not
+    the network."""
     noise_delta: AffectsReadoutOnly[Annotated[float, Field(gt=0.0, lt=1.0)]] = 1e-5
     """δ of the noise."""
     noise_clip: AffectsReadoutOnly[Positive] = 1.0
-    """Clipping norm of the noise: longer features are scaled to this norm before their moments are computed."""
+    """Clipping norm: longer features are scaled to it before their moments are computed."""
 
     def noise(self) -> tuple[float, float, float] | None:
         """ε, δ and clipping norm of the noise on stored moments, if there is any."""
@@ -95,11 +103,7 @@ class CovarianceConfig(MethodConfig):
 
     def storage(self, dim: int) -> Storage:
         """What keeps covariances of S = `dim` dimensions that way."""
-        if self.covariance == "lowrank":
-            return LowRankStorage(dim, self.covariance_rank)
-        others: dict[str, Callable[[int], Storage]]
-        others = {"full": FullStorage, "diag": DiagonalStorage, "shared": SharedStorage}
-        return others[self.covariance](dim)
+        return LowRankStorage(dim, self.covariance_rank) if self.covariance == "lowrank" else FullStorage(dim)
 
 
 class GaussianMemory(Growing):
@@ -107,7 +111,7 @@ class GaussianMemory(Growing):
 
     means: Tensor
     evidence: Tensor
-    """Of `rda`: how many held-back images of all tasks are told right, by `RDA_CHOICES`."""
+    """For `rda`: number of correctly classified held-out images of all tasks, for each of `RDA_CHOICES`."""
 
     def __init__(
         self, dim: int, *, rule: Rule, seed: int, readout_shrink: float | None = None,
@@ -123,20 +127,16 @@ class GaussianMemory(Growing):
         self._readout: Readout | None = None
 
     @classmethod
-    def of(
-        cls, config: CovarianceConfig, dim: int, *, rule: Rule, seed: int, readout_shrink: float | None = None
-    ) -> Self:
+    def of(cls, config: CovarianceConfig, dim: int, *, rule: Rule, seed: int) -> Self:
         """An empty memory with the storage and the discriminant analysis of a config."""
-        return cls(
-            dim, rule=rule, seed=seed, readout_shrink=readout_shrink, storage=config.storage,
-            rda=(config.rda_mixture, config.rda_shrinkage),
-        )  # fmt: skip
+        rda = (config.rda_mixture, config.rda_shrinkage)
+        return cls(dim, rule=rule, seed=seed, storage=config.storage, rda=rda)
 
     def __len__(self) -> int:
         return len(self.means)
 
     def shapes(self, classes: int) -> dict[str, tuple[int, ...]]:
-        """Names and shapes of the buffers for so many classes."""
+        """Names and shapes of the buffers for a number of classes."""
         evidence = {"evidence": (len(RDA_CHOICES),)} if self.rule == "rda" else {}
         return {"means": (classes, self.dim), **self.storage.shapes(classes), **evidence}
 
@@ -148,11 +148,6 @@ class GaussianMemory(Growing):
         """Replace all classes."""
         parts = (stored[chunk.start : chunk.stop] for chunk in self._chunks(slice(0, len(stored))))
         self._join([(part.means, self.storage.encode(part.covs)) for part in parts])
-
-    def move_means(self, mapping: Callable[[Tensor], Tensor], *, dtype: torch.dtype = torch.float32) -> None:
-        """Push the means alone through a map, which sees them in `dtype`."""
-        self.means = mapping(self.means.to(dtype)).float()
-        self._readout = None
 
     def _chunks(self, classes: slice) -> Iterator[range]:
         """Consecutive classes; one empty chunk where there is no class."""
@@ -169,22 +164,20 @@ class GaussianMemory(Growing):
 
     def _join(self, parts: list[tuple[Tensor, Kept]]) -> None:
         """Keep these classes and no others: means, and what the storage made of their covariances."""
-        means = [means for means, _ in parts]
-        joined = self.storage.join([kept for _, kept in parts], [len(some) for some in means])
-        for name, tensor in {"means": torch.cat(means), **joined}.items():
-            setattr(self, name, tensor.float().to(self.means.device))
+        rows = [{"means": means, **kept} for means, kept in parts]
+        for name in rows[0]:
+            setattr(self, name, torch.cat([each[name] for each in rows]).float().to(self.means.device))
         self._readout = None
 
-    def learn(
-        self, net: nn.Module, data: TaskData, *, shrink: float = 0.0, diagonal: bool = False,
-        noise: tuple[float, float, float] | None = None,
-    ) -> None:  # fmt: skip
+    def learn(self, net: nn.Module, data: TaskData, *, noise: tuple[float, float, float] | None = None) -> None:
         """Append the new classes: moments of the features of every image and of its mirror image (AdaGauss); with
         `noise` (ε, δ, clipping norm) by the Gaussian mechanism."""
         features, labels = own_features(net, data, mirror=True)
         if noise is not None:
             if self.rule == "rda":
-                raise UserError("method.readout=rda looks at single images and cannot have method.noise_epsilon")
+                raise UserError(
+                    "method.readout=rda uses single images, so it cannot be combined with method.noise_epsilon"
+                )
             features = privacy.clipped(features, noise[2])
 
         def gaussians_of(rows: Tensor | slice) -> gaussians.Gaussians:
@@ -192,8 +185,8 @@ class GaussianMemory(Growing):
             new = of_all_processes(own)
             if noise is not None:
                 hidden = privacy.noisy(new, *noise, rows=2)
-                return gaussians.Gaussians(hidden.means, _limited(hidden.covs, shrink, diagonal))
-            return gaussians.Gaussians(new.mean, _limited(new.covariance(), shrink, diagonal))
+                return gaussians.Gaussians(hidden.means, hidden.covs)
+            return gaussians.Gaussians(new.mean, new.covariance())
 
         if self.rule == "rda":
             image = torch.arange(len(features), device=features.device) % (len(features) // 2)  # plain, then mirrored
@@ -202,13 +195,11 @@ class GaussianMemory(Growing):
         new = gaussians_of(slice(None))
         self._join([(self.means, self._kept()), (new.means, self.storage.encode(new.covs))])
 
-    def reestimated(
-        self, features: Tensor, labels: Tensor, *, shrink: float = 0.0, diagonal: bool = False
-    ) -> "GaussianMemory":
+    def reestimated(self, features: Tensor, labels: Tensor) -> "GaussianMemory":
         """A copy in which the classes of these features [N, S], [N] are what `learn` would have made of them."""
         found = moments.class_moments(features.to(self.means.device), labels, classes=len(self))
         anew, stored = labels.unique().to(self.means.device), self.get()
-        covs = _limited(found.covariance()[anew], shrink, diagonal)
+        covs = found.covariance()[anew]
         copy = deepcopy(self)
         copy.set(gaussians.Gaussians(
             stored.means.index_copy(0, anew, found.mean[anew]), stored.covs.index_copy(0, anew, covs)
@@ -217,8 +208,8 @@ class GaussianMemory(Growing):
 
     @torch.no_grad()
     def transport(
-        self, mapping: Callable[[Tensor], Tensor], *, samples: int, matched: bool, task: int, shrink: float = 0.0,
-        diagonal: bool = False, dtype: torch.dtype = torch.float32, fewer: bool = False,
+        self, mapping: Callable[[Tensor], Tensor], *, samples: int, matched: bool, task: int,
+        dtype: torch.dtype = torch.float32, fewer: bool = False,
     ) -> dict[str, float]:  # fmt: skip
         """Push every stored Gaussian through a map: draw, map, re-estimate mean and covariance (AdaGauss Alg. 1).
 
@@ -238,7 +229,7 @@ class GaussianMemory(Growing):
             factor = spd.cholesky(stored.covs)
             repaired += torch.stack([(factor.jitter > 0).sum(), factor.clipped.sum()]).cpu()
             pushed = gaussians.push_forward(stored, mapping, noise=noise, factor=factor, dtype=dtype)
-            moved.append((pushed.means, self.storage.encode(_limited(pushed.covs, shrink, diagonal))))
+            moved.append((pushed.means, self.storage.encode(pushed.covs)))
         if distributed.world() > 1:
             moved = distributed.gather_list([(means.cpu(), _on(kept, "cpu")) for means, kept in moved])
             repaired = distributed.total(repaired.to(self.means.device)).cpu()
@@ -275,7 +266,7 @@ class GaussianMemory(Growing):
         return self.readout().scores(features)
 
     def readout(self) -> Readout:
-        """What tells the classes apart, made when it is first asked for."""
+        """The readout, computed on first use."""
         if self._readout is None:
             self._readout = self._build()
         return self._readout
@@ -285,6 +276,9 @@ class GaussianMemory(Growing):
         self._readout = None
 
     def _build(self) -> Readout:
+        if self.rule not in RULES:
+            made = plugins.call("readout", self.rule, plugins.find("readout", self.rule, {}), self.get())
+            return cast(Readout, made)
         if self.rule == "nmc":
             return NearestMeanReadout(self.means)
         means, kept = self.means.double(), self._kept()
@@ -293,7 +287,7 @@ class GaussianMemory(Growing):
             return LinearReadout(*linear_from_samples(self.storage.sampler(means, kept), generator=draws))
         if self.rule == "rda":
             chosen = RDA_CHOICES[int(self.evidence.argmax())]
-            mixture, shrinkage = (own if told is None else told for told, own in zip(self.rda, chosen, strict=True))
+            mixture, shrinkage = (own if given is None else given for given, own in zip(self.rda, chosen, strict=True))
             return rda_readout(self.get(), mixture, shrinkage)
         bayes = self.rule == "bayes"
         usual = BAYES_SHRINK if bayes else MAHALANOBIS_SHRINK
@@ -301,7 +295,7 @@ class GaussianMemory(Growing):
         return self.storage.readout(means, kept, shrink, normalise=bayes)
 
     def bytes_per_class(self) -> int:
-        """What one more class takes; a covariance that all share is not counted."""
+        """What one class takes."""
         return self.means.element_size() * (self.dim + self.storage.numbers_per_class())
 
     def _apply(self, *args: Any, **kwargs: Any) -> Self:
@@ -314,7 +308,7 @@ class GaussianMemory(Growing):
 
 
 def _evidence(fitted: gaussians.Gaussians, features: Tensor, labels: Tensor) -> Tensor:
-    """How many of the features [B, S] are told right among the classes of the task, labels [B], for each of
+    """Number of correctly classified features [B, S] among the classes of the task, labels [B], for each of
     `RDA_CHOICES`. The network has seen these images; the Gaussians have not. The likelihood of the labels would not do:
     it is best where a rule is least sure of itself, whatever it gets right."""
     answers = [rda_readout(fitted, *choice).scores(features).argmax(1) for choice in RDA_CHOICES]
@@ -323,9 +317,3 @@ def _evidence(fitted: gaussians.Gaussians, features: Tensor, labels: Tensor) -> 
 
 def _on(kept: Kept, device: str) -> Kept:
     return {name: tensor.to(device) for name, tensor in kept.items()}
-
-
-def _limited(covariances: Tensor, shrink: float, diagonal: bool) -> Tensor:
-    """Shrunk, and without off-diagonal entries where only variances are wanted."""
-    covariances = spd.shrink(covariances, shrink) if shrink else covariances
-    return torch.diag_embed(covariances.diagonal(dim1=-2, dim2=-1)) if diagonal else covariances

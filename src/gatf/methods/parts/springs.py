@@ -47,7 +47,7 @@ class Springs(nn.Module):
 
 
 @contextmanager
-def kept_buffers(net: nn.Module) -> Iterator[None]:
+def buffers_restored(net: nn.Module) -> Iterator[None]:
     """Inside, batch-norm may move its running statistics; afterwards they are what they were."""
     before = {name: buffer.clone() for name, buffer in net.named_buffers()}
     try:

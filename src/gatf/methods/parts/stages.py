@@ -10,7 +10,7 @@ def facil_stage(lr: float) -> dict[str, Any]:
 
 
 def pycil_stage(epochs: int, milestones: Sequence[int], weight_decay: float) -> dict[str, Any]:
-    """How PyCIL trains EWC and LwF: SGD at 0.1 in batches of 128, ×0.1 after these epochs, gradients as they are."""
+    """How PyCIL trains EWC and LwF: SGD at 0.1 in batches of 128, ×0.1 after these epochs, no gradient clipping."""
     return {
         "optimiser": "sgd", "epochs": epochs, "batch_size": 128, "lr": 0.1, "momentum": 0.9,
         "weight_decay": weight_decay, "schedule": "steps",

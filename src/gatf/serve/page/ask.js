@@ -1,7 +1,6 @@
 // Ask: classify an image and explain the prediction.
 
-import { get, post } from "./api.js";
-import { drawChart } from "./chart.js";
+import { post } from "./api.js";
 import { $, acceptDrops, isPicture, make, percent, sharpIfSmall } from "./dom.js";
 
 const KEPT_ANSWERS = 6;
@@ -81,8 +80,7 @@ async function ask(files) {
   if ($("unknown").value) query.set("unknown", $("unknown").value);
   try {
     const result = await post(`/v1/predict?${query}`, form);
-    const chart = query.has("explain") ? await get("/v1/map") : null;
-    const cards = result.answers.map((answer, place) => card(answer, some[place], chart));
+    const cards = result.answers.map((answer, place) => card(answer, some[place]));
     const all = [...cards, ...$("answers").children];
     for (const old of all.slice(KEPT_ANSWERS)) URL.revokeObjectURL(old.querySelector("img")?.src || "");
     $("answers").replaceChildren(...all.slice(0, KEPT_ANSWERS));
@@ -92,7 +90,7 @@ async function ask(files) {
   }
 }
 
-function card(answer, file, chart) {
+function card(answer, file) {
   asked += 1;
   const name = answer.unknown ? "unknown" : String(answer.label);
   const image = make("img", { src: URL.createObjectURL(file), alt: `Image classified as ${name}`, onload: sharpIfSmall });
@@ -105,17 +103,18 @@ function card(answer, file, chart) {
   if (answer.unknown) words.push(make("p", { class: "badge warn" }, "unknown: far from all classes"));
   else if (answer.certified !== null) {
     words.push(answer.certified
-      ? make("p", { class: "badge good", title: "The transport error that was measured at the last update cannot have changed this prediction." }, "✓ certified")
-      : make("p", { class: "badge", title: "The transport error of older classes may have changed this prediction." }, "not certified"));
+      ? make("p", { class: "badge", title: "The transport error that was measured at the last update cannot have changed this prediction. It can still be wrong." }, "unaffected by transport error")
+      : make("p", { class: "badge", title: "The transport error of older classes may have changed this prediction." }, "transport error may matter"));
   }
   const parts = [make("div", { class: "asked" }, image), make("div", { class: "said" }, make("h2", {}, name), ...words, make("ol", { class: "bars" }, ...bars))];
-  if (answer.why && chart) {
-    const nearest = answer.why.nearest.map(item => `${item.label} (${item.distance.toFixed(1)})`).join(", ");
-    const alt = `The image among the classes; nearest are ${nearest}`;
-    parts.push(make("figure", { class: "why" },
-      drawChart(chart, { point: answer.why.point, near: answer.why.nearest.map(item => item.label), alt, arrows: false }),
-      make("figcaption", {}, make("p", {}, `Nearest classes: ${nearest}. Distances are in units of the mean class spread.`)),
-    ));
+  if (answer.why) {
+    const nearest = answer.why.nearest;
+    const far = Math.max(...nearest.map(item => item.distance));
+    parts.push(make("div", { class: "why" }, make("h3", {}, "Nearest classes"), make("ol", { class: "bars" }, ...nearest.map(item => make("li", {},
+      make("span", { class: "name" }, String(item.label)),
+      make("meter", { min: 0, max: far, value: item.distance, "aria-label": `distance to ${item.label}` }),
+      make("span", { class: "value" }, item.distance.toFixed(2)),
+    ))), make("p", { class: "quiet" }, "Distances in units of the mean class spread: shorter is more similar.")));
   }
   return make("article", { class: "card answer", "aria-label": `Prediction ${asked}` }, ...parts);
 }

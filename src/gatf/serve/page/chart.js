@@ -14,10 +14,9 @@ function ellipse([[a, b], [, d]]) {
 }
 
 /**
- * Ellipses (one standard deviation), names, arrows from where a class lay before the last update; `point` is a picture
- * and `near` the classes that lie nearest to it.
+ * Ellipses (one standard deviation), names, arrows from where a class lay before the last update.
  */
-export function drawChart(chart, { point = null, near = null, alt, arrows = true }) {
+export function drawChart(chart, { alt }) {
   const classes = chart.classes.map((item, number) => ({ ...item, ...ellipse(item.spread), colour: `var(--series${number % SERIES})` }));
   const xs = [], ys = [];
   for (const item of classes) {
@@ -25,9 +24,8 @@ export function drawChart(chart, { point = null, near = null, alt, arrows = true
     const high = Math.hypot(item.long * Math.sin(item.angle), item.short * Math.cos(item.angle));
     xs.push(item.place[0] - wide, item.place[0] + wide);
     ys.push(item.place[1] - high, item.place[1] + high);
-    if (arrows && item.from) { xs.push(item.from[0]); ys.push(item.from[1]); }
+    if (item.from) { xs.push(item.from[0]); ys.push(item.from[1]); }
   }
-  if (point) { xs.push(point[0]); ys.push(point[1]); }
   const [left, right, low, high] = [Math.min(...xs), Math.max(...xs), Math.min(...ys), Math.max(...ys)];
   const room = 30;
   const scale = Math.min((WIDTH - 2 * room) / Math.max(right - left, 1e-9), (HEIGHT - 2 * room) / Math.max(high - low, 1e-9));
@@ -36,39 +34,22 @@ export function drawChart(chart, { point = null, near = null, alt, arrows = true
   const down = y => height / 2 - (y - (low + high) / 2) * scale;
   const svg = draw("svg", { viewBox: `0 0 ${WIDTH} ${height}`, role: "img", "aria-label": alt });
   for (const item of classes) {
-    const faint = near && !near.includes(item.label) ? 0.3 : 1;
     const [x, y] = [across(item.place[0]), down(item.place[1])];
     svg.append(draw("ellipse", {
-      cx: x, cy: y, rx: Math.max(item.long * scale, 1), ry: Math.max(item.short * scale, 1), class: "spread", opacity: faint,
+      cx: x, cy: y, rx: Math.max(item.long * scale, 1), ry: Math.max(item.short * scale, 1), class: "spread",
       style: `stroke: ${item.colour}; fill: ${item.colour}`, transform: `rotate(${-item.angle * 180 / Math.PI} ${x} ${y})`,
     }));
-    if (arrows && item.from) svg.append(...arrow(across(item.from[0]), down(item.from[1]), x, y));
-  }
-  if (point && near) {
-    for (const item of classes.filter(found => near.includes(found.label))) {
-      svg.append(draw("line", { x1: across(point[0]), y1: down(point[1]), x2: across(item.place[0]), y2: down(item.place[1]), class: "reach" }));
-    }
+    if (item.from) svg.append(...arrow(across(item.from[0]), down(item.from[1]), x, y));
   }
   const dots = classes.map(item => [across(item.place[0]), down(item.place[1])]);
   const taken = dots.map(([x, y]) => ({ x: x - 4, y: y - 4, w: 8, h: 8 }));
-  if (point) {
-    const [x, y] = [across(point[0]), down(point[1])];
-    taken.push({ x: x - 7, y: y - 7, w: 14, h: 14 });
-    svg.append(draw("path", { d: `M${x - 7} ${y}L${x} ${y - 7}L${x + 7} ${y}L${x} ${y + 7}Z`, class: "picture" }));
-    svg.append(name("the picture", x, y, taken, height, { class: "picture-name" }));
-  }
-  const nearFirst = classes.map((item, number) => [item, number]).sort(([a], [b]) => Number(isFaint(a, near)) - Number(isFaint(b, near)));
-  for (const [item, number] of nearFirst) {
-    const faint = isFaint(item, near);
+  for (const [number, item] of classes.entries()) {
     const [x, y] = dots[number];
-    svg.append(draw("circle", { cx: x, cy: y, r: 4, style: `fill: ${item.colour}`, opacity: faint ? 0.45 : 1 }));
-    if (classes.length > 30 && (!near || faint)) continue;
-    svg.append(name(short(String(item.label)), x, y, taken, height, { class: "name", opacity: faint ? 0.5 : 1 }));
+    svg.append(draw("circle", { cx: x, cy: y, r: 4, style: `fill: ${item.colour}` }));
+    svg.append(name(short(String(item.label)), x, y, taken, height, { class: "name" }));
   }
   return svg;
 }
-
-const isFaint = (item, near) => Boolean(near) && !near.includes(item.label);
 
 /** A name beside a dot, where it covers least of what is there already; it takes its place. */
 function name(text, x, y, taken, height, attributes) {
@@ -95,7 +76,7 @@ function arrow(x1, y1, x2, y2) {
 
 const short = name => (name.length > 16 ? `${name.slice(0, 15)}…` : name);
 
-/** Accuracy at each update, measured and expected. */
+/** Expected accuracy over all classes after each update, with its range. */
 export function drawAccuracy(history, alt) {
   const [left, right, top, bottom] = [40, 14, 14, 34];
   const svg = draw("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": alt });
@@ -115,15 +96,13 @@ export function drawAccuracy(history, alt) {
     text.textContent = record.number === 0 ? "first fit" : record.number;
     svg.append(text);
   }
-  for (const [name, colour, dash] of [["accuracy_new", "var(--series0)", "none"], ["expected_old", "var(--series1)", "5 4"]]) {
-    const points = history.filter(record => record[name] !== null).map(record => [across(record.number), down(record[name])]);
-    if (!points.length) continue;
-    svg.append(draw("polyline", { points: points.map(point => point.join(",")).join(" "), class: "line", style: `stroke: ${colour}; stroke-dasharray: ${dash}` }));
-    for (const [x, y] of points) {
-      svg.append(name === "accuracy_new"
-        ? draw("circle", { cx: x, cy: y, r: 4.5, style: `fill: ${colour}` })
-        : draw("rect", { x: x - 4, y: y - 4, width: 8, height: 8, style: `fill: ${colour}` }));
-    }
+  const known = history.filter(record => record.expected_all !== null);
+  const points = known.map(record => [across(record.number), down(record.expected_all)]);
+  svg.append(draw("polyline", { points: points.map(point => point.join(",")).join(" "), class: "line", style: "stroke: var(--series0)" }));
+  for (const [place, [x, y]] of points.entries()) {
+    const [low, high] = [known[place].expected_all_low, known[place].expected_all_high].map(down);
+    svg.append(draw("line", { x1: x, x2: x, y1: low, y2: high, class: "line", style: "stroke: var(--series0); opacity: 0.5" }));
+    svg.append(draw("circle", { cx: x, cy: y, r: 4.5, style: "fill: var(--series0)" }));
   }
   return svg;
 }

@@ -4,6 +4,8 @@ import { download, get, post } from "./api.js";
 import { drawAccuracy, drawChart } from "./chart.js";
 import { $, keptTable, make, plural, size } from "./dom.js";
 
+const MOST_ON_MAP = 20;
+const FEWEST = 20; // images without which no percentage is shown
 let shared = null;
 
 export function start(given) {
@@ -39,15 +41,10 @@ export async function draw() {
   const { classes } = await get("/v1/classes");
   numbers(model, last);
   await chart(model);
-  $("accuracy-words").replaceChildren(
-    key("series0", "● on held-out images"), " ", ...(model.history.length > 1 ? [key("series1", "■ forecast for older classes")] : []),
-  );
-  const values = model.history.map(record => `${record.number}: ${record.accuracy_new === null ? "not measured" : record.accuracy_new.toFixed(0) + " %"}`);
-  $("accuracy").replaceChildren(drawAccuracy(model.history, `Accuracy by update. ${values.join(", ")}`));
-  $("classes").replaceChildren(...classes.map(item => make("tr", {},
-    make("td", {}, String(item.label)), make("td", {}, item.images.toLocaleString("en")),
-    make("td", {}, item.since === null ? "–" : item.since === 0 ? "first fit" : `update ${item.since}`), make("td", {}, item.bytes.toLocaleString("en")),
-  )));
+  const spans = model.history.map(record => `${record.number}: ${record.expected_all === null ? "not measured" : span(record)}`);
+  $("accuracy-words").textContent = "Expected accuracy over all classes after every update, with its range.";
+  $("accuracy").replaceChildren(drawAccuracy(model.history, `Expected accuracy by update. ${spans.join(", ")}`));
+  drawClasses(classes);
   $("kept").replaceChildren(keptTable(model.kept));
   $("history").replaceChildren(...[...model.history].reverse().map(entry));
   $("rollback").disabled = !model.versions.length;
@@ -56,12 +53,30 @@ export async function draw() {
     : "No older version is kept.";
 }
 
+const span = record => `${record.expected_all.toFixed(0)} % (${record.expected_all_low.toFixed(0)} to ${record.expected_all_high.toFixed(0)})`;
+
+/** The class table: least accurate classes first, and those whose name contains the searched text. */
+function drawClasses(classes) {
+  const wanted = $("class-search").value.trim().toLowerCase();
+  const found = classes.filter(item => String(item.label).toLowerCase().includes(wanted))
+    .sort((one, other) => (one.accuracy ?? 101) - (other.accuracy ?? 101));
+  $("class-search").oninput = () => drawClasses(classes);
+  $("class-count").textContent = found.length === classes.length ? "" : `${found.length} of ${classes.length}`;
+  $("classes").replaceChildren(...found.map(item => make("tr", {},
+    make("td", {}, String(item.label)), make("td", {}, item.accuracy === null ? "–" : `${item.accuracy.toFixed(0)} %`),
+    make("td", {}, item.images.toLocaleString("en")), make("td", { class: "wrap" }, item.similar === null ? "–" : String(item.similar)),
+    make("td", {}, item.since === null ? "–" : item.since === 0 ? "first fit" : `update ${item.since}`),
+  )));
+}
+
 function numbers(model, last) {
+  const measured = last.expected_all !== null;
+  const fresh = last.accuracy_new !== null && last.held_out >= FEWEST;
   const cards = [
     [model.classes, "classes", `${model.shape[1]}×${model.shape[2]} ${model.shape[0] === 1 ? "grey" : "colour"}, ${model.network}`],
-    [last.accuracy_new === null ? "–" : `${last.accuracy_new.toFixed(0)} %`, "accuracy", last.accuracy_new === null ? "no images were held out" : `on ${last.held_out} images held out at the last update`],
-    [last.expected_old === null ? "–" : `${last.expected_old.toFixed(0)} %`, "forecast for older classes", last.expected_old === null ? (last.number === 0 ? "there are no older classes" : "not available") : "from their stored statistics"],
-    [size(last.bytes_per_class), "stored per class", `${size(model.bytes)} in total, no images`],
+    [measured ? `${last.expected_all.toFixed(0)} %` : "–", "expected accuracy", measured ? `between ${last.expected_all_low.toFixed(0)} and ${last.expected_all_high.toFixed(0)} %, from ${plural(last.measured_images, "image")}` : "too few images measured it"],
+    [fresh ? `${last.accuracy_new.toFixed(0)} %` : "–", "accuracy in the last update", fresh ? `on ${plural(last.held_out, "image")}, among all classes` : "too few images measured it"],
+    [size(model.bytes), "in the file", "no images"],
   ];
   $("numbers").replaceChildren(...cards.map(([value, name, why]) => make("div", {},
     make("dt", {}, name), make("dd", { class: "value" }, String(value)), make("dd", { class: "why" }, why))));
@@ -69,6 +84,8 @@ function numbers(model, last) {
 
 async function chart(model) {
   let found;
+  $("map").hidden = model.classes > MOST_ON_MAP;
+  if ($("map").hidden) return;
   try {
     found = await get("/v1/map");
   } catch (error) {
@@ -82,12 +99,12 @@ async function chart(model) {
   $("chart").replaceChildren(drawChart(found, { alt: `${plural(model.classes, "class", "classes")} on a map: ${names}` }));
 }
 
+/** One line for an update, which opens to its record. */
 function entry(record) {
-  const date = new Date(record.date);
-  return make("li", { class: "card" },
-    make("h3", {}, record.number === 0 ? "First fit" : `Update ${record.number}`, " ", make("time", { class: "quiet", datetime: record.date }, date.toLocaleString())),
-    make("p", { class: "record" }, record.text),
-  );
+  const parts = [record.number === 0 ? "First fit" : `Update ${record.number}`];
+  if (record.added.length) parts.push(plural(record.added.length, "new class", "new classes"));
+  parts.push(plural(record.images, "image"));
+  if (record.warnings.length) parts.push(plural(record.warnings.length, "warning"));
+  const when = make("time", { class: "quiet", datetime: record.date }, new Date(record.date).toLocaleString());
+  return make("li", {}, make("details", { class: "card" }, make("summary", {}, parts.join(" · "), " ", when), make("p", { class: "record" }, record.text)));
 }
-
-const key = (colour, words) => make("span", { class: `key ${colour}` }, words);

