@@ -164,11 +164,13 @@ def outcome(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
         part["environment"] = {**text, "GATF_CACHE": str(folder / f"cache{number}")}
     (folder / "work.json").write_text(json.dumps(work), encoding="utf-8")
     command = [sys.executable, str(HERE / "worker.py"), str(folder)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=folder, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
+    sys.stderr.write(done.stderr)  # pytest shows it beside a failure
     lines = [line for path in folder.glob("outcomes*") for line in path.read_text(encoding="utf-8").splitlines()]
-    found = {each["name"]: each for each in map(json.loads, lines)}
+    failures_last = sorted(map(json.loads, lines), key=lambda each: "failed" in each)
+    found = {each["name"]: each for each in failures_last}
     return lambda name: found[name]
 
 

@@ -2,9 +2,11 @@
 FOLDER/work.json, a list of environments and cases, forks a process for each of its entries and writes the outcome of
 each case as a JSON object on a line of FOLDER/outcomes0, FOLDER/outcomes1, …"""
 
+import faulthandler
 import hashlib
 import json
 import os
+import signal
 import sys
 import tempfile
 import traceback
@@ -290,32 +292,57 @@ def run(cases: list[dict[str, Any]], outcomes: Path) -> None:
                 outcome = KINDS[case.get("kind", "compare")](case, device)
             except Exception:
                 outcome = {"failed": traceback.format_exc()[-2500:]}
-            if "failed" in outcome or distributed.is_first():
-                file.write(json.dumps({"name": case["name"], **outcome}) + "\n")
-                file.flush()
+            file.write(json.dumps({"name": case["name"], **outcome}) + "\n")
+            file.flush()
     processes.leave()
 
 
-def main(folder: Path) -> int:
-    """Fork, because importing torch takes longer than most cases; returns how many processes failed."""
+def start(part: dict[str, Any], outcomes: Path, errors: Path) -> int:
+    """Fork, because importing torch takes longer than most cases; the process has its own file for errors."""
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            os.dup2(os.open(errors, os.O_WRONLY | os.O_CREAT), sys.stderr.fileno())
+            faulthandler.enable()
+            os.environ.update(part["environment"])
+            run(part["cases"], outcomes)
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stderr.flush()
+            os._exit(code)
+    return child
+
+
+def ending(status: int, errors: Path) -> str:
+    """How a process ended, and its last errors."""
+    code = os.waitstatus_to_exitcode(status)
+    how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+    text = errors.read_text(encoding="utf-8").partition("\nExtension modules:")[0]  # of faulthandler, a page long
+    return f"the process ended with {how}\n{text[-3000:]}"
+
+
+def main(folder: Path) -> None:
+    """Cases of a process that ended early get its end as their outcome."""
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore", "An output with one or more elements was resized")  # torch's own mse_loss
     started = []
     for number, part in enumerate(json.loads((folder / "work.json").read_text(encoding="utf-8"))):
-        started.append(os.fork())
-        if started[-1] == 0:
-            code = 1
-            try:
-                os.environ.update(part["environment"])
-                run(part["cases"], folder / f"outcomes{number}")
-                code = 0
-            except BaseException:
-                traceback.print_exc()
-            finally:
-                sys.stderr.flush()
-                os._exit(code)
-    return sum(os.waitpid(child, 0)[1] != 0 for child in started)
+        outcomes, errors = folder / f"outcomes{number}", folder / f"errors{number}"
+        started.append((start(part, outcomes, errors), part["cases"], outcomes, errors))
+    for child, cases, outcomes, errors in started:
+        status = os.waitpid(child, 0)[1]
+        if status == 0:
+            continue
+        done = len(outcomes.read_text(encoding="utf-8").splitlines()) if outcomes.exists() else 0
+        failed = {"failed": ending(status, errors)}
+        if done == len(cases):  # while it left the process group: its cases have their outcomes all the same
+            sys.stderr.write(f"after the last case of {outcomes.name}: {failed['failed']}\n")
+        with outcomes.open("a", encoding="utf-8") as file:
+            file.writelines(json.dumps({"name": case["name"], **failed}) + "\n" for case in cases[done:])
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1])))
+    main(Path(sys.argv[1]))
