@@ -22,7 +22,7 @@ ANYTHING = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3), max_leaves=5,
 )  # fmt: skip
 DOCUMENT = build(Options(Path("none.gatf")))[0].openapi()
-PROCESSES = ("/v1/merge", "/v1/forget", "/v1/rollback")
+PROCESSES = ("/v1/merge", "/v1/forget", "/v1/rename", "/v1/rollback")
 """Addresses that start a process for most requests."""
 OPERATIONS = [(path, method) for path, methods in DOCUMENT["paths"].items() for method in methods]
 

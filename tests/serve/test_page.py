@@ -72,7 +72,11 @@ def test_teach_ask_look_and_roll_back(page: Page, tmp_path: Path, digits: Digits
         teach(page, folder, "zero", digits("d0", 24))
         assert page.run("document.getElementById('learn').disabled")
         assert "second class" in page.run("document.getElementById('learn-hint').textContent")
-        teach(page, folder, INERT, digits("d1", 25))
+        teach(page, folder, "", digits("d1", 25))
+        page.run("document.getElementById('learn').click()")  # asks for the name first
+        assert page.run("document.getElementById('learn-hint').textContent") == "Name every class."
+        assert page.run("document.activeElement.id") == "name-1"
+        page("Input.insertText", text=INERT)
         page.run("document.querySelector('.draft:last-child .thumbs button').click()")  # a wrong picture is taken out
         assert page.run("document.querySelectorAll('.draft:last-child .thumbs img').length") == 24
         learn(page)
@@ -132,6 +136,10 @@ def forward(page: Page, client: Client) -> None:
     assert page.run("document.querySelectorAll('#history li').length") == 2
     assert page.run("document.querySelectorAll('#classes tr').length") == 3
     assert page.run("[...document.querySelectorAll('svg')].every(svg => svg.getAttribute('aria-label'))")
+    page.run("document.querySelector('[aria-label=\"Rename four\"]').click()")
+    page("Input.insertText", text="4")
+    page.key("Enter")
+    page.wait("document.querySelector('[aria-label=\"Rename 4\"]')")
     page.run("document.getElementById('rollback').click()")
     page.wait("document.querySelectorAll('#classes tr').length === 2")
     assert "Update 1 was undone" in page.run("document.getElementById('rollback-words').textContent")

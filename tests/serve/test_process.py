@@ -2,6 +2,7 @@
 
 import contextlib
 import http.client
+import io
 import json
 import os
 import shutil
@@ -22,6 +23,7 @@ from gatf.data.encoded import Files
 from gatf.data.inputs import ImageInput
 from gatf.incremental.store import Store
 from gatf.incremental.update_file import update_model_file
+from gatf.io.events import FeaturesExtracted, TaskStart
 from gatf.model import file as model_file
 from gatf.serve.limits import Limits
 from gatf.serve.studio import Options
@@ -294,6 +296,32 @@ def test_a_process_whose_server_is_gone_does_not_stumble_over_what_it_would_say(
     reporter.report("progress", epoch=2)
     with contextlib.suppress(BrokenPipeError):
         reporter.out.close()
+
+
+def test_feature_extraction_reports_its_share_and_the_time_left() -> None:
+    out = io.StringIO()
+    reporter = ProgressReporter(out)
+    reporter(TaskStart(task=0, classes=2, images=200, steps=0))
+    for images in (0, 50):
+        reporter(FeaturesExtracted(task=0, images=images, of=200))
+    start, quarter = (json.loads(line) for line in out.getvalue().splitlines())
+    assert (start["share"], start["left"], quarter["phase"], quarter["share"]) == (0, None, "features", 0.25)
+    assert quarter["left"] >= 0
+
+
+@pytest.mark.parametrize(("adapt", "used"), [(None, "never"), ("auto", "auto")])
+def test_a_request_for_an_update_may_choose_whether_to_adapt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, adapt: str | None, used: str
+) -> None:
+    monkeypatch.setattr(Updates, "_start", lambda self, update: None)
+    updates = Updates(
+        tmp_path / "shop.gatf", parameters={"adapt": "never"}, keep=1, limits=Limits(), refresh=lambda: None
+    )
+    updates.open()
+    update, arriving = updates.reserve()
+    updates.begin(update, arriving, ["cup"], adapt)
+    job = json.loads((tmp_path / "shop.gatf.updates" / update.id / "job.json").read_text())
+    assert job["parameters"] == {"adapt": used}
 
 
 def test_without_the_extra_one_sentence_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

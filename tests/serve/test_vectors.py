@@ -21,9 +21,8 @@ from .server import Client, serving
 DIM = 6
 
 
-def in_process(command: str, *paths: Path, options: Any = (), word: str | None = None, **_: Any) -> str:
-    words = [command, *options, *map(str, paths), *([] if word is None else ["--", word])]
-    done = CliRunner().invoke(app, words)
+def in_process(command: str, *paths: Path, options: Any = (), words: Any = (), **_: Any) -> str:
+    done = CliRunner().invoke(app, [command, *options, *map(str, paths), *(["--", *words] if words else [])])
     if isinstance(done.exception, UserError):
         raise not_possible(str(done.exception))
     assert done.exit_code == 0, done.output
@@ -90,12 +89,15 @@ def test_the_model_learns_merges_forgets_and_moves(client: Client, tmp_path: Pat
     forgotten = post(client, "/v1/forget", {"label": "b"})
     assert "% of it" in forgotten.json["message"]
     assert classes() == list("acdefg")
+    assert post(client, "/v1/rename", {"label": "a", "name": "the first"}).status == 200
+    assert classes() == ["the first", *"cdefg"]
+    assert post(client, "/v1/rename", {"label": "the first", "name": "a"}).status == 200
     old, expected = vectors("acdefg", 20, seed=5)
     view = np.random.default_rng(0).normal(size=(DIM, 5))
     assert post(client, "/v1/upgrade?encoder=clip@2", archive(old=old, new=old @ view)).json["state"] == "done"
     found = post(client, "/v1/predict", {"vectors": (old @ view).tolist(), "encoder": "clip@2"}).json["answers"]
     assert np.mean([answer["label"] == name for answer, name in zip(found, expected, strict=True)]) > 0.9
-    assert [each["state"] for each in client("GET", "/v1/updates").json["updates"]] == 5 * ["done"]
+    assert [each["state"] for each in client("GET", "/v1/updates").json["updates"]] == 7 * ["done"]
 
 
 def test_bad_changes_are_one_sentence_and_change_nothing(client: Client, tmp_path: Path) -> None:
@@ -103,6 +105,8 @@ def test_bad_changes_are_one_sentence_and_change_nothing(client: Client, tmp_pat
     given, labels = vectors("de")
     for path, body, status in (
         ("/v1/forget", {"label": "nobody"}, 409),
+        ("/v1/rename", {"label": "a", "name": "b"}, 409),
+        ("/v1/rename", {"label": "a", "name": ""}, 422),
         ("/v1/merge", b"no model", 409),
         ("/v1/upgrade", archive(old=given, new=given[1:]), 409),
         ("/v1/upgrade", b"no archive", 422),

@@ -7,7 +7,7 @@ import zipfile
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from fastapi import FastAPI, Query, Request
@@ -195,7 +195,14 @@ UPDATE = {"requestBody": schemas.body(schemas.UpdateBody, LABELLED)}
 
 def _add_updates(app: FastAPI, studio: Studio) -> None:
     @app.post("/v1/updates", response_model=schemas.UpdateInfo, status_code=202, openapi_extra=UPDATE, tags=["updates"])
-    async def start(request: Request, response: Response) -> Any:
+    async def start(
+        request: Request,
+        response: Response,
+        adapt: Annotated[
+            Literal["never", "auto", "always"] | None,
+            Query(description="Whether to adapt a pretrained network; default: as the model file keeps it."),
+        ] = None,
+    ) -> Any:
         """Start an update from labelled images: parts named `label`, each before its parts named `image`, or JSON. It
         runs after the response; the old model is used until it is done. The images are deleted when it ends."""
         update, arriving = studio.updates.reserve()
@@ -207,7 +214,7 @@ def _add_updates(app: FastAPI, studio: Studio) -> None:
             labels = studio.labels_for(arriving.labels)
             if not labels:
                 raise not_understood("the request has no image")
-            await asyncio.to_thread(studio.updates.begin, update, arriving, labels)
+            await asyncio.to_thread(studio.updates.begin, update, arriving, labels, adapt)
         except BaseException as error:
             arriving.close()
             await asyncio.shield(asyncio.to_thread(studio.updates.discard, update))
@@ -250,6 +257,7 @@ def _add_updates(app: FastAPI, studio: Studio) -> None:
 
 VECTORS = {"requestBody": schemas.body(schemas.LearnBody, None)}
 FORGET = {"requestBody": schemas.body(schemas.ForgetBody, None)}
+RENAME = {"requestBody": schemas.body(schemas.RenameBody, None)}
 FILE = {"requestBody": schemas.body(None, None)}
 
 
@@ -295,7 +303,14 @@ def _add_changes(app: FastAPI, studio: Studio) -> None:
     async def forget(request: Request) -> Any:
         """Remove a class. The message reports what remains of it."""
         studio.live.served()
-        return await change("forget", word=str(_parse(await request.body(), schemas.ForgetBody, 1).label))
+        return await change("forget", words=[str(_parse(await request.body(), schemas.ForgetBody, 1).label)])
+
+    @app.post("/v1/rename", response_model=schemas.UpdateInfo, openapi_extra=RENAME, tags=["updates"])
+    async def rename(request: Request) -> Any:
+        """Rename a class."""
+        studio.live.served()
+        given: schemas.RenameBody = _parse(await request.body(), schemas.RenameBody, 2)
+        return await change("rename", words=[given.label, given.name])
 
 
 def _archive(body: bytes, limits: Limits) -> tuple[bytes, str | None]:

@@ -10,11 +10,11 @@ from gatf.serve.limits import Problem, not_possible
 
 
 def run_gatf(
-    command: str, *paths: Path, failed: str, seconds: float, options: Sequence[str] = (), word: str | None = None
+    command: str, *paths: Path, failed: str, seconds: float, options: Sequence[str] = (), words: Sequence[str] = ()
 ) -> str:
-    """Run `gatf COMMAND OPTIONS PATHS WORD` and return its output; its error becomes a `Problem` without folder names,
+    """Run `gatf COMMAND OPTIONS PATHS WORDS` and return its output; its error becomes a `Problem` without folder names,
     and so does a timeout."""
-    given = [sys.executable, "-m", "gatf", command, *options, *map(str, paths), *([] if word is None else ["--", word])]
+    given = [sys.executable, "-m", "gatf", command, *options, *map(str, paths), *(["--", *words] if words else [])]
     try:
         done = subprocess.run(given, capture_output=True, text=True, check=False, timeout=seconds)
     except subprocess.TimeoutExpired:

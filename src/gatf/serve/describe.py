@@ -28,6 +28,7 @@ def describe(served: Served, name: str, versions: list[int]) -> dict[str, Any]:
         "shape": list(model.preprocessing.shape),
         "classes": len(model.labels),
         "certifies": served.certifies,
+        "adapt": None if model.adapts is None else model.adapt,
         "unknown": {
             "available": known > 0 and model.rejection != "withdrawn",
             "status": model.rejection,

@@ -36,6 +36,12 @@ class ForgetBody(BaseModel):
     label: Label
 
 
+class RenameBody(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    label: str
+    name: str = Field(min_length=1, max_length=LONGEST_LABEL, description="The new name.")
+
+
 class ClassImages(BaseModel):
     """Images of one class."""
 
@@ -147,6 +153,7 @@ class ModelInfo(BaseModel):
     shape: list[int] = Field(description="Channels, height and width of the network's input.")
     classes: int
     certifies: bool
+    adapt: str | None = Field(description="Whether updates adapt the pretrained network; null if there is none.")
     unknown: Unknown
     kept: list[Kept]
     updates: int = Field(description="Updates since the first fit.")

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
@@ -257,10 +257,11 @@ class Updates:
             update.pictures_deleted = True
             update.version += 1
 
-    def begin(self, update: Update, arriving: Arriving, labels: list[Any]) -> None:
-        """Start learning what has arrived."""
+    def begin(self, update: Update, arriving: Arriving, labels: list[Any], adapt: str | None = None) -> None:
+        """Start learning what has arrived; `adapt` is IncrementalClassifier's, None for the server's."""
+        parameters = self.parameters if adapt is None else {**self.parameters, "adapt": adapt}
         job = {
-            "model": str(self.path.absolute()), "labels": labels, "parameters": self.parameters, "keep": self.keep,
+            "model": str(self.path.absolute()), "labels": labels, "parameters": parameters, "keep": self.keep,
             "pixels": self.limits.pixels,
         }  # fmt: skip
         update.images, update.classes = len(labels), _counted(arriving.labels)
@@ -305,9 +306,9 @@ class Updates:
             raise not_possible("a rollback is in progress; wait for it")
 
     def change(
-        self, command: str, *options: str, content: bytes | None = None, name: str = "", word: str | None = None
+        self, command: str, *options: str, content: bytes | None = None, name: str = "", words: Sequence[str] = ()
     ) -> Update:
-        """Run `gatf COMMAND OPTIONS MODEL [FILE] [WORD]` in a process of its own, as an update; FILE has the content.
+        """Run `gatf COMMAND OPTIONS MODEL [FILE] [WORDS]` in a process of its own, as an update; FILE has the content.
         Returns when it has ended."""
         update, arriving = self.reserve()
         file = arriving.folder / name
@@ -317,7 +318,7 @@ class Updates:
             update.state = "running"
             given = [self.path] if content is None else [self.path, file]
             text = run_gatf(
-                command, *given, options=options, word=word, failed=f"gatf {command} failed",
+                command, *given, options=options, words=words, failed=f"gatf {command} failed",
                 seconds=self.limits.change_seconds,
             )  # fmt: skip
         except BaseException as error:

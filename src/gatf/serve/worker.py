@@ -48,6 +48,13 @@ class ProgressReporter:
                 if time.monotonic() - self._reported >= SECONDS_BETWEEN_STEPS:
                     self._reported = time.monotonic()
                     self.report("progress", **self._where(event))
+            case events.FeaturesExtracted():
+                share = event.images / max(event.of, 1)
+                spent = time.monotonic() - self._started
+                left = round(spent / share * (1 - share), 1) if share else None
+                self.report(
+                    "progress", phase="features", epoch=None, epochs=None, loss=None, share=round(share, 4), left=left
+                )
             case events.Epoch():
                 self._loss = round(sum(event.losses.values()), 5)
             case events.Trained():

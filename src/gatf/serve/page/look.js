@@ -63,10 +63,32 @@ function drawClasses(classes) {
   $("class-search").oninput = () => drawClasses(classes);
   $("class-count").textContent = found.length === classes.length ? "" : `${found.length} of ${classes.length}`;
   $("classes").replaceChildren(...found.map(item => make("tr", {},
-    make("td", {}, String(item.label)), make("td", {}, item.accuracy === null ? "–" : `${item.accuracy.toFixed(0)} %`),
+    nameCell(item.label), make("td", {}, item.accuracy === null ? "–" : `${item.accuracy.toFixed(0)} %`),
     make("td", {}, item.images.toLocaleString("en")), make("td", { class: "wrap" }, item.similar === null ? "–" : String(item.similar)),
     make("td", {}, item.since === null ? "–" : item.since === 0 ? "first fit" : `update ${item.since}`),
   )));
+}
+
+/** The name of a class and a button that lets users type another one. */
+function nameCell(label) {
+  const cell = make("td", {}, String(label));
+  if (typeof label !== "string") return cell;
+  const input = make("input", { type: "text", maxlength: 200, "aria-label": `New name of ${label}`, onkeydown: event => {
+    if (event.key === "Escape") cell.replaceChildren(label, " ", button);
+    if (event.key === "Enter") attempt(input, () => rename(label, input.value.trim()));
+  } });
+  const button = make("button", { type: "button", class: "plain", "aria-label": `Rename ${label}`, onclick: () => {
+    cell.replaceChildren(input);
+    input.value = label;
+    input.select();
+  } }, "Rename");
+  cell.append(" ", button);
+  return cell;
+}
+
+async function rename(label, name) {
+  await post("/v1/rename", new Blob([JSON.stringify({ label, name })], { type: "application/json" }));
+  await shared.refresh();
 }
 
 function numbers(model, last) {

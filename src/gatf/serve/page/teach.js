@@ -29,6 +29,9 @@ export function start(given) {
 }
 
 export function refresh() {
+  const kept = shared.model ? shared.model.adapt : "never";
+  $("adapt-row").hidden = kept === null;
+  $("adapt").options[0].textContent = `as before: ${kept}`;
   hint();
 }
 
@@ -39,21 +42,14 @@ export async function takeUp() {
   if (begun) follow(begun);
 }
 
-function add({ folder, files }) {
+/** Images of one class: of the card `to`, of the class that a folder names, or of a class without a name yet. */
+function add({ folder, files }, to = folder && drafts.find(draft => draft.name === folder)) {
   if (!files.length) return;
-  const taken = new Set(drafts.map(draft => draft.name));
-  let name = folder;
-  if (!name) {
-    let number = drafts.length + 1;
-    while (taken.has(`class ${number}`)) number += 1;
-    name = `class ${number}`;
-  }
-  const same = drafts.find(draft => draft.name === name);
-  const draft = same || { name, pictures: [] };
+  const draft = to || { name: folder || "", pictures: [] };
   draft.pictures.push(...files.map(file => ({ file, url: URL.createObjectURL(file) })));
-  if (!same) drafts.push(draft);
+  if (!to) drafts.push(draft);
   $("outcome").hidden = true;
-  render(same || folder ? null : draft);
+  render(to || folder ? null : draft);
 }
 
 /** The cards of all classes; the name of `fresh` is ready to be typed. */
@@ -63,14 +59,13 @@ function render(fresh) {
   if (fresh) {
     const input = $("drafts").querySelectorAll("input[type=text]")[drafts.indexOf(fresh)];
     input.focus();
-    input.select();
   }
 }
 
 function card(draft, number) {
   const id = `name-${number}`;
   const count = make("p", { class: "quiet" }, plural(draft.pictures.length, "image"));
-  const input = make("input", { type: "text", id, maxlength: 200, autocomplete: "off", required: true, oninput: event => {
+  const input = make("input", { type: "text", id, maxlength: 200, autocomplete: "off", required: true, placeholder: "name of this class", oninput: event => {
     draft.name = event.target.value.trim();
     hint();
   } });
@@ -83,18 +78,18 @@ function card(draft, number) {
     make("div", { class: "row" },
       make("label", { for: id }, "Class"), input, count,
       make("label", { class: "button" }, "Add", make("input", { type: "file", accept: "image/*", multiple: true, "aria-label": `Add images to class ${number + 1}`, onchange: event => {
-        add({ folder: draft.name, files: [...event.target.files].filter(isPicture) });
+        add({ files: [...event.target.files].filter(isPicture) }, draft);
       } })),
-      make("button", { type: "button", "aria-label": `Remove class ${draft.name}`, onclick: () => drop(draft) }, "Remove"),
+      make("button", { type: "button", "aria-label": `Remove class ${draft.name || number + 1}`, onclick: () => drop(draft) }, "Remove"),
     ),
     make("ul", { class: "thumbs" }, ...pictures),
   );
-  acceptDrops(element, groups => groups.forEach(group => add({ folder: draft.name, files: group.files })));
+  acceptDrops(element, groups => groups.forEach(group => add(group, draft)));
   return element;
 }
 
 function thumbnail(draft, picture, place) {
-  const what = `image ${place + 1} of ${draft.name}`;
+  const what = `image ${place + 1} of ${draft.name || "a class without a name"}`;
   const image = make("img", { src: picture.url, alt: what, loading: "lazy", width: 72, height: 72, onload: sharpIfSmall, onerror: () => {
     image.replaceWith(make("span", { class: "unseen", role: "img", "aria-label": `${what}, no preview` }, picture.file.name));
   } });
@@ -115,14 +110,13 @@ function drop(draft) {
 
 /** What is missing before Learn can be pressed. */
 function hint() {
-  const names = drafts.map(draft => draft.name);
+  const names = drafts.map(draft => draft.name || draft);
   const first = !shared.model;
   let words = "";
   if (running) words = "Only one update can run at a time.";
   else if (!drafts.length) words = first ? "Add two classes to start." : "Add new classes, or more images of known classes.";
-  else if (names.some(name => !name)) words = "Name every class.";
   else if (first && new Set(names).size < 2) words = "A new model needs a second class.";
-  const few = drafts.filter(draft => draft.pictures.length < 20).map(draft => draft.name);
+  const few = drafts.filter(draft => draft.name && draft.pictures.length < 20).map(draft => draft.name);
   $("learn").disabled = Boolean(words);
   if (!words && few.length) words = `Use at least 20 images per class for better accuracy: ${few.slice(0, 3).join(", ")}${few.length > 3 ? " …" : ""}`;
   $("learn-hint").textContent = words;
@@ -130,6 +124,12 @@ function hint() {
 
 async function learn() {
   shared.tell("");
+  const unnamed = drafts.findIndex(draft => !draft.name);
+  if (unnamed >= 0) {
+    $(`name-${unnamed}`).focus();
+    $("learn-hint").textContent = "Name every class.";
+    return;
+  }
   const form = new FormData();
   for (const draft of drafts) {
     form.append("label", draft.name);
@@ -139,7 +139,7 @@ async function learn() {
   $("learn-hint").textContent = "Uploading images …";
   let update;
   try {
-    update = await post("/v1/updates", form);
+    update = await post(`/v1/updates${$("adapt").value && `?adapt=${$("adapt").value}`}`, form);
   } catch (error) {
     shared.tell(error.message);
     hint();
@@ -176,9 +176,15 @@ async function follow(update) {
   outcome(last);
 }
 
-function progress({ state, progress: now }) {
+function progress({ state, images: total, progress: now }) {
   if (state !== "running" || $("cancel").disabled) return;
   if (now.phase === "waiting") $("progress-words").textContent = "Waiting for another process that updates the model …";
+  if (now.phase === "features") {
+    $("progress-bar").value = now.share;
+    const left = now.left === null ? "" : ` · about ${lasting(now.left)} left`;
+    $("progress-words").textContent = `Extracting features of ${plural(total, "image")}${left}`;
+    return;
+  }
   if (now.epoch === null) {
     if (now.share === 1) $("progress-words").textContent = "Evaluating and transporting older classes …";
     if (now.share === 1) $("progress-bar").value = 1;
