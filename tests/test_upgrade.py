@@ -162,7 +162,7 @@ def test_command_upgrades_writes_the_map_and_rolls_back(shop, world):
     assert "360 pairs" in found.output
     _, new, labels = world.items(40)
     assert EmbeddingClassifier.load(shop).score(new, labels) > 0.9
-    assert load_map(map_path(shop)).weight.shape == (NEW, OLD)
+    assert load_map(shop).affine.weight.shape == (NEW, OLD)
     assert "Encoder upgrade" in run("inspect", shop).output
     assert run("rollback", shop).exit_code == 0
     assert shop.read_bytes() == before
@@ -172,15 +172,39 @@ def test_command_moves_stored_vectors(shop, world):
     import pyarrow.parquet as pq
 
     old, new, labels = world.items(30)
-    np.savez(shop.parent / "stored.npz", embedding=old, label=labels)
+    np.savez(shop.parent / "stored.npz", embedding=old, label=labels, encoder="a@1")
     out = shop.parent / "moved.parquet"
-    assert run("upgrade", shop, shop.parent / "pairs.npz").exit_code == 0
+    assert run("upgrade", shop, shop.parent / "pairs.npz", "--encoder", "b@1").exit_code == 0
     found = run("upgrade", shop, "--vectors", shop.parent / "stored.npz", "--out", out)
     assert found.exit_code == 0, found.output
     table = pq.read_table(out)
+    assert run("evaluate", shop, out).exit_code == 0  # the file names the new encoder
+    assert table.schema.metadata[b"encoder"] == b"b@1"
     moved = np.array(table["embedding"].to_pylist())
     assert table["label"].to_pylist() == labels.tolist()
     assert np.square(moved - new).sum() < 0.05 * np.square(new - new.mean(0)).sum()
+
+
+def test_vectors_that_cannot_be_moved_change_nothing(shop, world):
+    before, out = shop.read_bytes(), shop.parent / "moved.parquet"
+    old, _, labels = world.items(30)
+    np.savez(shop.parent / "narrow.npz", embedding=old[:, 1:], label=labels)
+    np.savez(shop.parent / "other.npz", embedding=old, label=labels, encoder="c@1")
+    for name, message in (("narrow", "vectors of 11 columns"), ("other", "of encoder 'c@1'"), ("none", "no file")):
+        words = "upgrade", shop, shop.parent / "pairs.npz", "--vectors", shop.parent / f"{name}.npz", "--out", out
+        with pytest.raises(UserError, match=message):
+            raise run(*words).exception
+    assert shop.read_bytes() == before
+    assert not out.exists()
+    assert not map_path(shop).exists()
+
+
+def test_the_map_of_an_undone_upgrade_moves_nothing(shop, world):
+    np.savez(shop.parent / "stored.npz", embedding=world.items(3)[0])
+    assert run("upgrade", shop, shop.parent / "pairs.npz").exit_code == 0
+    assert run("rollback", shop).exit_code == 0
+    found = run("upgrade", shop, "--vectors", shop.parent / "stored.npz", "--out", shop.parent / "moved.parquet")
+    assert "is not of the model's last upgrade" in str(found.exception)
 
 
 def test_a_large_loss_is_refused_unless_forced(shop, world):

@@ -29,19 +29,20 @@ def upgrade(
     """Move a model to another encoder without its old items. Any items that both encoders can embed serve as pairs.
 
     With --vectors and --out it moves stored vectors by the same map, without PAIRS by the map of the last upgrade."""
-    from gatf.incremental.upgrade import load_map, map_path, move_vectors, upgrade_model_file
+    from gatf.incremental.upgrade import load_map, move_vectors, stored_vectors, upgrade_model_file
 
     if (vectors is None) != (out is None):
         raise UserError("--vectors and --out belong together: the old vectors, and where the moved ones go")
     if pairs is None and vectors is None:
         raise UserError("give PAIRS to upgrade the model, or --vectors and --out to move stored vectors")
-    place = map_path(model)
     if pairs is not None:
         _, record, place = upgrade_model_file(
             model, pairs, backbone=backbone, encoder=encoder, labelled=labelled, image_size=image_size,
-            max_loss=max_loss, force=force, keep=keep,
+            max_loss=max_loss, force=force, keep=keep, vectors=vectors,
         )  # fmt: skip
         say(str(record))
         say(f"{model}: upgraded; {place} has the map of vectors; gatf rollback {model} undoes it")
     if vectors is not None and out is not None:
-        say(f"{out}: {move_vectors(vectors, out, load_map(place))} vectors moved")
+        found = load_map(model)
+        given = stored_vectors(vectors, found.affine.weight.shape[1], found.source)
+        say(f"{out}: {move_vectors(given, out, found)} vectors moved")

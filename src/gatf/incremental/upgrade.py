@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
 from torch import Tensor
 
 from gatf.data.inputs import ImageInput, read_class_folders, read_images
 from gatf.data.loader import views
-from gatf.data.vectors import LABELS, VectorInput, as_vectors, checked
+from gatf.data.vectors import ENCODER, IDS, LABELS, VECTORS, VectorInput, as_vectors, checked
 from gatf.errors import UserError, extra
 from gatf.geometry.anchor import Affine
 from gatf.geometry.encoder_maps import (
@@ -264,11 +264,12 @@ def _novelty(model: Model, moved: Model, before: ForwardOutput, after: ForwardOu
 def upgrade_model_file(
     path: Path, pairs: Path, *, backbone: str | None = None, encoder: str | None = None, labelled: bool = False,
     image_size: int | None = None, max_loss: float = MAX_LOSS, force: bool = False, keep: int = 1,
+    vectors: str | None = None,
 ) -> tuple[Model, EncoderUpgrade, Path]:  # fmt: skip
     """Upgrade the model at `path` with a file of pairs, or with images and a backbone; its record and the map's path.
 
     The old model stays as a version. Where the forecast loses more than `max_loss` points, nothing is written, unless
-    `force`."""
+    `force`; nor where the map does not fit the stored `vectors`."""
     store = Store(model_file.model_path(path))
     with store.writing():
         model = model_file.load(store.path)
@@ -286,8 +287,11 @@ def upgrade_model_file(
                 f"{record.after:.0f} % (between {record.low:.0f} and {record.high:.0f}){more}; give more pairs, or add "
                 "--force to accept it"
             )
+        source = model.config.backbone.encoder
+        if vectors is not None:
+            stored_vectors(vectors, found.vectors.weight.shape[1], source)
         store.commit(found.model, max(keep, 1))
-        save_map(map_path(store.path), found.vectors)
+        _save_map(map_path(store.path), found, source)
         store.renew_export()
     return found.model, record, map_path(store.path)
 
@@ -313,41 +317,67 @@ def read_pairs(path: Path) -> tuple[Tensor, Tensor, np.ndarray | None]:
     return as_vectors(found["old"]), as_vectors(found["new"]), found.get(LABELS)
 
 
+@dataclass(frozen=True)
+class VectorMap:
+    """The map of an upgrade, and the names of both encoders."""
+
+    affine: Affine
+    source: str | None
+    target: str | None
+
+
 def map_path(model: Path) -> Path:
     """Where the map of vectors is kept, beside the model."""
     return model.with_name(model.name + ".map")
 
 
-def save_map(path: Path, affine: Affine) -> None:
-    write_bytes(path, [save({"weight": affine.weight.float().contiguous(), "bias": affine.bias.float()})])
+def _save_map(path: Path, found: Upgraded, source: str | None) -> None:
+    names = {"old": source, "new": found.model.config.backbone.encoder, "date": found.model.history[-1].date}
+    tensors = {"weight": found.vectors.weight.float().contiguous(), "bias": found.vectors.bias.float()}
+    write_bytes(path, [save(tensors, {key: name for key, name in names.items() if name is not None})])
 
 
-def load_map(path: Path) -> Affine:
+def load_map(model: Path) -> VectorMap:
+    """The map of the last upgrade of a model."""
+    model = Store(model_file.model_path(model)).path
+    path = map_path(model)
     try:
-        found = load_file(path)
-        weight, bias = found["weight"], found["bias"]
-    except (OSError, SafetensorError, KeyError):
+        with safe_open(path, "pt") as file:
+            affine, names = Affine(file.get_tensor("weight"), file.get_tensor("bias")), file.metadata() or {}
+    except (OSError, SafetensorError):
         raise UserError(f"{path} is no map of vectors; gatf upgrade MODEL PAIRS writes it beside the model") from None
-    if weight.ndim != 2 or bias.shape != weight.shape[:1] or not bool(weight.isfinite().all()):
+    if affine.weight.ndim != 2 or affine.bias.shape != affine.weight.shape[:1] or not affine.weight.isfinite().all():
         raise UserError(f"{path} is damaged; repeat gatf upgrade, or roll back first")
-    return Affine(weight, bias)
+    upgrades = [record.date for record in model_file.describe(model)[2] if record.upgrade is not None]
+    if upgrades[-1:] != [names.get("date")]:
+        raise UserError(f"{path} is not of the model's last upgrade; give PAIRS to upgrade it again")
+    return VectorMap(affine, names.get("old"), names.get("new"))
 
 
-def move_vectors(source: str, target: Path, affine: Affine) -> int:
-    """Write the mapped vectors of a file as parquet, with labels and ids, a batch at a time; returns their number."""
-    pa, parquet = extra("pyarrow"), extra("pyarrow.parquet")
+def stored_vectors(source: str, dim: int, encoder: str | None) -> VectorInput:
+    """The vectors of a file or of files, of this dimension and encoder, to be moved."""
+    extra("pyarrow.parquet")  # what they are written with
     given = VectorInput(source)
-    if given.dim != affine.weight.shape[1]:
-        raise UserError(f"{source} has vectors of {given.dim} columns, but the map is for {affine.weight.shape[1]}")
+    if given.dim != dim:
+        raise UserError(f"{source} has vectors of {given.dim} columns, but the map is for {dim}")
+    if None not in (encoder, given.encoder) and given.encoder != encoder:
+        raise UserError(f"{source} has vectors of encoder '{given.encoder}', but the map is for '{encoder}'")
+    return given
+
+
+def move_vectors(given: VectorInput, target: Path, found: VectorMap) -> int:
+    """Write mapped vectors as parquet, with labels, ids and the encoder's name, a batch at a time; returns their
+    number."""
+    pa, parquet = extra("pyarrow"), extra("pyarrow.parquet")
     rows, writer = 0, None
     with new_file(target) as partial:
         try:
             for batch in given.batches():
-                moved = affine(batch.vectors.float()).numpy()
-                columns = {"embedding": pa.FixedSizeListArray.from_arrays(pa.array(moved.ravel()), moved.shape[1])}
+                moved = found.affine(batch.vectors.float()).numpy()
+                columns = {VECTORS: pa.FixedSizeListArray.from_arrays(pa.array(moved.ravel()), moved.shape[1])}
                 columns |= {} if batch.labels is None else {LABELS: pa.array(batch.labels.tolist())}
-                columns |= {} if batch.ids is None else {"id": pa.array(batch.ids.tolist())}
-                table = pa.table(columns)
+                columns |= {} if batch.ids is None else {IDS: pa.array(batch.ids.tolist())}
+                table = pa.table(columns, metadata=None if found.target is None else {ENCODER: found.target})
                 writer = writer or parquet.ParquetWriter(partial, table.schema)
                 writer.write_table(table)
                 rows += len(moved)
