@@ -56,3 +56,10 @@ def test_the_api_page_shows_signatures_and_texts(site: Path) -> None:
     ):
         assert f'id="{name}"' in page
     assert "An image classifier that learns new classes for years without keeping old images." in page
+
+
+def test_pages_include_the_files_that_they_show(site: Path) -> None:
+    pages = {page.stem: re.sub(r"<[^>]+>", "", page.read_text(encoding="utf-8")) for page in site.glob("*.html")}
+    assert [name for name, text in pages.items() if re.search(r"--8\s*(<|&lt;)", text)] == []
+    assert "class Euclidean" in pages["plugins"]
+    assert "euclidean = " in pages["plugins"]
