@@ -6,6 +6,7 @@ from scipy.stats import chisquare
 from torch import Tensor
 
 from gatf.data.augment import (
+    EXAMPLES,
     STEPS,
     AutoAugment,
     ColorJitter,
@@ -142,11 +143,11 @@ def test_the_released_tinyimagenet_crop() -> None:
 
 def test_resized_crop_of_the_whole_image_at_its_size_is_the_identity() -> None:
     images = noise(20, 3, 16, 16)
-    assert torch.equal(ResizedCrop(16, (1.0, 1.0))(images, generator()), images)
+    assert torch.equal(ResizedCrop(16, 1.0, 1.0)(images, generator()), images)
 
 
 def test_resized_crop_draws_windows_inside_the_image_with_area_and_ratio_in_range() -> None:
-    top, left, height, width = ResizedCrop(32, (0.25, 0.5)).draw(5000, 100, 120, generator())
+    top, left, height, width = ResizedCrop(32, 0.25, 0.5).draw(5000, 100, 120, generator())
     assert (top >= 0).all()
     assert (left >= 0).all()
     assert (top + height <= 100).all()
@@ -163,13 +164,13 @@ def test_resized_crop_draws_windows_inside_the_image_with_area_and_ratio_in_rang
 
 
 def test_resized_crop_places_its_window_uniformly() -> None:
-    top, left, height, width = ResizedCrop(8, (9 / 16, 9 / 16)).draw(4000, 4, 4, generator())
+    top, left, height, width = ResizedCrop(8, 9 / 16, 9 / 16).draw(4000, 4, 4, generator())
     assert height.unique().tolist() == width.unique().tolist() == [3]  # 9 of 16 pixels: every ratio rounds to 3 × 3
     assert chisquare(torch.bincount(2 * top + left, minlength=4).numpy()).pvalue > 1e-3
 
 
 def test_resized_crop_falls_back_to_the_largest_centred_window() -> None:
-    top, left, height, width = ResizedCrop(32, (1.0, 1.0)).draw(3, 8, 64, generator())
+    top, left, height, width = ResizedCrop(32, 1.0, 1.0).draw(3, 8, 64, generator())
     assert (top[0], left[0], height[0], width[0]) == (0, 26, 8, 11)  # ratio 4/3: 8 by round(10.67)
 
 
@@ -184,7 +185,6 @@ def test_jitter_keeps_brightness_factors_in_range() -> None:
 def test_jitter_orders_its_operations_by_image() -> None:
     image = noise(1, 3, 8, 8)
     step = ColorJitter(brightness=0.9, contrast=0.9, saturation=0.9)
-    assert torch.equal(ColorJitter()(image, generator()), image)
     results = step(image.expand(200, -1, -1, -1), generator())
     assert len(results.unique(dim=0)) > 190
 
@@ -261,12 +261,12 @@ def test_names_become_steps() -> None:
         RandomCrop(4),
         RandomFlip(),
         Pad(4),
-        ResizedCrop(32, (0.08, 1.0)),
+        ResizedCrop(32, 0.08, 1.0),
     )
-    assert parse_augmentation(["resized_crop:224,0.2,0.9"]) == (ResizedCrop(224, (0.2, 0.9)),)
+    assert parse_augmentation(["resized_crop:224,0.2,0.9"]) == (ResizedCrop(224, 0.2, 0.9),)
     assert parse_augmentation(["jitter:0.247"]) == (ColorJitter(brightness=0.247),)
     assert parse_augmentation(["jitter:contrast=0.2, brightness=0.1"]) == (ColorJitter(0.1, 0.2),)
-    assert parse_augmentation(["trivial", "autoaugment"]) == (TrivialAugment(bilinear=True, fill=0), AutoAugment())
+    assert parse_augmentation(["trivial", "autoaugment"]) == (TrivialAugment(), AutoAugment())
     assert parse_augmentation(["autoaugment:128", "cutout:16"]) == (AutoAugment(fill=128), Cutout(16))
     assert parse_augmentation(["cutout:8,128"]) == (Cutout(8, fill=128),)
     assert parse_augmentation(["window:32"]) == (RandomWindow(32),)
@@ -278,22 +278,21 @@ def test_names_become_steps() -> None:
     [
         ("crops:4", "no augmentation is called 'crops'; did you mean 'crop'"),
         ("mixup", "no augmentation is called 'mixup'; choose from autoaugment, crop"),
-        ("crop", "bad augmentation 'crop': the padding is missing; write crop:4."),
-        ("crop:four", "the padding must be a number, not 'four'"),
-        ("crop:1.5", "the padding must be a whole number, not 1.5"),
-        ("crop:0", "the padding must be at least 1, not 0"),
-        ("crop:nan", "the padding must be at least 1, not nan"),
-        ("crop:inf", "the padding must be at least 1, not inf"),
+        ("crop", "bad augmentation 'crop': its 'padding' is missing; write crop:4."),
+        ("crop:four", "its 'padding': Input should be a valid integer"),
+        ("crop:1.5", "its 'padding': Input should be a valid integer"),
+        ("crop:0", "its 'padding': Input should be greater than 0"),
+        ("crop:nan", "its 'padding': Input should be a valid integer"),
         ("crop:4,5", "'5' is too much"),
         ("flip:2", "'2' is too much; write flip."),
         ("resized_crop:32,0.5,0.2", "the largest area must be between 0.5 and 1, not 0.2"),
-        ("resized_crop:32,0", "the smallest area must be between"),
+        ("resized_crop:32,0", "its 'smallest': Input should be greater than or equal to"),
         ("jitter", "a strength is missing"),
-        ("jitter:contrats=0.2", "'contrats' is no strength; did you mean 'contrast'"),
-        ("jitter:0.2,0.3", "'0.3' is no strength; choose from brightness, contrast, saturation"),
-        ("jitter:-1", "brightness must be at least 0, not -1"),
-        ("autoaugment:300", "the fill must be between 0 and 255, not 300"),
-        ("cutout:16,grey", "the fill must be a number, not 'grey'"),
+        ("jitter:nan", "its 'brightness': Input should be a finite number"),
+        ("jitter:contrats=0.2", "'contrats=0.2' is too much; write jitter:0.247 or jitter:brightness="),
+        ("jitter:-1", "its 'brightness': Input should be greater than or equal to 0"),
+        ("autoaugment:300", "its 'fill': Input should be less than or equal to 255"),
+        ("cutout:16,grey", "its 'fill': Input should be a valid integer"),
     ],
 )
 def test_a_bad_name_is_explained_in_one_sentence(name: str, message: str) -> None:
@@ -310,8 +309,8 @@ def test_a_text_instead_of_a_list_is_explained() -> None:
 
 
 def test_every_example_in_the_error_messages_parses() -> None:
-    for entry in STEPS.values():
-        assert len(parse_augmentation(entry.example.split(" or "))) >= 1
+    for name in STEPS:
+        assert len(parse_augmentation(EXAMPLES.get(name, name).split(" or "))) >= 1
 
 
 # --- helpers of methods ---

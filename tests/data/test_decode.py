@@ -148,7 +148,7 @@ def test_random_windows_are_those_of_the_batched_crop() -> None:
     assert right.max() <= width
     assert bottom.max() <= height
     mine = {"top": top, "left": left, "height": bottom - top, "width": right - left}
-    drawn = ResizedCrop(224, scale).draw(count, height, width, torch.Generator().manual_seed(0))
+    drawn = ResizedCrop(224, *scale).draw(count, height, width, torch.Generator().manual_seed(0))
     from scipy.stats import ks_2samp
 
     for name, theirs in zip(("top", "left", "height", "width"), drawn, strict=True):

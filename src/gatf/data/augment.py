@@ -8,36 +8,40 @@ in order and normalises. There is no loop over images: what differs between imag
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple, Protocol, Self
+from itertools import zip_longest
+from typing import Annotated, Any, Self
 
 import torch
 import torch.nn.functional as F
+from pydantic import Field, FiniteFloat, PositiveInt
+from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from gatf import plugins
 from gatf.data import draws
 from gatf.data.image_ops import Op, apply_operations, cut_windows, resize_windows
-from gatf.data.policies import AutoAugment, TrivialAugment
+from gatf.data.policies import AutoAugment, Fill, TrivialAugment
 from gatf.devices import upload
-from gatf.errors import UserError, near_misses
+from gatf.errors import UserError
+from gatf.io.events import reason
 
 
-class Augmentation(Protocol):
-    """One augmentation of a uint8 batch `[B, C, H, W]`; all randomness comes from `generator`."""
-
-    def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor: ...
+Augmentation = Callable[[Tensor, torch.Generator], Tensor]
+"""One augmentation of a uint8 batch `[B, C, H, W]`; all randomness comes from the generator."""
 
 
 # --- steps ------------------------------------------------------------------------------------------------------------
+
+
+Strength = Annotated[FiniteFloat, Field(ge=0.0)]
 
 
 @dataclass(frozen=True)
 class RandomCrop:
     """Zero-pad every side by `padding`, then cut a window of the original size at a random offset."""
 
-    padding: int
+    padding: PositiveInt
 
     def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
         count, channels, height, width = images.shape
@@ -66,7 +70,7 @@ class RandomFlip:
 class Pad:
     """Zero-pad every side by `padding`: the images grow, for a resized crop to cut from (EFC)."""
 
-    padding: int
+    padding: PositiveInt
 
     def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
         return F.pad(images, (self.padding,) * 4)
@@ -76,7 +80,7 @@ class Pad:
 class RandomWindow:
     """Cut a size × size window at a random place, smaller than the image (TinyImageNet in FeCAM's release)."""
 
-    size: int
+    size: PositiveInt
 
     def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
         count, _, *sides = images.shape
@@ -88,14 +92,19 @@ class RandomWindow:
 
 @dataclass(frozen=True)
 class ResizedCrop:
-    """Cut a window of random area (a fraction in `scale`) and aspect ratio (3/4 … 4/3), resize it to size × size.
+    """Cut a window of random area (a fraction from `smallest` to `largest`) and aspect ratio (3/4 … 4/3), resize it to size × size.
 
     Ten windows are drawn an image and the first that fits is taken; if none does, the largest centred window whose
     ratio is in range. Resizing is Pillow's antialiased bilinear.
     """
 
-    size: int
-    scale: tuple[float, float] = (0.08, 1.0)
+    size: PositiveInt
+    smallest: Annotated[FiniteFloat, Field(ge=1e-6, le=1.0)] = 0.08
+    largest: Annotated[FiniteFloat, Field(le=1.0)] = 1.0
+
+    def __post_init__(self) -> None:
+        if self.largest < self.smallest:
+            raise ValueError(f"the largest area must be between {self.smallest:g} and 1, not {self.largest:g}")
 
     def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
         count, _, rows, columns = images.shape
@@ -104,16 +113,16 @@ class ResizedCrop:
 
     def draw(self, count: int, rows: int, columns: int, generator: torch.Generator) -> tuple[Tensor, ...]:
         """Top, left, height and width of each image's window, whole pixels, each `[count]`."""
-        attempts, smallest, largest = 10, 3 / 4, 4 / 3
+        attempts, tall, wide = 10, 3 / 4, 4 / 3
         uniform = draws.rand((4, attempts, count), generator, dim=2)
-        area = rows * columns * (self.scale[0] + (self.scale[1] - self.scale[0]) * uniform[0])
-        ratio = (math.log(smallest) + (math.log(largest) - math.log(smallest)) * uniform[1]).exp()
+        area = rows * columns * (self.smallest + (self.largest - self.smallest) * uniform[0])
+        ratio = (math.log(tall) + (math.log(wide) - math.log(tall)) * uniform[1]).exp()
         width, height = (area * ratio).sqrt().round().long(), (area / ratio).sqrt().round().long()
         fits = (width >= 1) & (width <= columns) & (height >= 1) & (height <= rows)
         top, left = (uniform[2] * (rows - height + 1)).long(), (uniform[3] * (columns - width + 1)).long()
 
-        whole_height = rows if columns / rows >= smallest else round(columns / smallest)
-        whole_width = columns if columns / rows <= largest else round(rows * largest)
+        whole_height = rows if columns / rows >= tall else round(columns / tall)
+        whole_width = columns if columns / rows <= wide else round(rows * wide)
         fallback = ((rows - whole_height) // 2, (columns - whole_width) // 2, whole_height, whole_width)
         preference = fits * torch.arange(attempts, 0, -1, device=fits.device)[:, None]  # the first that fits wins
         first = preference.argmax(0, keepdim=True)
@@ -132,15 +141,17 @@ class ColorJitter:
     PASS uses brightness 63/255 alone. Each image has its own factors and its own order.
     """
 
-    brightness: float = 0.0
-    contrast: float = 0.0
-    saturation: float = 0.0
+    brightness: Strength = 0.0
+    contrast: Strength = 0.0
+    saturation: Strength = 0.0
+
+    def __post_init__(self) -> None:
+        if not (self.brightness or self.contrast or self.saturation):
+            raise ValueError("a strength is missing")
 
     def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
         strengths = {Op.BRIGHTNESS: self.brightness, Op.CONTRAST: self.contrast, Op.COLOR: self.saturation}
         used = {op: strength for op, strength in strengths.items() if strength > 0}
-        if not used:
-            return images
         shape = (len(images), len(used))
         order = draws.rand(shape, generator).argsort(1)
         uniform = draws.rand(shape, generator)
@@ -157,8 +168,8 @@ class ColorJitter:
 class Cutout:
     """Paint a size × size square around a random pixel with `fill`; at the border part of it falls outside."""
 
-    size: int
-    fill: int = 0
+    size: PositiveInt
+    fill: Fill = 0
 
     def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
         count, _, height, width = images.shape
@@ -250,81 +261,27 @@ def centre(images: Tensor, size: int) -> Tensor:
 # --- names ------------------------------------------------------------------------------------------------------------
 
 
-class _Arguments:
-    """What follows the colon of a step's name, read piece by piece: "32,0.08,1.0" or "contrast=0.2"."""
-
-    def __init__(self, text: str) -> None:
-        self.pieces = [piece.strip() for piece in text.split(",")] if text else []
-
-    def number(self, what: str, low: float, high: float, *, default: float | None = None) -> float:
-        """The next piece as a number in [low, high]; `default` if there is none left."""
-        if not self.pieces:
-            if default is None:
-                raise ValueError(f"{what} is missing")
-            return default
-        return _number(self.pieces.pop(0), what, low, high)
-
-    def integer(self, what: str, low: int, high: float = math.inf, *, default: int | None = None) -> int:
-        """The next piece as a whole number in [low, high]."""
-        value = self.number(what, low, high, default=default)
-        if value != int(value):
-            raise ValueError(f"{what} must be a whole number, not {value:g}")
-        return int(value)
-
-
-def _number(text: str, what: str, low: float, high: float) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        raise ValueError(f"{what} must be a number, not {text!r}") from None
-    if not (low <= value <= high and math.isfinite(value)):
-        wanted = f"at least {low:g}" if high == math.inf else f"between {low:g} and {high:g}"
-        raise ValueError(f"{what} must be {wanted}, not {text}")
-    return value
-
-
-def _resized_crop(arguments: _Arguments) -> Augmentation:
-    size = arguments.integer("the size", 1)
-    smallest = arguments.number("the smallest area", 1e-6, 1.0, default=0.08)
-    return ResizedCrop(size, (smallest, arguments.number("the largest area", smallest, 1.0, default=1.0)))
-
-
-def _jitter(arguments: _Arguments) -> Augmentation:
-    strengths: dict[str, float] = {}
-    names = ("brightness", "contrast", "saturation")
-    while arguments.pieces:
-        name, equals, number = arguments.pieces.pop(0).rpartition("=")
-        if not equals and not strengths:
-            name = "brightness"
-        if name not in names:
-            raise ValueError(f"{name or number!r} is no strength{near_misses(name, names)}")
-        strengths[name] = _number(number, name, 0.0, math.inf)
-    if not strengths:
-        raise ValueError("a strength is missing")
-    return ColorJitter(**strengths)
-
-
-class _Entry(NamedTuple):
-    example: str
-    build: Callable[[_Arguments], Augmentation]
-
-
-STEPS: dict[str, _Entry] = {
-    "crop": _Entry("crop:4", lambda given: RandomCrop(given.integer("the padding", 1))),
-    "flip": _Entry("flip", lambda given: RandomFlip()),
-    "pad": _Entry("pad:4", lambda given: Pad(given.integer("the padding", 1))),
-    "window": _Entry("window:32", lambda given: RandomWindow(given.integer("the size", 1))),
-    "resized_crop": _Entry("resized_crop:32 or resized_crop:32,0.08,1.0", _resized_crop),
-    "jitter": _Entry("jitter:0.247 or jitter:brightness=0.247,contrast=0.2,saturation=0.2", _jitter),
-    "trivial": _Entry("trivial", lambda given: TrivialAugment()),
-    "autoaugment": _Entry(
-        "autoaugment or autoaugment:128", lambda given: AutoAugment(given.integer("the fill", 0, 255, default=0))
-    ),
-    "cutout": _Entry(
-        "cutout:16 or cutout:16,128",
-        lambda given: Cutout(given.integer("the size", 1), given.integer("the fill", 0, 255, default=0)),
-    ),
+STEPS: dict[str, Any] = {
+    "crop": RandomCrop,
+    "flip": RandomFlip,
+    "pad": Pad,
+    "window": RandomWindow,
+    "resized_crop": ResizedCrop,
+    "jitter": ColorJitter,
+    "trivial": TrivialAugment,
+    "autoaugment": AutoAugment,
+    "cutout": Cutout,
 }
+EXAMPLES = {
+    "crop": "crop:4",
+    "pad": "pad:4",
+    "window": "window:32",
+    "resized_crop": "resized_crop:32 or resized_crop:32,0.08,1.0",
+    "jitter": "jitter:0.247 or jitter:brightness=0.247,contrast=0.2,saturation=0.2",
+    "autoaugment": "autoaugment or autoaugment:128",
+    "cutout": "cutout:16 or cutout:16,128",
+}
+"""Of steps with arguments."""
 
 
 def parse_augmentation(names: Sequence[str]) -> tuple[Augmentation, ...]:
@@ -338,17 +295,28 @@ def parse_augmentation(names: Sequence[str]) -> tuple[Augmentation, ...]:
     for text in names:
         name, rest = split_step(text)
         step = plugins.find("augmentation", name, STEPS)
-        arguments = _Arguments(rest)
-        if not isinstance(step, _Entry):
-            steps.append(plugins.call("augmentation", name, step, *map(_value, arguments.pieces)))
+        pieces = [piece.strip() for piece in rest.split(",")] if rest else []
+        if name not in STEPS:
+            steps.append(plugins.call("augmentation", name, step, *map(_value, pieces)))
             continue
         try:
-            steps.append(step.build(arguments))
-            if arguments.pieces:
-                raise ValueError(f"{','.join(arguments.pieces)!r} is too much")
+            steps.append(step(**_by_name(pieces, list(step.__dataclass_fields__))))
         except ValueError as error:
-            raise UserError(f"bad augmentation {text!r}: {error}; write {step.example}.") from None
+            raise UserError(f"bad augmentation {text!r}: {reason(error)}; write {EXAMPLES.get(name, name)}.") from None
     return tuple(steps)
+
+
+def _by_name(pieces: Sequence[str], fields: Sequence[str]) -> dict[str, Any]:
+    """Arguments such as `contrast=0.2` or, by their place, `0.2`."""
+    values = {}
+    for field, piece in zip_longest(fields, pieces):
+        if piece is not None:
+            name, sign, value = piece.rpartition("=")
+            name = name if sign else field
+            if name not in fields:
+                raise ValueError(f"{piece!r} is too much")
+            values[name] = value
+    return values
 
 
 def split_step(text: str) -> tuple[str, str]:

@@ -146,7 +146,8 @@ class TaskData:
             own = [visited[step * batch_size :][rows] for step, rows in zip(steps, parts, strict=True)]
         windows = None
         if view == "train" and self._window is not None:
-            windows = RandomWindows(self._window.scale, (self._seed, "decode", purpose, self.info.index, epoch))
+            scale = self._window.smallest, self._window.largest
+            windows = RandomWindows(scale, (self._seed, "decode", purpose, self.info.index, epoch))
         pixels = self._open().stream(own, windows)
         for step, numbers, rows, loaded in zip(steps, chosen, parts, pixels, strict=True):
             labels = self._open().labels[numbers[rows]]  # closing ends iterators that are under way, too

@@ -5,17 +5,20 @@ torchvision's. The CIFAR-10 policy of AutoAugment (Cubuk et al., CVPR 2019, appe
 built on it, among them ADC, LDC, FeCAM and DPCR.
 """
 
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 import torch
+from pydantic import Field
+from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from gatf.data import draws
 from gatf.data.image_ops import Op, apply_operations
 
+Fill = Annotated[int, Field(ge=0, le=255)]
+"""A grey level."""
 SIGNED = {  # the sign of these magnitudes is a coin toss
     Op.SHEAR_X, Op.SHEAR_Y, Op.TRANSLATE_X, Op.TRANSLATE_Y, Op.ROTATE,
     Op.BRIGHTNESS, Op.COLOR, Op.CONTRAST, Op.SHARPNESS,
@@ -129,14 +132,11 @@ def draw_trivial(count: int, generator: torch.Generator) -> TrivialDraw:
 
 @dataclass(frozen=True)
 class TrivialAugment:
-    """TrivialAugmentWide: one random operation at a random strength an image; bilinear as in AdaGauss' code."""
-
-    bilinear: bool = True
-    fill: int = 0
+    """TrivialAugmentWide: one random operation at a random strength per image; bilinear as in AdaGauss' code."""
 
     def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
         draw = draw_trivial(len(images), generator)
-        return apply_operations(images, draw.operations, draw.values, bilinear=self.bilinear, fill=self.fill)
+        return apply_operations(images, draw.operations, draw.values, bilinear=True)
 
 
 # --- AutoAugment ------------------------------------------------------------------------------------------------------
@@ -191,7 +191,7 @@ class AutoAugment:
     `fill` is what a geometric operation uncovers; the releases' is 128.
     """
 
-    fill: int = 0
+    fill: Fill = 0
 
     def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
         count, _, height, width = images.shape

@@ -247,9 +247,11 @@ def _adapter(kind: str) -> TypeAdapter[Event]:
 
 
 def reason(error: ValueError) -> str:
-    """Why something could not be read, in half a sentence: of what pydantic found, the first."""
+    """Why something could not be read, in half a sentence: the first of pydantic's errors."""
     if not isinstance(error, ValidationError):
         return str(error)
     first = error.errors()[0]
-    field = ".".join(str(part) for part in first["loc"])
-    return f"its '{field}' is missing" if first["type"] == "missing" else f"its '{field}': {first['msg']}"
+    field, message = ".".join(map(str, first["loc"])), first["msg"].removeprefix("Value error, ")
+    if not field:
+        return message
+    return f"its '{field}' is missing" if first["type"] == "missing" else f"its '{field}': {message}"

@@ -125,61 +125,31 @@ DERIVED = ("accuracy_new", "backward_transfer", "area_under_curve")
 """Properties that the file also contains, for users who read it without this package."""
 
 
-@dataclass(frozen=True)
 class RunFolder:
-    """A run on disk. The properties are paths of files that may not exist yet."""
+    """A run on disk. The attributes are paths of files that may not exist yet."""
 
-    path: Path
-
-    @property
-    def config(self) -> Path:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config = path / CONFIG
         """Every setting, enough to repeat the run."""
-        return self.path / CONFIG
-
-    @property
-    def events(self) -> Path:
+        self.events = path / EVENTS
         """One event per line, appended during the run."""
-        return self.path / EVENTS
-
-    @property
-    def summary(self) -> Path:
+        self.summary = path / SUMMARY
         """The results, written at the end: a folder with it is a finished run."""
-        return self.path / SUMMARY
-
-    @property
-    def model(self) -> Path:
+        self.model = path / MODEL
         """The model file of the finished run."""
-        return self.path / MODEL
-
-    @property
-    def checkpoints(self) -> Path:
+        self.checkpoints = path / CHECKPOINTS
         """The newest two checkpoints; with `keep_networks` also one after every task."""
-        return self.path / CHECKPOINTS
-
-    @property
-    def diagnostics(self) -> Path:
+        self.diagnostics = path / DIAGNOSTICS
         """Tables of drift, errors and margins, of a run with `diagnostics`."""
-        return self.path / DIAGNOSTICS
-
-    @property
-    def report(self) -> Path:
+        self.report = path / REPORT
         """The self-contained HTML report."""
-        return self.path / REPORT
-
-    @property
-    def confusion(self) -> Path:
+        self.confusion = path / CONFUSION
         """Numbers of images per true and predicted class, after the last finished task."""
-        return self.path / CONFUSION
-
-    @property
-    def explained(self) -> Path:
+        self.explained = path / f"{EXPLAINED}.csv"
         """The accuracy decomposition of `gatf explain run`, as a table."""
-        return self.path / f"{EXPLAINED}.csv"
-
-    @property
-    def explained_in_words(self) -> Path:
+        self.explained_in_words = path / f"{EXPLAINED}.json"
         """The same as JSON, with a sentence per accuracy gap."""
-        return self.path / f"{EXPLAINED}.json"
 
     @property
     def begun(self) -> bool:
