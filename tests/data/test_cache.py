@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from gatf import cli
 from gatf.data import cache, encoded
-from gatf.data.sources import cache_folder, open_source
+from gatf.data.sources import open_source
 from gatf.io.files import new_file
 from gatf.settings import DataConfig
 
@@ -42,7 +42,7 @@ def test_decoded_once(config: DataConfig, decoded: list[str], own_cache: Path) -
     again = open_source(config)
     assert len(decoded) == 4
     assert torch.equal(first.train.images, again.train.images)
-    assert cache_folder() == own_cache
+    assert cache.cache_folder() == own_cache
     assert sorted(path.suffix for path in own_cache.iterdir()) == [".safetensors"] * 2  # nothing half-written remains
 
 

@@ -27,7 +27,7 @@ from gatf.data.layouts.originals import read_cifar_pickles, read_cub, read_tiny
 from gatf.data.layouts.parquet import read_parquet
 from gatf.data.listing import Listing
 from gatf.data.scenario import build_scenario, class_numbers, read_order
-from gatf.data.sources import OWN
+from gatf.data.sources import SOURCES
 from gatf.experiment import Experiment, _Run, resume
 from gatf.incremental.store import Store
 from gatf.io.events import JsonLines
@@ -232,7 +232,7 @@ def make_npz(folder: Path) -> None:
 
 
 def read_npz(folder: Path) -> None:
-    as_listed(OWN["npz"].listing(DataConfig(name="npz", root=str(folder / "images.npz"))))
+    as_listed(SOURCES["npz"].listing(DataConfig(name="npz", root=str(folder / "images.npz"))))
 
 
 def make_cifar(folder: Path) -> None:

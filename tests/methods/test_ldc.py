@@ -62,7 +62,7 @@ class TestAdam:
 
 
 def task_data(pixels: Tensor) -> TaskData:
-    from gatf.data.sources import ImageSet
+    from gatf.data.base import ImageSet
 
     labels = torch.zeros(len(pixels), dtype=torch.int64)
     return TaskData(

@@ -105,6 +105,7 @@ def _weights(say: Callable[[str], object]) -> None:
 
 def _data(say: Callable[[str], object]) -> list[str]:
     """Which data can be used; data in a folder of its own name that cannot is a problem."""
+    from gatf.data.benchmarks import BENCHMARKS
     from gatf.data.listing import fetch_folder
     from gatf.data.sources import SOURCES
     from gatf.settings import DataConfig
@@ -116,7 +117,7 @@ def _data(say: Callable[[str], object]) -> list[str]:
         own = fetch_folder(config)
         if reason is None:
             said = "available"
-        elif entry.fetch is not None and own.is_dir() and any(own.iterdir()):
+        elif name in BENCHMARKS and own.is_dir() and any(own.iterdir()):
             said = "unusable"
             problems.append(f"{name} is in {own} but cannot be used: {reason}")
         else:

@@ -26,7 +26,6 @@ from gatf.devices import upload
 from gatf.errors import UserError
 from gatf.io.events import reason
 
-
 Augmentation = Callable[[Tensor, torch.Generator], Tensor]
 """One augmentation of a uint8 batch `[B, C, H, W]`; all randomness comes from the generator."""
 
@@ -92,9 +91,9 @@ class RandomWindow:
 
 @dataclass(frozen=True)
 class ResizedCrop:
-    """Cut a window of random area (a fraction from `smallest` to `largest`) and aspect ratio (3/4 … 4/3), resize it to size × size.
+    """Cut a window of random area (a fraction from `smallest` to `largest`) and aspect ratio (3/4 … 4/3), resize it.
 
-    Ten windows are drawn an image and the first that fits is taken; if none does, the largest centred window whose
+    Ten windows per image are drawn and the first that fits is taken; if none does, the largest centred window whose
     ratio is in range. Resizing is Pillow's antialiased bilinear.
     """
 

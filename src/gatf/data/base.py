@@ -1,6 +1,7 @@
 """Labelled images in two parts, in memory or decoded on demand, and how a source describes itself."""
 
 import hashlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,6 +19,10 @@ from gatf.data.workers import in_order
 from gatf.errors import UserError
 from gatf.settings import DataConfig, Domain
 
+OnProgress = Callable[[str, int, int], None]
+"""Called during a download with a description, the finished and the total number of images."""
+Card = list[tuple[str, str]]
+"""Pairs of a heading and a line, printed by `gatf data show`."""
 PIECE = 32
 """Images that a worker decodes at a time. Small pieces let all workers share a batch and keep memory low."""
 
@@ -184,8 +189,21 @@ class Source:
         """Channels, height, width."""
         return self.train.image_shape
 
+    def facts(self) -> Card:
+        """Facts about a source that opens quickly."""
+        channels, height, width = self.image_shape
+        return [
+            *counted(self.classes, len(self.train), len(self.test)),
+            ("size", f"{height}×{width} {'grey' if channels == 1 else 'colour'}"),
+            *(("note", warning) for warning in self.warnings),
+        ]
+
     def with_parts(self, train: ImageSet, test: ImageSet) -> "Source":
         return replace(self, train=train, test=test)
+
+
+def counted(classes: int, train: int, test: int) -> Card:
+    return [("classes", str(classes)), ("images", f"{train} for training, {test} for testing")]
 
 
 def rank_in_class(labels: Tensor, counts: Tensor) -> Tensor:
@@ -197,25 +215,27 @@ def rank_in_class(labels: Tensor, counts: Tensor) -> Tensor:
     return rank
 
 
-OnProgress = Callable[[str, int, int], None]
-"""Called during a download with a description, the finished and the total number of images."""
-Card = list[tuple[str, str]]
-"""Pairs of a heading and a line, printed by `gatf data show`."""
-
-
 @dataclass(frozen=True)
-class SourceEntry:
-    """A source: its description, and functions that open and download it."""
+class SourceEntry(ABC):
+    """A source: its description, and how to open and download it."""
 
     summary: str
     licence: str
     origin: str
-    open: Callable[[DataConfig], Source]
-    missing: Callable[[DataConfig], str | None]
-    """None if the data is available, else a sentence with what is missing and how to get it."""
-    card: Callable[[DataConfig], Card]
-    """Facts about the available data, without slow decoding."""
-    fetch: Callable[[DataConfig, OnProgress], str] | None = None
-    """Download the data and return its folder; None if there is nothing to download."""
-    settings: frozenset[str] = frozenset()
+    settings: frozenset[str]
     """Source-specific settings that this source uses."""
+
+    @abstractmethod
+    def open(self, config: DataConfig) -> Source: ...
+
+    def missing(self, config: DataConfig) -> str | None:
+        """None if the data is available, else a sentence with what is missing and how to get it."""
+        return None
+
+    def card(self, config: DataConfig) -> Card:
+        """Facts about the available data, without slow decoding."""
+        return self.open(config).facts()
+
+    def fetch(self, config: DataConfig, on_progress: OnProgress) -> str:
+        """Download the data and return its folder."""
+        raise UserError(f"'{config.name}' needs no download: {self.origin}")

@@ -1,6 +1,7 @@
 """Builds a source from listed files: small images are decoded once and cached, large ones decoded on demand."""
 
-from collections.abc import Callable, Sequence
+from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -8,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gatf.data import cache
-from gatf.data.base import Card, ImageSet, LazyImages, Source
+from gatf.data.base import Card, ImageSet, LazyImages, Source, SourceEntry, counted
 from gatf.data.decode import SMALL
 from gatf.data.encoded import Encoded, decode_all, natural_side, readable
 from gatf.data.listing import Layout, Listing, base_folder, find_layout, some
@@ -128,40 +129,48 @@ def check_counts(name: str, class_names: tuple[str, ...], labels: Sequence[Tenso
     return found
 
 
-def listing_card(
-    config: DataConfig, layouts: Sequence[Layout], traits: Traits, read: Callable[[DataConfig], Listing]
-) -> Card:
-    """Facts about files on disk, counted without decoding; the expected ones if the files are missing or wrong."""
-    found = find_layout(config, layouts)
-    expected = [("classes", f"{traits.classes} expected")] if traits.classes else []
-    if found is None:
-        return [*expected, ("looked in", f"{base_folder(config) / config.name} and {base_folder(config)}")]
-    place, layout = found
-    where = ("found in", f"{place} ({layout.name})")
-    try:
-        listing = read(config)
-    except UserError:  # reported by `missing`
-        return [*expected, where]
-    size = image_size(listing, config, traits)
-    labels = [listing.train.labels, listing.test.labels]
-    off = [*listing.warnings, *check_counts(config.name, listing.class_names, labels, traits)]
-    return [
-        *_counts(len(listing.class_names), len(listing.train), len(listing.test)),
-        ("size", f"{size}×{size}"),
-        where,
-        ("checks", "; ".join(off) or "counts per class are as expected"),
-    ]
+# --- sources ----------------------------------------------------------------------------------------------------------
 
 
-def source_facts(source: Source) -> Card:
-    """Facts about a source that opens quickly."""
-    channels, height, width = source.image_shape
-    return [
-        *_counts(source.classes, len(source.train), len(source.test)),
-        ("size", f"{height}×{width} {'grey' if channels == 1 else 'colour'}"),
-        *[("note", warning) for warning in source.warnings],
-    ]
+@dataclass(frozen=True)
+class FileSource(SourceEntry):
+    """A source in files, which have one of its layouts."""
 
+    layouts: tuple[Layout, ...]
+    traits: Traits
 
-def _counts(classes: int, train: int, test: int) -> Card:
-    return [("classes", str(classes)), ("images", f"{train} for training, {test} for testing")]
+    @abstractmethod
+    def listing(self, config: DataConfig) -> Listing:
+        """The images and labels of the files; a `UserError` if there are none."""
+
+    def open(self, config: DataConfig) -> Source:
+        return build_source(config.name, self.listing(config), config, self.traits)
+
+    def missing(self, config: DataConfig) -> str | None:
+        try:
+            self.listing(config)
+        except UserError as error:
+            return str(error)
+        return None
+
+    def card(self, config: DataConfig) -> Card:
+        """Counted without decoding; the expected facts if the files are missing or wrong."""
+        found = find_layout(config, self.layouts)
+        expected = [("classes", f"{self.traits.classes} expected")] if self.traits.classes else []
+        if found is None:
+            return [*expected, ("looked in", f"{base_folder(config) / config.name} and {base_folder(config)}")]
+        place, layout = found
+        where = ("found in", f"{place} ({layout.name})")
+        try:
+            listing = self.listing(config)
+        except UserError:  # reported by `missing`
+            return [*expected, where]
+        size = image_size(listing, config, self.traits)
+        labels = [listing.train.labels, listing.test.labels]
+        off = [*listing.warnings, *check_counts(config.name, listing.class_names, labels, self.traits)]
+        return [
+            *counted(len(listing.class_names), len(listing.train), len(listing.test)),
+            ("size", f"{size}×{size}"),
+            where,
+            ("checks", "; ".join(off) or "counts per class are as expected"),
+        ]

@@ -160,12 +160,3 @@ def not_found(config: DataConfig, layouts: Sequence[Layout], get: str | None = N
         f"'{config.name}' is not in {base / config.name} or {base}: {command}name a folder that holds it ({known}) "
         "with --data-root or GATF_DATA"
     )
-
-
-def problem_of(read: Callable[[DataConfig], Listing], config: DataConfig) -> str | None:
-    """The reason why the data cannot be used, in one sentence; None if it can."""
-    try:
-        read(config)
-    except UserError as error:
-        return str(error)
-    return None

@@ -8,114 +8,82 @@ import torch
 from torch import Tensor
 
 from gatf import plugins
-from gatf.data.base import Card, ImageSet, OnProgress, Source, SourceEntry, rank_in_class
+from gatf.data.base import Card, OnProgress, Source, SourceEntry, rank_in_class
 from gatf.data.benchmarks import BENCHMARKS, IMAGENET_MEAN, IMAGENET_STD
-from gatf.data.build import Traits, build_source, listing_card, source_facts
+from gatf.data.build import FileSource, Traits
 from gatf.data.cache import cache_folder
 from gatf.data.digits import load_digits
 from gatf.data.glyphs import load_glyphs
 from gatf.data.layouts.folder import has_class_folders, read_folder
 from gatf.data.layouts.npz import find_npz, read_npz
 from gatf.data.layouts.parquet import find_parquet, read_parquet
-from gatf.data.listing import Layout, Listing, find_layout, problem_of
+from gatf.data.listing import Layout, Listing, find_layout
 from gatf.errors import UserError
 from gatf.settings import PYTHON, DataConfig
 
-TRAITS = Traits(IMAGENET_MEAN, IMAGENET_STD)
-"""Normalised as ImageNet is; grey images by the mean of its three channels."""
+
+@dataclass(frozen=True)
+class Own(FileSource):
+    """Users' own data, in one layout."""
+
+    def listing(self, config: DataConfig) -> Listing:
+        (layout,) = self.layouts
+        if config.root is None:
+            raise UserError(f"'{config.name}' is for your own data: name {layout.name} with --data-root")
+        found = find_layout(config, self.layouts)
+        if found is None:
+            where = "is not there" if not Path(config.root).expanduser().exists() else f"is not {layout.name}"
+            raise UserError(f"{config.root} {where}; give '{config.name}' such a place with --data-root")
+        return layout.read(found[0], config)
 
 
 @dataclass(frozen=True)
-class Own:
-    """A file layout for users' own data."""
+class Embedded(SourceEntry):
+    """A source that needs no files."""
 
-    summary: str
-    layout: Layout
-    settings: tuple[str, ...] = ()
+    load: Callable[[DataConfig], Source]
 
     def open(self, config: DataConfig) -> Source:
-        return build_source(config.name, self.listing(config), config, TRAITS)
-
-    def listing(self, config: DataConfig) -> Listing:
-        if config.root is None:
-            raise UserError(f"'{config.name}' is for your own data: name {self.layout.name} with --data-root")
-        found = find_layout(config, (self.layout,))
-        if found is None:
-            where = "is not there" if not Path(config.root).expanduser().exists() else f"is not {self.layout.name}"
-            raise UserError(f"{config.root} {where}; give '{config.name}' such a place with --data-root")
-        return self.layout.read(found[0], config)
-
-    def missing(self, config: DataConfig) -> str | None:
-        return problem_of(self.listing, config)
-
-    def card(self, config: DataConfig) -> Card:
-        return listing_card(config, (self.layout,), TRAITS, self.listing)
-
-    def entry(self) -> SourceEntry:
-        settings = frozenset({"image_size", "test_fraction", *self.settings})
-        return SourceEntry(
-            self.summary, "that of your data", "your files", self.open, self.missing, self.card, settings=settings
-        )
+        return self.load(config)
 
 
-OWN: dict[str, Own] = {
-    "folder": Own(
+def _own(summary: str, layout: Layout, *settings: str) -> Own:
+    """Normalised as ImageNet is; grey images by the mean of its three channels."""
+    uses = frozenset({"image_size", "test_fraction", *settings})
+    return Own(summary, "that of your data", "your files", uses, (layout,), Traits(IMAGENET_MEAN, IMAGENET_STD))
+
+
+SOURCES: dict[str, SourceEntry] = {
+    "digits": Embedded(
+        "10 classes, 8×8 grey, 1 797 images inside scikit-learn",
+        "CC BY 4.0 (UCI); cite Alpaydin and Kaynak, 1998",
+        "inside scikit-learn, no download",
+        frozenset(),
+        load_digits,
+    ),
+    "glyphs": Embedded(
+        "100 classes, 32×32 colour, characters rendered from matplotlib's fonts",
+        "free to use; the fonts (DejaVu, STIX) have licences of their own",
+        "rendered here, no download",
+        frozenset({"glyphs"}),
+        load_glyphs,
+    ),
+    **BENCHMARKS,
+    "folder": _own(
         "your images, one folder per class: train/ and test/, or class folders of which a share is for testing",
         Layout("a folder with train/<class> and test/<class>, or <class> folders", has_class_folders, read_folder),
-        ("class_list",),
+        "class_list",
     ),
-    "parquet": Own(
+    "parquet": _own(
         "your parquet files with the hub's columns (image, label)",
         Layout("a folder with train*.parquet and test*.parquet, or one parquet file", find_parquet, read_parquet),
-        ("label_column",),
+        "label_column",
     ),
-    "npz": Own(
+    "npz": _own(
         "your NumPy archive of uint8 images and labels",
         Layout("an .npz file with x_train, y_train and perhaps x_test, y_test", find_npz, read_npz),
     ),
 }
-
-
-__all__ = [
-    "SOURCES", "Card", "ImageSet", "OnProgress", "Source", "SourceEntry", "cache_folder", "fetch_source", "open_source",
-    "source_card",
-]  # fmt: skip
-
-
-def _embedded(
-    summary: str, licence: str, origin: str, load: Callable[[DataConfig], Source], *settings: str
-) -> SourceEntry:
-    """A source that needs no files."""
-    return SourceEntry(
-        summary, licence, origin, load, lambda config: None, lambda config: source_facts(load(config)),
-        settings=frozenset(settings),
-    )  # fmt: skip
-
-
-SOURCES: dict[str, SourceEntry] = {
-    "digits": _embedded(
-        "10 classes, 8×8 grey, 1 797 images inside scikit-learn",
-        "CC BY 4.0 (UCI); cite Alpaydin and Kaynak, 1998",
-        "inside scikit-learn, no download",
-        load_digits,
-    ),
-    "glyphs": _embedded(
-        "100 classes, 32×32 colour, characters rendered from matplotlib's fonts",
-        "free to use; the fonts (DejaVu, STIX) have licences of their own",
-        "rendered here, no download",
-        load_glyphs,
-        "glyphs",
-    ),
-    "cifar100": BENCHMARKS["cifar100"].entry(),
-    "tinyimagenet": BENCHMARKS["tinyimagenet"].entry(),
-    "imagenet100": BENCHMARKS["imagenet100"].entry(),
-    "cub200": BENCHMARKS["cub200"].entry(),
-    "folder": OWN["folder"].entry(),
-    "parquet": OWN["parquet"].entry(),
-    "npz": OWN["npz"].entry(),
-}
-
-
 SPECIAL = frozenset[str]().union(*(entry.settings for entry in SOURCES.values()))
 """Settings that only some sources use."""
 
@@ -137,7 +105,7 @@ def source_entry(name: str) -> SourceEntry:
         return source
 
     summary = (found.__doc__ or "no description").strip().splitlines()[0]
-    return _embedded(summary, "not stated", "a plugin", load, *SPECIAL)
+    return Embedded(summary, "not stated", "a plugin", SPECIAL, load)
 
 
 def open_source(config: DataConfig) -> Source:
@@ -176,10 +144,7 @@ def source_card(name: str, config: DataConfig) -> Card:
 
 def fetch_source(name: str, config: DataConfig, on_progress: OnProgress) -> str:
     """Download a source for `gatf data get`; returns its folder."""
-    entry = source_entry(name)
-    if entry.fetch is None:
-        raise UserError(f"'{name}' needs no download: {entry.origin}")
-    return entry.fetch(config.model_copy(update={"name": name}), on_progress)
+    return source_entry(name).fetch(config.model_copy(update={"name": name}), on_progress)
 
 
 def limit_training(source: Source, config: DataConfig) -> Source:
