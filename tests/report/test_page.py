@@ -76,7 +76,7 @@ def test_a_row_that_learnt_all_in_one_task_stands_beside_the_others(
     (tmp_path / "bench" / "bench.json").write_text(json.dumps({"name": "b", "title": "b", "runs": runs}))
     assert len(write_report([tmp_path / "bench"], tmp_path / "page.html")) == 2
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
-    (chart,) = re.findall(r'aria-label="(Line chart of the share of old-class[^"]*)"', page)
+    (chart,) = re.findall(r'aria-label="(Old classes predicted as new ones[^"]*)"', page)
     assert "gatf" in chart
     assert "joint" not in chart
 
@@ -342,4 +342,4 @@ def test_ones_own_row_has_its_place_among_stored_ones(fake_run: FakeRun, tmp_pat
     page = (tmp_path / "mine" / "report.html").read_text(encoding="utf-8")
     results = page[page.index("<table") : page.index("</table>")]
     assert results.index(">gatf<") < results.index(">lwf<") < results.index(">finetune<")
-    assert re.findall(r'aria-label="Heat map of (\w+): accuracy in percent on each task', page) == ["lwf"]
+    assert re.findall(r'aria-label="Accuracy per task: (\w+)', page) == ["lwf"]

@@ -33,18 +33,23 @@ GROUPS = {
 
 @dataclass(frozen=True)
 class FigureSpec:
-    """A figure that can be drawn, with its title and captions."""
+    """A figure that can be drawn, with its title and caption."""
 
     name: str
     """Also its file name."""
     title: str
     sentence: str
     """The caption."""
-    alt: str
-    """Alternative text for screen readers."""
     draw: Callable[[], Figure]
     group: str = ""
     """Figures of one group are small and shown side by side."""
+    values: str = ""
+    """The most important numbers, which the figure shows and the caption does not have."""
+
+    @property
+    def alt(self) -> str:
+        """Alternative text for screen readers."""
+        return " ".join(filter(None, (f"{self.group}: {self.title}." if self.group else f"{self.title}.", self.values)))
 
 
 @dataclass(frozen=True)
@@ -59,36 +64,35 @@ class Section:
 def build_sections(runs: Sequence[Run]) -> list[Section]:
     """The sections of a report, a setting each."""
     groups = {setting: [run for run in runs if run.setting == setting] for setting in {run.setting: 0 for run in runs}}
-    several = len(groups) > 1
-    return [
-        Section(setting, group, figures_of(group, slug(setting) + "-" if several else ""))
-        for setting, group in groups.items()
-    ]
+    sections = []
+    for setting, group in groups.items():
+        specs, prefix = figures_of(group), f"{slug(setting)}-" if len(groups) > 1 else ""
+        sections.append(Section(setting, group, [replace(spec, name=prefix + spec.name) for spec in specs]))
+    return sections
 
 
-def figures_of(runs: Sequence[Run], prefix: str = "") -> list[FigureSpec]:
+def figures_of(runs: Sequence[Run]) -> list[FigureSpec]:
     """Every figure that the runs of one setting have data for."""
     rows = by_row(run for run in runs if not run.reference)
-    specs = [_accuracy(runs, prefix)]
+    specs = [_accuracy(runs)]
     if explained := at_the_end_explained(runs):
-        specs.append(_gaps(explained, prefix))
+        specs.append(_gaps(explained))
     if any(run.old_to_new for run in runs):
-        specs.append(_confusion(runs, prefix))
-    specs += [_matrix(row, group, prefix) for row, group in rows.items()]
-    specs += [_classes(row, group, prefix) for row, group in rows.items() if group[0].summary.accuracy_by_class[-1]]
+        specs.append(_confusion(runs))
+    specs += [_matrix(row, group) for row, group in rows.items()]
+    specs += [_classes(row, group) for row, group in rows.items() if group[0].summary.accuracy_by_class[-1]]
     for row, group in rows.items():
         if all(run.confusion for run in group) and len({frozenset(run.summary.class_names) for run in group}) == 1:
-            specs.append(_pairs(row, group, prefix))
-    specs = [_alone(spec) for spec in specs] if len(by_row(runs)) == 1 else specs
-    training = [spec for row, group in rows.items() for spec in _training(row, group[0], prefix)]
-    return specs + diagnostic_figures(runs, prefix) + _costs(runs, prefix) + training
-
-
-def _alone(spec: FigureSpec) -> FigureSpec:
-    """With one row there is nothing to compare: the group's name becomes the title."""
-    if not spec.group:
-        return spec
-    return replace(spec, title=spec.group, sentence=f"{GROUPS[spec.group]} {spec.sentence}", group="")
+            specs.append(_pairs(row, group))
+    if len(by_row(runs)) == 1:  # nothing to compare: the group's name becomes the title
+        specs = [
+            replace(spec, title=spec.group, sentence=f"{GROUPS[spec.group]} {spec.sentence}", group="")
+            if spec.group
+            else spec
+            for spec in specs
+        ]
+    training = [spec for row, group in rows.items() for spec in _training(row, group[0])]
+    return specs + diagnostic_figures(runs) + _costs(runs) + training
 
 
 def _seeds(runs: Sequence[Run]) -> str:
@@ -101,23 +105,20 @@ def slug(text: str) -> str:
     return "".join(letter if letter.isalnum() else "-" for letter in text.lower()).strip("-")
 
 
-def _accuracy(runs: Sequence[Run], prefix: str) -> FigureSpec:
+def _accuracy(runs: Sequence[Run]) -> FigureSpec:
     table = aggregate(run.result for run in runs)
-    ends = ", ".join(f"{row['row']} {row['a_last']:.1f} %" for row in table)
     if len(table) == 1:
-        only = table[0]
-        start = runs[0].summary.accuracy_seen[0]
+        start, end = runs[0].summary.accuracy_seen[0], table[0]["a_last"]
         sentence = (
-            f"Accuracy over all seen classes falls from {start:.0f} % to {only['a_last']:.0f} %. Some of it would fall "
+            f"Accuracy over all seen classes falls from {start:.0f} % to {end:.0f} %. Some of it would fall "
             "without forgetting, because more classes are harder to distinguish."
         )
     else:
         best = best_of(table)
         sentence = f"Higher is better: {best['row']} ends at {best['a_last']:.1f} %{_distance(best, table)}."
     return FigureSpec(
-        f"{prefix}accuracy", "Accuracy over tasks", sentence + _seeds(runs),
-        f"Line chart of the accuracy over all seen classes after each task. Last values: {ends}.",
-        lambda: figures.accuracy_over_tasks(runs),
+        "accuracy", "Accuracy over tasks", sentence + _seeds(runs), lambda: figures.accuracy_over_tasks(runs),
+        values=f"Last values: {listed({row['row']: row['a_last'] for row in table}, ' %', '.1f')}.",
     )  # fmt: skip
 
 
@@ -150,83 +151,65 @@ def at_the_end_explained(runs: Sequence[Run]) -> dict[str, dict[str, float | Non
     return found
 
 
-def _gaps(explained: dict[str, dict[str, float | None]], prefix: str) -> FigureSpec:
+def _gaps(explained: dict[str, dict[str, float | None]]) -> FigureSpec:
     ends = {row: values["representation"] for row, values in explained.items() if values["representation"] is not None}
     sentence = "Each bar starts with the accuracy of the method and ends at joint training."
     if ends:
         least = min(ends, key=lambda row: ends[row])
         sentence += f" {least} has the smallest representation gap, {ends[least]:.1f} points."
     return FigureSpec(
-        f"{prefix}gaps", "Accuracy gap to joint training", sentence,
-        "Stacked bars: accuracy, then the gaps by transport, readout and representation, of each method.",
-        lambda: figures.accuracy_gaps(explained),
+        "gaps", "Accuracy gap to joint training", sentence, lambda: figures.accuracy_gaps(explained),
+        values="Stacked: accuracy, then the gaps by transport, readout and representation.",
     )  # fmt: skip
 
 
-def _confusion(runs: Sequence[Run], prefix: str) -> FigureSpec:
+def _confusion(runs: Sequence[Run]) -> FigureSpec:
     groups = by_row(run for run in runs if run.old_to_new)
     ends = {row: fmean(run.old_to_new[-1] for run in group) for row, group in groups.items()}
     worst = max(ends, key=lambda row: ends[row])
+    share = f"{ends[worst]:.0f} % of the old images"
+    last = f"{share} are predicted" if len(ends) == 1 else f"{worst} predicts {share}"
     return FigureSpec(
-        f"{prefix}confusion", "Old classes predicted as new ones",
-        f"Lower is better: after the last task {'' if len(ends) == 1 else f'{worst} predicts '}{ends[worst]:.0f} % of "
-        f"the old images {'are predicted ' if len(ends) == 1 else ''}as one of the newest classes."
-        + _seeds(runs),
-        f"Line chart of the share of old-class test images predicted as a class of the newest task. Last values: "
-        f"{listed(ends, ' %', '.0f')}.",
-        lambda: figures.confusion_over_tasks(runs),
+        "confusion", "Old classes predicted as new ones",
+        f"Lower is better: after the last task {last} as one of the newest classes.{_seeds(runs)}",
+        lambda: figures.confusion_over_tasks(runs), values=f"Last values: {listed(ends, ' %', '.0f')}.",
     )  # fmt: skip
 
 
-def _matrix(row: str, runs: Sequence[Run], prefix: str) -> FigureSpec:
-    matrix = runs[0].summary.accuracy_matrix
-    first = fmean(run.summary.accuracy_matrix[-1][0] for run in runs)
-    start = fmean(run.summary.accuracy_matrix[0][0] for run in runs)
+def _matrix(row: str, runs: Sequence[Run]) -> FigureSpec:
+    start, end = (fmean(run.summary.accuracy_matrix[task][0] for run in runs) for task in (0, -1))
+    last = ", ".join(f"{value:.0f}" for value in runs[0].summary.accuracy_matrix[-1])
     return FigureSpec(
-        f"{prefix}matrix-{slug(row)}", row,
-        f"Accuracy on task 1: {start:.0f} % after learning it, {first:.0f} % at the end.",
-        f"Heat map of {row}: accuracy in percent on each task's test images (columns) after each task (rows). "
-        f"Last row: {', '.join(f'{value:.0f}' for value in matrix[-1])}.",
-        lambda: figures.accuracy_matrix(runs), group=TASKS,
+        f"matrix-{slug(row)}", row, f"Accuracy on task 1: {start:.0f} % after learning it, {end:.0f} % at the end.",
+        lambda: figures.accuracy_matrix(runs), group=TASKS, values=f"Last row: {last}.",
     )  # fmt: skip
 
 
-def _classes(row: str, runs: Sequence[Run], prefix: str) -> FigureSpec:
+def _classes(row: str, runs: Sequence[Run]) -> FigureSpec:
     last = [fmean(values) for values in zip(*(run.summary.accuracy_by_class[-1] for run in runs), strict=True)]
     names = runs[0].summary.class_names
-    worst = min(range(len(last)), key=lambda number: last[number])
-    best = max(range(len(last)), key=lambda number: last[number])
+    worst, best = (choose(range(len(last)), key=lambda number: last[number]) for choose in (min, max))
     end = f"At the end “{names[worst]}” has the lowest accuracy, {last[worst]:.0f} %, and “{names[best]}” the highest, "
     end += f"{last[best]:.0f} %."
     if len(names) > figures.MOST_NAMED:
         end += " Sorted by final accuracy."
-    return FigureSpec(
-        f"{prefix}classes-{slug(row)}", row, end,
-        f"Heat map of {row}: accuracy in percent on each class (rows) after each task (columns). {end}",
-        lambda: figures.accuracy_by_class(runs), group=CLASSES,
-    )  # fmt: skip
+    return FigureSpec(f"classes-{slug(row)}", row, end, lambda: figures.accuracy_by_class(runs), group=CLASSES)
 
 
-def _pairs(row: str, runs: Sequence[Run], prefix: str) -> FigureSpec:
+def _pairs(row: str, runs: Sequence[Run]) -> FigureSpec:
     found = figures.confusion_shares(runs)
     names, wrong = found.names, np.where(found.true != found.answer, found.percent, 0.0)
+    sentence = "No image is misclassified."
     if wrong.any():
         worst = int(wrong.argmax())
         pair = f"“{names[found.true[worst]]}” is predicted as “{names[found.answer[worst]]}”"
         sentence = f"Most frequent error: {pair} for {wrong[worst]:.0f} % of its images."
         if (together := figures.classes_per_cell(len(names))) > 1:
             sentence += f" A cell covers {together} × {together} classes and shows the largest share among them."
-    else:
-        sentence = "No image is misclassified."
-    return FigureSpec(
-        f"{prefix}pairs-{slug(row)}", row, sentence,
-        f"Heat map of {row}: of each class (rows) the percentage of test images predicted as each (columns), after "
-        f"the last task. {sentence}",
-        lambda: figures.confusion_matrix(runs), group=PAIRS,
-    )  # fmt: skip
+    return FigureSpec(f"pairs-{slug(row)}", row, sentence, lambda: figures.confusion_matrix(runs), group=PAIRS)
 
 
-def _costs(runs: Sequence[Run], prefix: str) -> list[FigureSpec]:
+def _costs(runs: Sequence[Run]) -> list[FigureSpec]:
     """Accuracy against memory and time, where there are rows to compare."""
     table = aggregate(run.result for run in runs)
     if len(table) < 2:
@@ -236,43 +219,39 @@ def _costs(runs: Sequence[Run], prefix: str) -> list[FigureSpec]:
     quickest = min(table, key=lambda row: row["total_seconds"])
     return [
         FigureSpec(
-            f"{prefix}memory", "Accuracy against memory",
+            "memory", "Accuracy against memory",
             f"{some(cheapest, 4)} {'stores' if len(cheapest) == 1 else 'store'} least: {least:,} bytes per class.",
-            "Scatter chart of A_last over the bytes stored per class, logarithmic: "
-            + ", ".join(f"{row['row']} {row['a_last']:.1f} % at {row['bytes_per_class']:,}" for row in table) + ".",
             lambda: costs.against_memory(runs), group=COSTS,
+            values=f"Bytes per class: {listed({row['row']: row['bytes_per_class'] for row in table}, digits=',')}.",
         ),
         FigureSpec(
-            f"{prefix}time", "Accuracy against time",
+            "time", "Accuracy against time",
             f"{quickest['row']} is fastest with {quickest['total_seconds']:.0f} s.",
-            "Scatter chart of A_last over the seconds of a run, logarithmic: "
-            + ", ".join(f"{row['row']} {row['a_last']:.1f} % in {row['total_seconds']:.0f} s" for row in table) + ".",
             lambda: costs.against_time(runs), group=COSTS,
+            values=f"Durations: {listed({row['row']: row['total_seconds'] for row in table}, ' s', '.0f')}.",
         ),
     ]  # fmt: skip
 
 
-def _training(row: str, run: Run, prefix: str) -> list[FigureSpec]:
+def _training(row: str, run: Run) -> list[FigureSpec]:
     """Losses and learning rates of a row's first run, if it has a log."""
     losses = costs.losses(run)
     if not losses:
         return []
-    ends = {name: heights[-1] for name, (_, heights) in losses.items()}
+    ends = listed({name: heights[-1] for name, (_, heights) in losses.items()})
     return [
         FigureSpec(
-            f"{prefix}losses-{slug(row)}", f"Loss of {row}", f"In the last epoch: {listed(ends)}.",
-            f"Line chart of the terms of the loss of {row} over epochs. In the last one: {listed(ends)}.",
+            f"losses-{slug(row)}", f"Loss of {row}", f"In the last epoch: {ends}.",
             lambda: costs.training_lines(losses, "terms of the loss, mean over an epoch"), group=TRAINING,
         ),
         FigureSpec(
-            f"{prefix}rates-{slug(row)}", f"Learning rate of {row}", "Of the last parameter group, in each epoch.",
-            f"Line chart of the learning rate of {row} over epochs.",
+            f"rates-{slug(row)}", f"Learning rate of {row}", "Of the last parameter group, in each epoch.",
             lambda: costs.training_lines(costs.rates(run), "learning rate", log=True), group=TRAINING,
         ),
     ]  # fmt: skip
 
 
-def diagnostic_figures(runs: Sequence[Run], prefix: str = "") -> list[FigureSpec]:
+def diagnostic_figures(runs: Sequence[Run]) -> list[FigureSpec]:
     """The figures for which runs have diagnostics tables; other runs are omitted."""
     among = list(by_row(runs))
     drift = [run for run in with_table(runs, "drift") if "floor" in run.diagnostics["drift"][0]]
@@ -281,8 +260,8 @@ def diagnostic_figures(runs: Sequence[Run], prefix: str = "") -> list[FigureSpec
     errors = [run for run in errors if any(row["past_task"] < row["after_task"] for row in run.diagnostics["errors"])]
     with_covs = [run for run in errors if "symmetric_kl" in run.diagnostics["errors"][0]]
     makers = ((_drift, drift), (_divergence, with_covs), (_tail, tail), (_margins, margins), (_spectrum, spectra))
-    specs = [make(found, prefix, among) for make, found in makers if found]
-    return specs + [_plane(row, group[0], prefix) for row, group in by_row(with_table(runs, "plane")).items()]
+    specs = [make(found, among) for make, found in makers if found]
+    return specs + [_plane(row, group[0]) for row, group in by_row(with_table(runs, "plane")).items()]
 
 
 def with_table(runs: Sequence[Run], name: str) -> list[Run]:
@@ -314,7 +293,7 @@ def listed(values: dict[str, float], unit: str = "", digits: str = ".3g") -> str
     return ", ".join(f"{row} {value:{digits}}{unit}" for row, value in values.items())
 
 
-def _drift(runs: Sequence[Run], prefix: str, among: Sequence[str]) -> FigureSpec:
+def _drift(runs: Sequence[Run], among: Sequence[str]) -> FigureSpec:
     ends = at_the_end(runs, "errors", "drift")
     best, worst = best_and_worst(ends)
     whose = "they are" if len(ends) == 1 else f"the means of {best} are"
@@ -324,73 +303,63 @@ def _drift(runs: Sequence[Run], prefix: str, among: Sequence[str]) -> FigureSpec
         f"{100 * ends[best]:.0f} % of the class's standard deviation{others}."
     )
     return FigureSpec(
-        f"{prefix}drift", "Prototype drift", sentence,
-        "Line chart of the distance between stored and true class means over epochs and after transport, in spreads "
-        f"of the class. After the last transport: {listed(ends)}.",
-        lambda: figures.drift_over_tasks(runs, among), group=WHY,
+        "drift", "Prototype drift", sentence, lambda: figures.drift_over_tasks(runs, among), group=WHY,
+        values=f"After the last transport, in spreads of the class: {listed(ends)}.",
     )  # fmt: skip
 
 
-def _divergence(runs: Sequence[Run], prefix: str, among: Sequence[str]) -> FigureSpec:
+def _divergence(runs: Sequence[Run], among: Sequence[str]) -> FigureSpec:
     ends = at_the_end(runs, "errors", "symmetric_kl")
     best, worst = best_and_worst(ends)
     compared = "" if len(ends) == 1 else f", against {ends[worst]:.3g} of {worst}"
     label = "symmetric KL of stored and true Gaussian"
     return FigureSpec(
-        f"{prefix}kl", "Gaussians after transport",
+        "kl", "Gaussians after transport",
         f"Lower is better: after the last task {best} is at {ends[best]:.3g}{compared}.",
-        f"Line chart of the {label}, after each task. At the end: {listed(ends)}.",
         lambda: figures.error_over_tasks(runs, "symmetric_kl", label, among), group=WHY,
+        values=f"At the end, {label}: {listed(ends)}.",
     )  # fmt: skip
 
 
-def _tail(runs: Sequence[Run], prefix: str, among: Sequence[str]) -> FigureSpec:
+def _tail(runs: Sequence[Run], among: Sequence[str]) -> FigureSpec:
     return FigureSpec(
-        f"{prefix}tail", "Mahalanobis tail",
+        "tail", "Mahalanobis tail",
         "A curve that rises at its right end has errors in directions of small variance, where the Mahalanobis "
         "distance weighs them most.",
-        "Line chart, logarithmic: cumulative error of transported features in units of variance, over directions from "
-        "large to small variance.",
         lambda: figures.tail_curve(runs, among), group=WHY,
     )  # fmt: skip
 
 
-def _margins(runs: Sequence[Run], prefix: str, among: Sequence[str]) -> FigureSpec:
+def _margins(runs: Sequence[Run], among: Sequence[str]) -> FigureSpec:
     wrong = at_the_end(runs, "margins", "wrong", form="score")
     shares = {row: 100 * value for row, value in wrong.items()}
     best, worst = best_and_worst(shares)
     compared = "" if len(shares) == 1 else f", {shares[worst]:.0f} % for {worst}"
     return FigureSpec(
-        f"{prefix}margins", "Margins of old classes",
+        "margins", "Margins of old classes",
         f"Images left of zero are misclassified: {shares[best]:.0f} % of the old images for {best}{compared}.",
-        f"Density curves of the margin of old images at the end. Not above zero: {listed(shares, ' %', '.0f')}.",
         lambda: figures.margin_densities(runs, among), group=WHY,
+        values=f"Not above zero: {listed(shares, ' %', '.0f')}.",
     )  # fmt: skip
 
 
-def _spectrum(runs: Sequence[Run], prefix: str, among: Sequence[str]) -> FigureSpec:
+def _spectrum(runs: Sequence[Run], among: Sequence[str]) -> FigureSpec:
     return FigureSpec(
-        f"{prefix}spectrum", "Spectrum of the oldest classes",
+        "spectrum", "Spectrum of the oldest classes",
         "Where they differ, the stored covariance is larger (above) or smaller (below) than the true one.",
-        "Line chart, logarithmic: eigenvalues of the stored (line) and true (dotted) covariances of the first task's "
-        "classes after the last task.",
         lambda: figures.spectrum(runs, among), group=WHY,
     )  # fmt: skip
 
 
-def _plane(row: str, run: Run, prefix: str) -> FigureSpec:
+def _plane(row: str, run: Run) -> FigureSpec:
     rows = run.diagnostics["plane"]
     last = last_task(rows)
     place = {(one["class"], one["kind"]): complex(one["x"], one["y"]) for one in rows if one["after_task"] == last}
     classes = sorted({number for number, _ in place})
-    moved = fmean(abs(place[number, "new"] - place[number, "old"]) for number in classes)
+    sentence = "This method does not transport features."
     if (classes[0], "carried") in place:
+        moved = fmean(abs(place[number, "new"] - place[number, "old"]) for number in classes)
         left = fmean(abs(place[number, "new"] - place[number, "carried"]) for number in classes)
         sentence = f"In this plane the transport error is {100 * left / max(moved, 1e-12):.0f} % of the arrows' length."
-    else:
-        sentence = "This method does not transport features."
-    return FigureSpec(
-        f"{prefix}plane-{slug(row)}", f"{row}, seed {run.summary.seed}", sentence,
-        f"Scatter plot of the class means of {row} before and after the last task, with arrows. {sentence}",
-        lambda: figures.transport_plane(run), group=PLANE,
-    )  # fmt: skip
+    title = f"{row}, seed {run.summary.seed}"
+    return FigureSpec(f"plane-{slug(row)}", title, sentence, lambda: figures.transport_plane(run), group=PLANE)
