@@ -1,5 +1,6 @@
 """Runs repeat, stop, resume and tell what they did."""
 
+import csv
 import json
 import multiprocessing
 import random
@@ -22,7 +23,6 @@ from gatf.io import container
 from gatf.io.events import Event, Step, Task
 from gatf.io.provenance import commit
 from gatf.io.run_folder import RunFolder
-from gatf.report.load import read_csv
 from gatf.settings import deep_merge
 from gatf.training.loop import Interrupted
 
@@ -144,10 +144,10 @@ def test_what_a_run_folder_holds(whole: Path) -> None:
     assert min(summary["peak_memory_mb"]) > 0
     assert summary["bytes_per_class"] == 4 * (8 + 36)
     assert set(summary["versions"]) >= {"gatf", "torch", "python"}
-    confused = read_csv(whole / "confusion.csv")
+    confused = list(csv.DictReader((whole / "confusion.csv").open(encoding="utf-8")))
     assert list(confused[0]) == ["class", "answered", "images"]
-    right = sum(row["images"] for row in confused if row["class"] == row["answered"])
-    assert 100 * right / sum(row["images"] for row in confused) == pytest.approx(summary["a_last"])
+    right = sum(int(row["images"]) for row in confused if row["class"] == row["answered"])
+    assert 100 * right / sum(int(row["images"]) for row in confused) == pytest.approx(summary["a_last"])
     assert yaml.safe_load((whole / "config.yaml").read_text(encoding="utf-8"))["data"]["name"] == "digits"
     assert not list(whole.rglob("*.partial"))
     assert len(list((whole / "checkpoints").iterdir())) == 2

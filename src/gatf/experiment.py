@@ -24,15 +24,8 @@ from gatf.data.preprocessing import Preprocessing
 from gatf.data.scenario import Scenario, build_scenario
 from gatf.data.sources import limit_training, open_source
 from gatf.errors import CannotWrite, Diverged, UserError
-from gatf.evaluation.metrics import (
-    Evaluation,
-    choose,
-    evaluate,
-    forgetting,
-    incremental_accuracy,
-    last_accuracy,
-    task_weighted,
-)
+from gatf.evaluation import metrics
+from gatf.evaluation.metrics import Evaluation
 from gatf.evaluation.observer import DiagnosticsData, DiagnosticsObserver
 from gatf.geometry import spd
 from gatf.io import events
@@ -293,12 +286,12 @@ class Experiment:
         finite = torch.ones((), dtype=torch.bool, device=self.session.device)
         for scores in self._scored(members[own]):
             finite &= scores.isfinite().all()
-            chosen.append(choose(scores, wanted[done : done + len(scores)], tasks))
+            chosen.append(metrics.choose(scores, wanted[done : done + len(scores)], tasks))
             done += len(scores)
         if distributed.any_of(not finite, self.session.device):
             raise self.session.diverged(task, "evaluation", "scores not finite")
         of_image = self.scenario.tasks(self.scenario.source.test)[members]
-        return evaluate(distributed.gather_rows(torch.cat(chosen)).cpu(), labels, tasks.cpu(), of_image)
+        return metrics.evaluate(distributed.gather_rows(torch.cat(chosen)).cpu(), labels, tasks.cpu(), of_image)
 
     @torch.inference_mode()
     def accuracy_after_learning(self, task: int) -> float:
@@ -532,7 +525,7 @@ class _Run:
 
     def summary(self) -> Summary:
         progress, scenario = self.progress, self.experiment.scenario
-        by_task = task_weighted(progress.accuracy_matrix)
+        by_task = metrics.task_weighted(progress.accuracy_matrix)
         return Summary(
             method=self.config.method.name,
             dataset=self.config.data.name,
@@ -540,11 +533,11 @@ class _Run:
             seed=self.config.seed,
             class_order=list(scenario.order),
             class_names=list(scenario.class_names),
-            a_last=last_accuracy(progress.accuracy_seen),
-            a_inc=incremental_accuracy(progress.accuracy_seen),
-            a_last_task_weighted=last_accuracy(by_task),
-            a_inc_task_weighted=incremental_accuracy(by_task),
-            forgetting=forgetting(progress.accuracy_matrix),
+            a_last=metrics.last_accuracy(progress.accuracy_seen),
+            a_inc=metrics.incremental_accuracy(progress.accuracy_seen),
+            a_last_task_weighted=metrics.last_accuracy(by_task),
+            a_inc_task_weighted=metrics.incremental_accuracy(by_task),
+            forgetting=metrics.forgetting(progress.accuracy_matrix),
             returning=sorted({number for task in range(len(scenario)) for number in scenario.returning(task)})
             if scenario.train_tasks is not None and not scenario.domains
             else [],

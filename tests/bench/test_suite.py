@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import signal
 import threading
 import time
@@ -157,7 +158,7 @@ def test_the_live_table_follows_runs_in_other_processes(plan: Plan, tmp_path: Pa
         assert table._state[run.name] == "task 2/2, epoch 5"
         printed = Console(width=120, record=True, file=io.StringIO())
         printed.print(table._table())
-        assert "seed 0: task 2/2, epoch 5" in printed.export_text()
+        assert re.search(rf"{run.name} +│ task 2/2, epoch 5", printed.export_text())
         events.write_text(lines[0])  # a run that goes on from a checkpoint cuts its file back
         table.tick()
         again = replace(epoch, epoch=5, losses={"ce": 0.5, "distill": 0.25})

@@ -516,7 +516,7 @@ def test_arrays_that_are_not_images(tmp_path: Path) -> None:
         ({"x_train": good, "y_train": labels[:3]}, "4 images in 'x_train' and 3 labels"),
         ({"x_train": good, "y_train": labels / 2}, "not class numbers"),
         ({"pictures": good}, "has no training images: it needs arrays x_train/y_train"),
-        ({"x_train": np.array([{}] * 4), "y_train": labels}, "no archive of plain arrays"),
+        ({"x_train": np.array([{}] * 4), "y_train": labels}, "an array holds Python objects, which are never loaded"),
     ]
     for arrays, message in cases:
         np.savez(file, **arrays)

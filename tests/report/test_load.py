@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gatf.errors import UserError
-from gatf.report.load import load_references, load_runs, read_csv
+from gatf.report.load import load_references, load_runs, read_table
 
 
 def test_rows_of_a_bench_keep_their_names(fake_run: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
@@ -46,8 +46,15 @@ def test_a_foreign_index_is_one_sentence(tmp_path: Path, content: str) -> None:
 
 
 def test_tables_are_read_back(tmp_path: Path) -> None:
-    (tmp_path / "t.csv").write_text("task,share,name,none\n1,0.5,a,\n")
-    assert read_csv(tmp_path / "t.csv") == [{"task": 1, "share": 0.5, "name": "a", "none": None}]
+    path = tmp_path / "tail.csv"
+    path.write_text("after_task,map,k,tail,more\n1,none,2,0.5,\n")
+    assert read_table(path) == [{"after_task": 1, "map": "none", "k": 2.0, "tail": 0.5, "more": None}]
+    path.write_text("after_task,map,k,tail\n1,none,2,\n")
+    with pytest.raises(UserError, match=r"tail.csv is not a table of diagnostics: it lacks 'tail'"):
+        read_table(path)
+    path.write_text("after_task,map,k,tail\n1,none,2,much\n")
+    with pytest.raises(UserError, match=r"tail.csv is not a table of diagnostics: its 'tail' has 'much'"):
+        read_table(path)
 
 
 def short_form(folder: Path, row: str, **more: Any) -> None:

@@ -14,7 +14,7 @@ from gatf.config import RunConfig
 from gatf.errors import UserError
 from gatf.experiment import start
 from gatf.io.run_folder import RunFolder
-from gatf.report.load import read_csv
+from gatf.report.load import read_table
 from gatf.report.page import write_report
 from gatf.report.points import explain_run, find_joint, joint_accuracy
 
@@ -47,7 +47,7 @@ def test_after_every_task(bench: Path) -> None:
     assert [row.own for row in rows] == pytest.approx(summary.accuracy_seen)
     assert [row.joint for row in rows] == joint.accuracy_seen
     assert (rows[0].transport, rows[0].anew) == (0, rows[0].own)  # there was no old class
-    written = read_csv(RunFolder(folder).explained)
+    written = read_table(RunFolder(folder).explained)
     assert [row["after_task"] for row in written] == [0, 1, 2]
     assert written[2]["probe"] - written[2]["anew"] == pytest.approx(written[2]["readout"])
     told = json.loads(RunFolder(folder).explained_in_words.read_text(encoding="utf-8"))

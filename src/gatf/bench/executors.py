@@ -11,10 +11,11 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from gatf import experiment
 from gatf.bench.plan import PlannedRun
+from gatf.bench.progress import LiveTable
 from gatf.config import read_recipe, validated
 from gatf.errors import ExitCode, UserError
 from gatf.io.events import Listener
@@ -24,26 +25,6 @@ from gatf.network_reuse import network_source_beside
 from gatf.training.loop import Interrupted
 
 POLL_SECONDS = 0.5
-
-
-class Watcher(Protocol):
-    """Receives the progress of the jobs of a bench."""
-
-    def listener(self, run: PlannedRun) -> Listener: ...
-
-    def started(self, run: PlannedRun) -> None: ...
-
-    def finished(self, run: PlannedRun) -> None: ...
-
-    def failed(self, run: PlannedRun, why: str) -> None: ...
-
-    def tick(self) -> None: ...
-
-
-class Executor(Protocol):
-    """Executes jobs; raises `Interrupted` after a requested stop, when everything is saved."""
-
-    def execute(self, jobs: Sequence[PlannedRun], folder: Path, watcher: Watcher) -> None: ...
 
 
 def prepare(run: PlannedRun, folder: Path) -> None:
@@ -66,7 +47,7 @@ def description(error: Exception) -> str:
 class InProcess:
     """One after the other, in this process."""
 
-    def execute(self, jobs: Sequence[PlannedRun], folder: Path, watcher: Watcher) -> None:
+    def execute(self, jobs: Sequence[PlannedRun], folder: Path, watcher: LiveTable) -> None:
         for run in jobs:
             watcher.started(run)
             try:
@@ -92,7 +73,7 @@ class Processes:
     _slots: dict[str, int] = field(default_factory=dict)
     """The slot, below `count`, of each running job."""
 
-    def execute(self, jobs: Sequence[PlannedRun], folder: Path, watcher: Watcher) -> None:
+    def execute(self, jobs: Sequence[PlannedRun], folder: Path, watcher: LiveTable) -> None:
         waiting, tries = list(jobs), dict.fromkeys((run.name for run in jobs), 0)
         with stop_signals() as stopping:
             while waiting or self._running:
@@ -107,7 +88,7 @@ class Processes:
                     raise Interrupted
                 time.sleep(POLL_SECONDS / 5)
 
-    def _start(self, run: PlannedRun, folder: Path, watcher: Watcher) -> None:
+    def _start(self, run: PlannedRun, folder: Path, watcher: LiveTable) -> None:
         threads = self.threads or max(1, (os.cpu_count() or 1) // self.count)
         command = [sys.executable, "-m", "gatf.bench.worker", str(folder / run.name)]
         taken = {self._slots[name] for name in self._running}
@@ -120,7 +101,7 @@ class Processes:
         watcher.started(run)
 
     def _settle(
-        self, run: PlannedRun, process: subprocess.Popen[str], watcher: Watcher, waiting: list[PlannedRun],
+        self, run: PlannedRun, process: subprocess.Popen[str], watcher: LiveTable, waiting: list[PlannedRun],
         tries: dict[str, int],
     ) -> None:  # fmt: skip
         """Handle the end of a process: success, a requested stop, an error, or a signal (negative code: retry)."""
@@ -158,7 +139,7 @@ class RayCluster:
     retries: int = 3
     """Retries of a run whose worker was lost."""
 
-    def execute(self, jobs: Sequence[PlannedRun], folder: Path, watcher: Watcher) -> None:
+    def execute(self, jobs: Sequence[PlannedRun], folder: Path, watcher: LiveTable) -> None:
         try:
             import ray
         except ImportError:
@@ -205,3 +186,7 @@ def run_job(folder: str, threads: int) -> str:
 def continue_run(folder: Path, listeners: tuple[Listener, ...] = ()) -> None:
     """Continue the run in a folder. It reuses the networks of a run beside it that trained and kept the same ones."""
     experiment.resume(folder, listeners, networks_from=network_source_beside(folder))
+
+
+Executor = InProcess | Processes | RayCluster
+"""Executes jobs; raises `Interrupted` after a requested stop, when everything is saved."""

@@ -1,4 +1,4 @@
-"""The live table of a bench: finished and running jobs, and their results."""
+"""The live table of a bench: its running jobs."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gatf.bench.plan import PlannedRun
-from gatf.bench.tables import Result, aggregate, spread
+from gatf.bench.tables import Result
 from gatf.io import events
 from gatf.io.events import Event, Listener, read_events
 from gatf.io.run_folder import RunFolder, Summary
@@ -99,19 +99,12 @@ class LiveTable:
             self.console.print(harmless(text), markup=False, highlight=False)
 
     def _table(self) -> Table:
-        done = aggregate(self.results)
-        numbers = {(row["setting"], row["row"]): row for row in done}
+        """The running jobs."""
         table = Table(
             header_style="bold", title=f"{len(self._summaries)} of {len(self.runs)} runs", title_justify="left"
         )
-        for name in ("setting", "method", "done", "A_last %", "A_inc %", "now"):
-            table.add_column(name, justify="left" if name in ("setting", "method", "now") else "right")
-        for setting, name in dict.fromkeys((run.setting, run.row) for run in self.runs):
-            members = [run for run in self.runs if (run.setting, run.row) == (setting, name)]
-            row = numbers.get((setting, name))
-            numbers_shown = [spread(row[key], row[f"{key}_std"]) if row else "" for key in ("a_last", "a_inc")]
-            now = [f"seed {run.config.seed}: {self._state[run.name]}" for run in members if run.name in self._state]
-            count = f"{sum(run.name in self._summaries for run in members)}/{len(members)}"
-            cells = (setting, name, count, *numbers_shown, "; ".join(now))
-            table.add_row(*(Text(harmless(text)) for text in cells))
+        for heading in ("run", "now"):
+            table.add_column(heading)
+        for name, state in self._state.items():
+            table.add_row(Text(harmless(name)), Text(state))
         return table

@@ -8,7 +8,7 @@ import io
 from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from io import BytesIO
@@ -21,16 +21,7 @@ import torch
 from torch import Tensor
 
 from gatf.data import cache
-from gatf.data.decode import (
-    SMALL,
-    BadImage,
-    ChooseBox,
-    Image,
-    careful_pillow,
-    centre_box,
-    decode,
-    likely_formats,
-)
+from gatf.data.decode import SMALL, BadImage, ChooseBox, Image, careful_pillow, centre_box, decode, likely_formats
 from gatf.data.workers import in_order
 from gatf.errors import UserError
 from gatf.io.files import is_special, new_file
@@ -52,9 +43,13 @@ class Encoded(ABC):
     @abstractmethod
     def take(self, numbers: Sequence[int]) -> "Encoded": ...
 
-    @abstractmethod
     def content(self) -> str:
         """A digest of every byte."""
+        total = hashlib.blake2b(digest_size=16)
+        for number in range(len(self)):
+            with suppress(BadImage):  # reported when it is decoded
+                total.update(hashlib.blake2b(self.read(number), key=number.to_bytes(8)).digest())
+        return total.hexdigest()
 
     @abstractmethod
     def stamp(self) -> str:
@@ -95,16 +90,6 @@ class Files(Encoded):
     def take(self, numbers: Sequence[int]) -> "Files":
         return Files(tuple(self.paths[number] for number in numbers))
 
-    def content(self) -> str:
-        total = hashlib.blake2b(digest_size=16)
-        for number, path in enumerate(self.paths):
-            try:
-                data = self.read(number)
-            except BadImage:  # met again when it is decoded
-                data = b""
-            total.update(hashlib.blake2b(data, key=Path(path).name.encode()[:64]).digest())
-        return total.hexdigest()
-
     def stamp(self) -> str:
         return cache.digest(*(_stamp(Path(path)) if Path(path).exists() else path for path in self.paths))
 
@@ -130,12 +115,6 @@ class Pictures(Encoded):
 
     def take(self, numbers: Sequence[int]) -> "Pictures":
         return Pictures(tuple(self.items[number] for number in numbers))
-
-    def content(self) -> str:
-        total = hashlib.blake2b(digest_size=16)
-        for data in self.in_order():
-            total.update(hashlib.blake2b(data).digest())
-        return total.hexdigest()
 
     def stamp(self) -> str:
         return self.content()

@@ -260,13 +260,13 @@ class _Arrays(_File):
             if f"{ENCODER}.npy" not in archive.namelist():
                 return None
             with archive.open(f"{ENCODER}.npy") as file:
-                return str(_Array(file).whole())
+                return str(PlainArray(file).whole())
 
     def batches(self, rows: int) -> Iterator[VectorBatch]:
         with self._reading():
             if not self.path.lower().endswith(".npz"):
                 with Path(self.path).open("rb") as file:
-                    yield from self._together({VECTORS: _Array(file)}, rows)
+                    yield from self._together({VECTORS: PlainArray(file)}, rows)
                 return
             with zipfile.ZipFile(self.path) as archive:
                 members = {info.filename.removesuffix(".npy") for info in archive.infolist()}
@@ -281,10 +281,10 @@ class _Arrays(_File):
                         f"{self.path} has no array '{VECTORS}'; write it with np.savez(path, {VECTORS}=X, {LABELS}=y)"
                     )
                 with ExitStack() as opened:  # the archive is closed with the last of its members
-                    arrays = {c: _Array(opened.enter_context(archive.open(f"{n}.npy"))) for c, n in names.items()}
+                    arrays = {c: PlainArray(opened.enter_context(archive.open(f"{n}.npy"))) for c, n in names.items()}
                     yield from self._together(arrays, rows)
 
-    def _together(self, arrays: dict[str, "_Array"], rows: int) -> Iterator[VectorBatch]:
+    def _together(self, arrays: dict[str, "PlainArray"], rows: int) -> Iterator[VectorBatch]:
         lengths = {column: array.shape[0] if array.shape else 0 for column, array in arrays.items()}
         if len(set(lengths.values())) > 1:
             raise UserError(f"{self.path}: {', '.join(f'{count} rows of {name}' for name, count in lengths.items())}")
@@ -305,7 +305,7 @@ class _Arrays(_File):
             ) from None
 
 
-class _Array:
+class PlainArray:
     """An array in an open .npy file, read from its start."""
 
     def __init__(self, file: IO[bytes]) -> None:
@@ -327,7 +327,7 @@ class _Array:
         return self._take(rows * int(np.prod(self.shape[1:]))).reshape(rows, *self.shape[1:])
 
     def whole(self) -> np.ndarray:
-        return self._take(int(np.prod(self.shape))).reshape(self.shape)
+        return self.read(self.shape[0]) if self.shape else self._take(1).reshape(())
 
     def _take(self, items: int) -> np.ndarray:
         content = bytearray(self._file.read(items * self._dtype.itemsize))

@@ -11,16 +11,7 @@ from gatf.bench.tables import aggregate
 from gatf.io.events import Epoch
 from gatf.io.run_folder import RunFolder
 from gatf.report.load import Run, by_row
-from gatf.report.style import (
-    MUTED,
-    SERIES,
-    LineStyle,
-    label_ends,
-    line_styles,
-    new_figure,
-    styled,
-    whole_ticks,
-)
+from gatf.report.style import MUTED, SERIES, LineStyle, label_ends, line_styles, new_figure, styled, whole_ticks
 
 MOST_TERMS = len(SERIES)
 """Terms of a loss that have a distinct colour."""

@@ -14,18 +14,9 @@ from matplotlib.axes import Axes
 from matplotlib.colors import BoundaryNorm, ListedColormap
 from matplotlib.figure import Figure
 
+from gatf.report import style
 from gatf.report.load import Rows, Run, by_row, last_task
 from gatf.report.style import (
-    DEEP,
-    GREY,
-    HEAT,
-    INK,
-    LANDMARKS,
-    MUTED,
-    ON_DEEP,
-    ON_PALE,
-    PAPER,
-    SERIES,
     LineStyle,
     height_for,
     label_ends,
@@ -85,10 +76,10 @@ def lines_over_tasks(
     """Percentages after every task, one line per row. At most `MOST_LABELLED` lines have a name and a colour: those in
     `named`, the landmarks, and the highest of the others; the rest is grey."""
     last = {row: fmean(one[-1] for one in values) for row, values in series.items()}
-    ranked = sorted(series, key=lambda row: (row not in named, row not in LANDMARKS, -last[row]))
+    ranked = sorted(series, key=lambda row: (row not in named, row not in style.LANDMARKS, -last[row]))
     labelled = [row for row in series if row in ranked[:MOST_LABELLED]]
     figure, axes = new_figure(height_for(len(labelled)))
-    styles = line_styles(labelled) | {row: LineStyle(GREY, "", "-", 1.0) for row in ranked[MOST_LABELLED:]}
+    styles = line_styles(labelled) | {row: LineStyle(style.GREY, "", "-", 1.0) for row in ranked[MOST_LABELLED:]}
     ends: dict[str, float] = {}
     longest, highest = 0, 0.0
     for row, values in series.items():
@@ -96,8 +87,9 @@ def lines_over_tasks(
         mean, std = over_seeds([one[:shortest] for one in values])
         tasks = np.arange(first, first + shortest)
         axes.plot(
-            tasks, mean, **styles[row].line(), markeredgecolor=PAPER, markeredgewidth=0.6, zorder=2 + (row in labelled)
-        )
+            tasks, mean, **styles[row].line(), markeredgecolor=style.PAPER, markeredgewidth=0.6,
+            zorder=2 + (row in labelled),
+        )  # fmt: skip
         if std is not None and row in labelled:
             axes.fill_between(tasks, mean - std, mean + std, color=styles[row].color, alpha=0.14, linewidth=0)
         ends |= {row: float(mean[-1])} if row in labelled else {}
@@ -107,13 +99,13 @@ def lines_over_tasks(
     axes.set_xlim(first - 0.03 * span, longest + 0.03 * span)
     axes.set_xticks(whole_ticks(first, longest))
     axes.set_xlabel("tasks learnt")
-    axes.set_title(label, loc="left", color=MUTED)
+    axes.set_title(label, loc="left", color=style.MUTED)
     axes.xaxis.grid(False)
     label_ends(axes, ends, styles)
     return figure
 
 
-GAPS = {"transport": SERIES[1], "readout": SERIES[6], "representation": GREY}
+GAPS = {"transport": style.SERIES[1], "readout": style.SERIES[6], "representation": style.GREY}
 """Parts of the accuracy gap to joint training, and their colours."""
 
 
@@ -124,7 +116,7 @@ def accuracy_gaps(explained: Mapping[str, Mapping[str, float | None]]) -> Figure
     rows = sorted(explained, key=lambda row: explained[row]["own"] or 0.0)
     figure, axes = new_figure(1.0 + 0.26 * len(rows))
     left = np.zeros(len(rows))
-    for name, colour in {"own": SERIES[0], **GAPS}.items():
+    for name, colour in {"own": style.SERIES[0], **GAPS}.items():
         widths = np.array([max(explained[row].get(name) or 0.0, 0.0) for row in rows])
         label = "accuracy" if name == "own" else name
         axes.barh(range(len(rows)), widths, left=left, color=colour, label=label, height=0.7)
@@ -133,7 +125,7 @@ def accuracy_gaps(explained: Mapping[str, Mapping[str, float | None]]) -> Figure
     axes.yaxis.grid(False)
     axes.set_xlabel("% of all classes after the last task")
     figure.legend(
-        loc="outside upper left", ncols=4, frameon=False, labelcolor=MUTED, handlelength=1.2, columnspacing=1.2
+        loc="outside upper left", ncols=4, frameon=False, labelcolor=style.MUTED, handlelength=1.2, columnspacing=1.2
     )
     return figure
 
@@ -171,7 +163,7 @@ def accuracy_by_class(runs: Sequence[Run]) -> Figure:
     axes.set_xlabel("after task")
     if classes <= MOST_NAMED:
         for size in [len(row) for row in runs[0].summary.accuracy_by_class][:-1]:
-            axes.axhline(size - 0.5, color=PAPER, linewidth=2.5)
+            axes.axhline(size - 0.5, color=style.PAPER, linewidth=2.5)
     return figure
 
 
@@ -252,15 +244,15 @@ def _mean_ragged(matrices: Sequence[Sequence[Sequence[float]]]) -> np.ndarray:
 def heat_cells(axes: Axes, values: np.ndarray) -> None:
     """Percentages as coloured cells, the first row on top, with numbers if they are legible."""
     lines, columns = values.shape
-    levels = BoundaryNorm(np.linspace(0, 100 + 1e-9, len(HEAT) + 1), len(HEAT))
-    colours = ListedColormap(HEAT)
+    levels = BoundaryNorm(np.linspace(0, 100 + 1e-9, len(style.HEAT) + 1), len(style.HEAT))
+    colours = ListedColormap(style.HEAT)
     masked = np.ma.masked_invalid(values)
     if values.size > VECTOR_CELLS:
         axes.imshow(masked, cmap=colours, norm=levels, aspect="auto", interpolation="none")
     else:
         edge = 1.2 if values.size <= CELLS_WITH_NUMBERS else 0.3
         grid = (np.arange(columns + 1) - 0.5, np.arange(lines + 1) - 0.5)
-        axes.pcolormesh(*grid, masked, cmap=colours, norm=levels, edgecolors=PAPER, linewidth=edge)
+        axes.pcolormesh(*grid, masked, cmap=colours, norm=levels, edgecolors=style.PAPER, linewidth=edge)
     axes.set_ylim(lines - 0.5, -0.5)
     axes.grid(False)
     axes.spines["bottom"].set_visible(False)
@@ -268,7 +260,7 @@ def heat_cells(axes: Axes, values: np.ndarray) -> None:
         return
     for line, column in zip(*np.nonzero(~np.isnan(values)), strict=True):
         value = values[line, column]
-        colour = ON_DEEP if levels(value) >= DEEP else ON_PALE
+        colour = style.ON_DEEP if levels(value) >= style.DEEP else style.ON_PALE
         axes.text(column, line, f"{value:.0f}", ha="center", va="center", color=colour, fontsize=9)
 
 
@@ -304,7 +296,7 @@ def draw_curves(axes: Axes, found: Mapping[str, Curve], styles: Mapping[str, Lin
         axes.set_yscale("log")
     for row, (places, mean, std) in found.items():
         look = styles[row].line() | ({"marker": ""} if len(places) > 25 else {"markersize": 4})
-        axes.plot(places, mean, **look, markeredgecolor=PAPER, markeredgewidth=0.5)
+        axes.plot(places, mean, **look, markeredgecolor=style.PAPER, markeredgewidth=0.5)
         if std is not None:
             low = np.maximum(mean - std, mean / 10) if log else mean - std
             axes.fill_between(places, low, mean + std, color=styles[row].color, alpha=0.14, linewidth=0)
@@ -333,10 +325,10 @@ def drift_over_tasks(runs: Sequence[Run], among: Sequence[str] = ()) -> Figure:
         (only,) = tables.values()
         lines = {
             f"task {task + 1}": curve(only, "time", "drift", lambda row, task=task: row["past_task"] == task)  # type: ignore[misc]
-            for task in sorted({row["past_task"] for row in only[0]})[: len(SERIES)]
+            for task in sorted({row["past_task"] for row in only[0]})[: len(style.SERIES)]
         }
     found = {name: line for name, line in lines.items() if line is not None}
-    single = {name: LineStyle(colour, "o") for name, colour in zip(found, SERIES, strict=False)}
+    single = {name: LineStyle(colour, "o") for name, colour in zip(found, style.SERIES, strict=False)}
     styles = line_styles(among or tables) if len(tables) > 1 else single
     last = int(max(places[-1] for places, _, _ in found.values()))
     axes.set_xlim(1, last)
@@ -344,7 +336,7 @@ def drift_over_tasks(runs: Sequence[Run], among: Sequence[str] = ()) -> Figure:
     draw_curves(axes, found, styles)
     axes.xaxis.grid(True, linestyle=":")
     axes.set_xlabel("tasks learnt")
-    axes.set_title("distance of stored from true class means, in std of the class", loc="left", color=MUTED)
+    axes.set_title("distance of stored from true class means, in std of the class", loc="left", color=style.MUTED)
     return figure
 
 
@@ -381,10 +373,10 @@ def tail_curve(runs: Sequence[Run], among: Sequence[str] = ()) -> Figure:
     found = curves(runs, "tail", "k", "tail", lambda row: row["after_task"] == last and row["map"] == "carried")
     if len(by_row(runs)) == 1:
         found |= {"not transported": next(iter(without.values()))}
-        styles |= {"not transported": LineStyle(MUTED, "", "--", 1.5)}
+        styles |= {"not transported": LineStyle(style.MUTED, "", "--", 1.5)}
     draw_curves(axes, found or without, styles, log=True)
     axes.set_xlabel("directions, from large to small variance")
-    axes.set_title("cumulative squared error of transported features, in variances", loc="left", color=MUTED)
+    axes.set_title("cumulative squared error of transported features, in variances", loc="left", color=style.MUTED)
     return figure
 
 
@@ -393,7 +385,7 @@ def margin_densities(runs: Sequence[Run], among: Sequence[str] = ()) -> Figure:
     """Density of old-class margins after the last task, in units of each method's median margin."""
     figure, axes = new_figure(3.0)
     styles = line_styles(among or by_row(runs))
-    axes.axvline(0, color=INK, linewidth=0.9)
+    axes.axvline(0, color=style.INK, linewidth=0.9)
     for row, group in by_row(runs).items():
         last = last_task(group[0].diagnostics["margins"])
         grid = np.linspace(-4, 4, 161)
@@ -410,9 +402,9 @@ def margin_densities(runs: Sequence[Run], among: Sequence[str] = ()) -> Figure:
     axes.set_yticks([])
     axes.set_xlim(-4, 4)
     axes.set_xlabel("margin, in medians (left of 0: misclassified)")
-    axes.set_title("density of the margin of old images", loc="left", color=MUTED)
+    axes.set_title("density of the margin of old images", loc="left", color=style.MUTED)
     if len(by_row(runs)) > 1:
-        axes.legend(frameon=False, loc="upper left", fontsize=8.5, labelcolor=MUTED, handlelength=1.6)
+        axes.legend(frameon=False, loc="upper left", fontsize=8.5, labelcolor=style.MUTED, handlelength=1.6)
     return figure
 
 
@@ -429,7 +421,7 @@ def error_over_tasks(runs: Sequence[Run], column: str, label: str, among: Sequen
     )
     axes.set_xticks(whole_ticks(2, int(max(places[-1] for places, _, _ in shifted.values()))))
     axes.set_xlabel("tasks learnt")
-    axes.set_title(label, loc="left", color=MUTED)
+    axes.set_title(label, loc="left", color=style.MUTED)
     return figure
 
 
@@ -447,7 +439,7 @@ def spectrum(runs: Sequence[Run], among: Sequence[str] = ()) -> Figure:
         axes.plot(places, mean, color=styles[row].color, linestyle=":", linewidth=1.6)
     draw_curves(axes, curves(runs, "spectra", "rank", "eigenvalue", kept("stored")), styles, log=True)
     axes.set_xlabel("eigenvalue, from large to small")
-    axes.set_title("variance of classes of task 1: stored — true ···", loc="left", color=MUTED)
+    axes.set_title("variance of classes of task 1: stored — true ···", loc="left", color=style.MUTED)
     return figure
 
 
@@ -460,19 +452,19 @@ def transport_plane(run: Run) -> Figure:
     figure, axes = new_figure(3.6)
     for number in sorted({number for number, _ in place}):
         old, new = place[number, "old"], place[number, "new"]
-        arrow = {"arrowstyle": "-|>", "color": MUTED, "linewidth": 1.0, "shrinkA": 3, "shrinkB": 3}
+        arrow = {"arrowstyle": "-|>", "color": style.MUTED, "linewidth": 1.0, "shrinkA": 3, "shrinkB": 3}
         axes.annotate("", new, old, arrowprops=arrow)
         if len(place) <= 3 * MOST_NAMED:
             axes.annotate(
                 short(run.summary.class_names[number]), new, xytext=(5, 4), textcoords="offset points", fontsize=8.5,
-                color=MUTED,
+                color=style.MUTED,
             )  # fmt: skip
         transported = place.get((number, "carried"))
         if transported is not None:
-            axes.plot(*zip(transported, new, strict=True), color=SERIES[1], linewidth=1, linestyle=":")
+            axes.plot(*zip(transported, new, strict=True), color=style.SERIES[1], linewidth=1, linestyle=":")
     looks = {
-        "old": ("before", "o", MUTED, 5), "new": ("after", "o", SERIES[0], 6),
-        "carried": ("transported", "x", SERIES[1], 6),
+        "old": ("before", "o", style.MUTED, 5), "new": ("after", "o", style.SERIES[0], 6),
+        "carried": ("transported", "x", style.SERIES[1], 6),
     }  # fmt: skip
     for kind, (label, marker, color, size) in looks.items():
         points = [xy for (_, one), xy in place.items() if one == kind]
@@ -481,5 +473,5 @@ def transport_plane(run: Run) -> Figure:
             axes.plot(xs, ys, marker, color=color, markersize=size, markeredgewidth=1.4, label=label)
     axes.set_aspect("equal", adjustable="datalim")
     axes.tick_params(labelbottom=False, labelleft=False)
-    axes.legend(frameon=False, fontsize=8.5, labelcolor=MUTED, loc="best", handletextpad=0.2)
+    axes.legend(frameon=False, fontsize=8.5, labelcolor=style.MUTED, loc="best", handletextpad=0.2)
     return figure

@@ -148,7 +148,7 @@ def read_run(folder: Path, *, setting: str | None = None, row: str | None = None
         row=harmless(str(row or summary.method)),
         summary=replace(summary, class_names=[harmless(name) for name in summary.class_names]),
         config=_read_config(config) if config.is_file() else {},
-        diagnostics={path.stem: read_table(path) for path in sorted(files.diagnostics.glob("*.csv"))},
+        diagnostics={path.stem: read_table(path) for path in files.diagnostics.glob("*.csv") if path.stem in NEEDED},
         explained=_explained(files),
         confusion=read_confusion(files.confusion, summary.class_names) if files.confusion.is_file() else [],
     )
@@ -190,16 +190,17 @@ def _read_index(path: Path) -> list[tuple[str, str, str]]:
 
 
 def read_table(path: Path) -> Rows:
-    """A table of diagnostics; a `UserError` if required columns are missing or invalid."""
-    rows = read_csv(path)
-    needed = NEEDED.get(path.stem, ())
-    for row in rows:
-        for name in (*needed, *MAYBE.get(path.stem, ())):
-            if name not in row or (name in needed and row[name] is None):
+    """A table of diagnostics or a decomposition; an empty cell is None. A `UserError` if required columns are missing
+    or a cell is invalid."""
+    rows = []
+    for cells in _read_rows(path):
+        for name in (*NEEDED[path.stem], *MAYBE.get(path.stem, ())):
+            if name not in cells or (name in NEEDED[path.stem] and not cells[name]):
                 raise UserError(f"{path} is not a table of diagnostics: it lacks '{name}'; remove it, or get it again")
-        for name, value in row.items():
-            if needed and value is not None and not _fits(name, value):
-                raise UserError(f"{path} is not a table of diagnostics: its '{name}' has {str(value)[:80]!r}")
+        try:
+            rows.append({name: _value(name, text) for name, text in cells.items()})
+        except ValueError as error:
+            raise UserError(f"{path} is not a table of diagnostics: {error}") from None
     return rows
 
 
@@ -220,19 +221,6 @@ def read_confusion(path: Path, names: Sequence[str]) -> list[tuple[int, int, int
     return found
 
 
-def _fits(column: str, value: Any) -> bool:
-    if column in WORDS:
-        return isinstance(value, str)
-    if column in COUNTED:
-        return isinstance(value, int) and 0 <= value < 10**6
-    return isinstance(value, (int, float))
-
-
-def read_csv(path: Path) -> Rows:
-    """A tidy table with numbers parsed; an empty cell is None."""
-    return [{name: _value(text) for name, text in row.items()} for row in _read_rows(path)]
-
-
 def _read_rows(path: Path) -> list[dict[str, str]]:
     """The cells by column; a row with too few or too many cells is a `UserError`."""
     try:
@@ -245,15 +233,13 @@ def _read_rows(path: Path) -> list[dict[str, str]]:
     return rows
 
 
-def _value(text: str) -> Any:
-    if text == "":
-        return None
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text
+def _value(column: str, text: str) -> Any:
+    if text == "" or column in WORDS:
+        return text or None
+    try:
+        return int(text) if column in COUNTED else float(text)
+    except ValueError:
+        raise ValueError(f"its '{column}' has {text[:80]!r}") from None
 
 
 def last_task(rows: Rows) -> int:

@@ -2,14 +2,13 @@
 
 import zipfile
 from pathlib import Path
-from typing import IO
 
 import numpy as np
 import torch
-from numpy.lib import format as npy
 from torch import Tensor
 
 from gatf.data.listing import Listing, Part, listing_of, some
+from gatf.data.vectors import PlainArray
 from gatf.errors import UserError
 from gatf.settings import DataConfig
 
@@ -39,7 +38,7 @@ def read_npz(place: Path, config: DataConfig) -> Listing:
             wanted = [name for pairs in NAMES.values() for pair in pairs for name in pair if name in members]
             if sum(members[name].file_size for name in wanted) > max(SMALL, EXPANSION * file.stat().st_size):
                 raise UserError(f"{file} would take more than {EXPANSION} times its size in memory, and is refused")
-            arrays = {name: _array(archive.open(members[name])) for name in wanted}
+            arrays = {name: PlainArray(archive.open(members[name])).whole() for name in wanted}
     except UserError:
         raise
     except Exception:  # the parsers of zips and of array headers raise nearly anything
@@ -49,17 +48,6 @@ def read_npz(place: Path, config: DataConfig) -> Listing:
         needed = ", ".join("/".join(pair) for pair in NAMES["train"])
         raise UserError(f"{file} has no training images: it needs arrays {needed}, and has {some(members)}")
     return listing_of([part for part in parts if part is not None], None, config.test_fraction, file)
-
-
-def _array(stream: IO[bytes]) -> np.ndarray:
-    """A plain array of a .npy file. It takes the memory that the file has bytes for, whatever its header says."""
-    version = npy.read_magic(stream)
-    read_header = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}[version]
-    shape, fortran, dtype = read_header(stream)
-    content = bytearray()
-    while chunk := stream.read(2**20):
-        content += chunk
-    return np.frombuffer(content, dtype).reshape(shape, order="F" if fortran else "C")
 
 
 def _part(arrays: dict[str, np.ndarray], part: str, file: Path) -> Part | None:
