@@ -1,6 +1,6 @@
 """Exemplar-free class-incremental learning: GATF and the methods it is compared with.
 
-The names in `__all__` are the public API. They are imported on first use: `import gatf` does not import PyTorch.
+The names in `PLACES` are the public API. They are imported on first use: `import gatf` does not import PyTorch.
 """
 
 from importlib import import_module
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from gatf.data.scenario import Scenario as Scenario
     from gatf.errors import UserError as UserError
     from gatf.experiment import resume as resume
-    from gatf.experiment import start as run
+    from gatf.experiment import start as run  # noqa: F401
     from gatf.incremental.classifier import IncrementalClassifier as IncrementalClassifier
     from gatf.incremental.embedding import EmbeddingClassifier as EmbeddingClassifier
     from gatf.methods import METHODS as METHODS
@@ -20,20 +20,6 @@ if TYPE_CHECKING:
     from gatf.report.load import results as results
 
 __version__ = "0.2.0"
-__all__ = [
-    "METHODS",
-    "EmbeddingClassifier",
-    "IncrementalClassifier",
-    "Method",
-    "Scenario",
-    "UserError",
-    "__version__",
-    "geometry",
-    "load_config",
-    "results",
-    "resume",
-    "run",
-]
 PLACES = {
     "METHODS": "gatf.methods:METHODS",
     "EmbeddingClassifier": "gatf.incremental.embedding:EmbeddingClassifier",
@@ -48,6 +34,7 @@ PLACES = {
     "run": "gatf.experiment:start",
 }
 """Module and attribute of each public name."""
+__all__ = ["__version__", *PLACES]
 
 
 def __getattr__(name: str) -> Any:

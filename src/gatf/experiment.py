@@ -153,11 +153,9 @@ def resume(
     True
     """
     place = RunFolder(folder)
-    if not place.begun:
-        raise UserError(f"{folder} holds no run to resume (it has no {CONFIG})")
+    config = _config_of(place, overrides)
     if place.finished:
         return place.read_summary()
-    config = validated(with_overrides(read_recipe(str(place.config)), overrides))
     network_source = None if networks_from is None else NetworkSource(networks_from, config)
     experiment = Experiment(config, backbone, scenario)
     with _alone(place):
@@ -174,10 +172,13 @@ def _alone(place: RunFolder) -> AbstractContextManager[None]:
 def reopen(folder: Path, overrides: Mapping[str, Any] | None = None) -> "Experiment":
     """The experiment of a run folder, for analysis: `Experiment.go_to` restores its method as it was after a task.
     `overrides` (dotted paths) are for what may differ from where it ran: `device`, `data.root`."""
-    place = RunFolder(folder)
+    return Experiment(_config_of(RunFolder(folder), overrides))
+
+
+def _config_of(place: RunFolder, overrides: Mapping[str, Any] | None) -> RunConfig:
     if not place.begun:
-        raise UserError(f"{folder} holds no run (it has no {CONFIG})")
-    return Experiment(validated(with_overrides(read_recipe(str(place.config)), overrides)))
+        raise UserError(f"{place.path} holds no run (it has no {CONFIG})")
+    return validated(with_overrides(read_recipe(str(place.config)), overrides))
 
 
 def _with_scenario(config: RunConfig, scenario: Scenario) -> RunConfig:

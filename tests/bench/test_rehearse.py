@@ -69,8 +69,9 @@ def test_memory_is_extrapolated_to_the_whole_batch(monkeypatch: pytest.MonkeyPat
     run = probe._short_run
 
     def measured(config: RunConfig) -> Any:
-        experiment, short = run(config)
-        return experiment, replace(short, memory=1024.0 + 16 * config.optimisation.first.batch_size)
+        experiment, short, events = run(config)
+        memory = 1024.0 + 16 * config.optimisation.first.batch_size
+        return experiment, replace(short, peak_memory_mb=[memory] * short.tasks), events
 
     monkeypatch.setattr(probe, "_short_run", measured)
     sizes = {f"optimisation.{stage}.batch_size": 128 for stage in ("first", "next")}

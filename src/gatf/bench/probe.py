@@ -22,7 +22,7 @@ from gatf.devices import available_device
 from gatf.errors import UserError
 from gatf.io.events import Epoch, Event, TaskStart
 from gatf.io.parsing import parse_yaml
-from gatf.io.run_folder import RunFolder
+from gatf.io.run_folder import RunFolder, Summary
 
 PROBE_EPOCHS = 2
 """Two, so that a phase with half the epochs has one."""
@@ -132,12 +132,14 @@ def measured(text: str, *, steps: int = PROBE_STEPS, part: int = 1) -> tuple[flo
     images, tests = [whole.task_info(task).images for task in tasks], [_tests(whole, task) for task in tasks]
     classes = max(whole.scenario.task_sizes)
     del whole
-    least = 0.0 if part == 1 else _short_run(shortened(config, classes, steps=steps, part=LEAST))[1].memory
-    probe, short = _short_run(shortened(config, classes, steps=steps, part=part))
-    memory = short.memory
+    least = 0.0
+    if part > 1:  # before the larger part, because the peak of a process does not fall
+        least = max(_short_run(shortened(config, classes, steps=steps, part=LEAST))[1].peak_memory_mb)
+    probe, short, events = _short_run(shortened(config, classes, steps=steps, part=part))
+    memory = max(short.peak_memory_mb)
     if part > 1:
         memory += (memory - least) * (1 - 1 / part) / (1 / part - 1 / LEAST)
-    phases = [_phases(short.events, task) for task in range(len(short.seconds))]
+    phases = [_phases(events, task) for task in range(short.tasks)]
     began = time.perf_counter()
     probe.evaluate(len(phases) - 1)
     per_test = (time.perf_counter() - began) / max(_tests(probe, len(phases) - 1), 1)
@@ -152,16 +154,7 @@ def measured(text: str, *, steps: int = PROBE_STEPS, part: int = 1) -> tuple[flo
     return total, memory
 
 
-@dataclass(frozen=True)
-class _Short:
-    """What a short run measured."""
-
-    seconds: list[float]
-    memory: float
-    events: list[Event]
-
-
-def _short_run(config: RunConfig) -> tuple[experiment.Experiment, _Short]:
+def _short_run(config: RunConfig) -> tuple[experiment.Experiment, Summary, list[Event]]:
     """Run it on as many test images as training images per class."""
     probe = experiment.Experiment(config)
     source = probe.scenario.source
@@ -171,8 +164,7 @@ def _short_run(config: RunConfig) -> tuple[experiment.Experiment, _Short]:
     with tempfile.TemporaryDirectory() as name:
         folder = RunFolder(Path(name))
         folder.create(config.to_yaml())
-        summary = probe.run(folder.path, ())
-        return probe, _Short(summary.seconds, max(summary.peak_memory_mb), folder.read_events())
+        return probe, probe.run(folder.path, ()), folder.read_events()
 
 
 def _tests(of: experiment.Experiment, task: int) -> int:

@@ -1,7 +1,6 @@
 """Fixed shifts of images for domain-incremental scenarios: the same classes, in other light, colours or quality."""
 
 from collections.abc import Sequence
-from typing import get_args
 
 import torch
 from torch import Tensor
@@ -23,7 +22,6 @@ SHIFTS: dict[Domain, tuple[tuple[Op, float], ...]] = {
     "equalize": ((Op.EQUALIZE, 0.0),),
 }
 """Operations of each domain, in order, with Pillow's values."""
-DOMAINS: tuple[Domain, ...] = get_args(Domain)
 
 
 def shifted(images: Tensor, domains: Tensor, names: Sequence[Domain]) -> Tensor:

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gatf.data import image_ops
 from gatf.data.base import ImageSet, LazyImages
 from gatf.data.decode import CENTRAL_SHARE, SMALL, BadImage, plain_view
 from gatf.data.encoded import Encoded, Files, Pictures, decode_all, natural_side, readable, shorter_side
@@ -143,9 +144,8 @@ def _first_places(contents: Iterable[object]) -> Tensor:
 
 
 def grey(pixels: Tensor) -> Tensor:
-    """Colour [N, 3, H, W] as brightness [N, 1, H, W], as Pillow weighs it (ITU-R 601); what is grey keeps its value."""
-    red, green, blue = pixels.int().unbind(1)
-    return ((19595 * red + 38470 * green + 7471 * blue + 0x8000) >> 16).to(torch.uint8)[:, None]
+    """Colour [N, 3, H, W] as brightness [N, 1, H, W], as Pillow weighs it; what is grey keeps its value."""
+    return image_ops.grey(pixels).to(torch.uint8)
 
 
 def read_images(given: Any) -> ImageInput:

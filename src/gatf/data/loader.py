@@ -35,28 +35,28 @@ def everything(count: int) -> slice:
     return slice(0, count)
 
 
+@dataclass(slots=True, eq=False)
 class Batch:
-    """One step's images and labels, with where it stands and a generator for draws inside the loss.
+    """One step's images and labels, with its position in training and a generator for draws inside the loss.
 
     The generator is on the CPU, wherever the images are, so that the draws are the same on every device; `upload`
-    brings them there. Each process that holds a part of a batch has its own generator.
-
-    Where processes share a batch, `images` is this one's part and `whole` the number of images of all.
+    brings them there. If processes share a batch, each has its own generator, and `images` are its part.
     """
 
-    __slots__ = ("epoch", "generator", "images", "labels", "step", "warming_up", "whole")
+    images: Tensor
+    """float32 [B, C, H, W], normalised."""
+    labels: Tensor
+    """int64 [B], scenario class numbers."""
+    epoch: int
+    step: int
+    generator: torch.Generator
+    whole: int = 0
+    """Images of all processes."""
+    warming_up: bool = False
+    """Whether the backbone is not to learn yet."""
 
-    def __init__(
-        self, images: Tensor, labels: Tensor, epoch: int, step: int, generator: torch.Generator,
-        whole: int | None = None,
-    ) -> None:  # fmt: skip
-        self.images = images  # float32 [B, C, H, W], normalised
-        self.labels = labels  # int64 [B], scenario class numbers
-        self.epoch = epoch
-        self.step = step
-        self.generator = generator
-        self.whole = len(images) if whole is None else whole
-        self.warming_up = False  # the loop says so while the backbone is not to learn yet
+    def __post_init__(self) -> None:
+        self.whole = self.whole or len(self.images)
 
     @property
     def weight(self) -> float:
