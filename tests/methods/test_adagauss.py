@@ -14,8 +14,8 @@ from gatf.data.loader import Batch
 from gatf.experiment import Experiment, start
 from gatf.geometry.gaussians import Gaussians
 from gatf.io.events import Epoch, Event
-from gatf.methods.parts.adapter import adapter_stage
 from gatf.methods.parts.losses import anti_collapse
+from gatf.methods.parts.mapped import adapter_stage
 from gatf.methods.parts.memory import GaussianMemory
 from gatf.settings import StageConfig
 from gatf.training.loop import Interrupted, Position, train_phase

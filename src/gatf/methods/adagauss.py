@@ -3,15 +3,13 @@
 from dataclasses import replace
 from typing import Any, Literal
 
-import torch
 from pydantic import PositiveInt
 from torch import Tensor, nn
 
-from gatf.methods.base import Batch, ForTask, Phase, TaskData, TaskInfo
+from gatf.methods.base import Batch, ForTask, Phase, TaskInfo
 from gatf.methods.parts.extraction import frozen_features
 from gatf.methods.parts.losses import task_batch
 from gatf.methods.parts.mapped import MapConfig, MappedGaussians
-from gatf.nets.mlp import feature_mlp
 from gatf.settings import AffectsLaterTasksOnly, AffectsReadoutOnly, NotNegative
 
 
@@ -54,24 +52,20 @@ class AdaGauss(MappedGaussians[AdaGaussConfig]):
     def begin_task(self, task: TaskInfo) -> None:
         super().begin_task(task)
         if task.index > 0:
-            dim, expansion = self.feature_dim, self.config.expansion
-            self.projector = self.make(lambda: feature_mlp(dim, expansion), "new to old", task.index)
-            self.adapter = self.make(lambda: feature_mlp(dim, expansion), "old to new", task.index)
+            self.projector = self.make_mlp("new to old", task)
+            self.adapter = self.make_mlp("old to new", task)
 
-    def phases(self, task: TaskInfo) -> list[Phase]:
-        stage = self.optimisation.stage(task.index)
-        modules = {"backbone": self.backbone, "head": self.head}
-        modules |= {} if task.index == 0 else {"projector": self.projector}
-        groups = self.train_groups(stage, *list(modules.values())[1:])
-        backbone = Phase(
-            "backbone", modules, lambda batch: self._loss(batch, task), stage, groups, batch_size=self.loaded(task)
-        )
-        if task.index == 0:
-            return [backbone]
-        adapter = self.fitting(self.adapter, self.adapter, task, self.config.adapter_milestones)
-        return [backbone, adapter if self.config.reduction == "mean" else summed(adapter, "adapter", self.feature_dim)]
+    def map(self, old: Tensor) -> Tensor:
+        return self.adapter(old)
 
-    def _loss(self, batch: Batch, task: TaskInfo) -> dict[str, Tensor]:
+    def trained_maps(self) -> dict[str, nn.Module]:
+        return {"projector": self.projector}
+
+    def refinement(self, task: TaskInfo) -> list[Phase]:
+        adapter = self.fitting(self.adapter, task, self.config.adapter_milestones)
+        return [adapter if self.config.reduction == "mean" else summed(adapter, "adapter", self.feature_dim)]
+
+    def loss(self, batch: Batch, task: TaskInfo) -> dict[str, Tensor]:
         """L = L_CE + λ·L_PKD + α·L_AC."""
         config = self.config
         images, labels = task_batch(batch, task, self.rotates(task))
@@ -82,15 +76,6 @@ class AdaGauss(MappedGaussians[AdaGaussConfig]):
             scale = batch.whole * self.feature_dim if config.reduction == "sum" else 1
             terms["distill"] = config.distill * (scale * nn.functional.mse_loss(self.projector(features), old))
         return terms | self.collapse_term(features, batch)
-
-    @torch.no_grad()
-    def end_task(self, data: TaskData) -> None:
-        """Transport the old Gaussians through the adapter (Alg. 1), then estimate those of the new classes."""
-        self.backbone.eval()
-        if data.info.index > 0:
-            self.push_memory(self.adapter, data.info.index)
-        self.learn_classes(data)
-        self.head = self.teacher = self.projector = self.adapter = None
 
     def transported(self, old: Tensor, phase: str) -> Tensor | None:
         return self.adapter(old) if phase == "adapter" else None

@@ -178,6 +178,12 @@ class Method(nn.Module, ABC, Generic[ConfigT]):
         with keyed_init(self.seed, "init", *purpose):
             return build().to(self.device, self.dtype)
 
+    def drop_task_modules(self) -> None:
+        """Drop all modules that live for one task (`ForTask`)."""
+        for name in dir(type(self)):
+            if isinstance(getattr(type(self), name), ForTask):
+                setattr(self, name, None)
+
     def frozen_copy(self, module: nn.Module) -> nn.Module:
         """A teacher: a copy in eval mode whose parameters take no gradient, its batch-norm folded away."""
         return folded(module).requires_grad_(False)

@@ -8,12 +8,10 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss, normalize
 
 from gatf.devices import upload
-from gatf.methods.base import Batch, ForTask, Phase, TaskData, TaskInfo
-from gatf.methods.card import shipped_card
+from gatf.methods.base import Batch, ForTask, Phase, TaskInfo
 from gatf.methods.parts.extraction import frozen_features
 from gatf.methods.parts.losses import task_batch
 from gatf.methods.parts.mapped import MapConfig, MappedGaussians
-from gatf.nets.mlp import feature_mlp
 from gatf.settings import AffectsLaterTasksOnly, NotNegative
 
 PAIRED = 128
@@ -46,28 +44,25 @@ class BiCyc(MappedGaussians[BiCycConfig]):
 
     name = "bicyc"
     Config = BiCycConfig
-    card = shipped_card("bicyc")
     adapter = ForTask[nn.Module]()
     distiller = ForTask[nn.Module]()
 
     def begin_task(self, task: TaskInfo) -> None:
         super().begin_task(task)
         if task.index > 0:
-            dim, expansion = self.feature_dim, self.config.expansion
-            self.distiller = self.make(lambda: feature_mlp(dim, expansion), "new to old", task.index)
-            self.adapter = self.make(lambda: feature_mlp(dim, expansion), "old to new", task.index)
+            self.distiller = self.make_mlp("new to old", task)
+            self.adapter = self.make_mlp("old to new", task)
 
-    def phases(self, task: TaskInfo) -> list[Phase]:
-        stage = self.optimisation.stage(task.index)
-        modules = {"backbone": self.backbone, "head": self.head}
-        modules |= {} if task.index == 0 else {"distiller": self.distiller, "adapter": self.adapter}
-        groups = self.train_groups(stage, *list(modules.values())[1:])
-        training = Phase(
-            "backbone", modules, lambda batch: self._loss(batch, task), stage, groups, batch_size=self.loaded(task)
-        )
-        return [training] if task.index == 0 else [training, self.fitting(self.adapter, self.adapter, task)]
+    def map(self, old: Tensor) -> Tensor:
+        return self.adapter(old)
 
-    def _loss(self, batch: Batch, task: TaskInfo) -> dict[str, Tensor]:
+    def trained_maps(self) -> dict[str, nn.Module]:
+        return {"distiller": self.distiller, "adapter": self.adapter}
+
+    def refinement(self, task: TaskInfo) -> list[Phase]:
+        return [self.fitting(self.adapter, task)]
+
+    def loss(self, batch: Batch, task: TaskInfo) -> dict[str, Tensor]:
         """L_CE + λ_bi·(‖D(new) − old‖² + ‖A(old) − sg(new)‖²) + λ_pair·L_pair + α·L_AC
         + λ_cyc·(‖A(sg D(new)) − sg(new)‖² + ‖D(sg A(old)) − old‖²); squares are means over batch and coordinates."""
         config = self.config
@@ -90,15 +85,3 @@ class BiCyc(MappedGaussians[BiCycConfig]):
     def _sample(self, batch: Batch, rows: int) -> Tensor:
         """Numbers of the rows that are compared in pairs."""
         return upload(torch.randperm(rows, generator=batch.generator)[:PAIRED], self.device)
-
-    @torch.no_grad()
-    def end_task(self, data: TaskData) -> None:
-        """Transport the old Gaussians through the adapter, then estimate those of the new classes."""
-        self.backbone.eval()
-        if data.info.index > 0:
-            self.push_memory(self.adapter, data.info.index)
-        self.learn_classes(data)
-        self.head = self.teacher = self.distiller = self.adapter = None
-
-    def transported(self, old: Tensor, phase: str) -> Tensor | None:
-        return self.adapter(old)

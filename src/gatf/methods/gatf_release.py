@@ -111,6 +111,3 @@ class GATFRelease(AnchoredMap[GATFReleaseConfig]):
 
     def trained_maps(self) -> dict[str, nn.Module]:
         return {"distiller": self.distiller, "residual": self.residual}
-
-    def transported(self, old: Tensor, phase: str) -> Tensor | None:
-        return self.map(old)

@@ -28,12 +28,6 @@ class GaussianMethod(FeatureMethod[ConfigT], ABC):
     def stored(self) -> Gaussians:
         return self.memory.get()
 
-    def note_noise(self, noise: tuple[float, float, float] | None) -> None:
-        """Tell of the noise on the moments just stored, if there is any."""
-        if noise is not None:
-            epsilon, delta, norm = noise
-            self.note("privacy", epsilon=epsilon, delta=delta, clip=norm)
-
     def keep(self, stored: Gaussians) -> None:
         """Replace what is stored."""
         self.memory.set(stored)

@@ -1,28 +1,31 @@
-"""Methods that train a map from old to new features and transport their Gaussians through it: AdaGauss and GATF."""
+"""Methods that train a map from old to new features and transport their Gaussians through it: AdaGauss, BiCyc, GATF."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from functools import cache
 from typing import Any, ClassVar, TypeVar
 
 import torch
 from pydantic import PositiveInt
 from torch import Tensor, nn
+from torch.nn.functional import mse_loss
 
 from gatf.geometry import spd
 from gatf.geometry.anchor import Affine
 from gatf.geometry.moments import PairedMoments
 from gatf.methods.base import Batch, ForTask, Phase, TaskData, TaskInfo
-from gatf.methods.parts.adapter import adapter_phase, adapter_stage, map_group
 from gatf.methods.parts.anchor import RunningAnchor, RunningAnchorConfig, drift_moments
+from gatf.methods.parts.extraction import frozen_features
 from gatf.methods.parts.gaussian import GaussianMethod
 from gatf.methods.parts.losses import anti_collapse, check_batches, has_covariance
 from gatf.methods.parts.memory import CovarianceConfig, GaussianMemory, Rule
+from gatf.nets.folding import folded
 from gatf.nets.mlp import feature_mlp
-from gatf.settings import AffectsLaterTasksOnly, AffectsReadoutOnly, NotNegative, Positive
+from gatf.settings import AffectsLaterTasksOnly, AffectsReadoutOnly, NotNegative, Positive, StageConfig
 
 
 class MapConfig(CovarianceConfig):
-    """Transported Gaussians: the settings that AdaGauss and GATF share."""
+    """Transported Gaussians: the settings that AdaGauss, BiCyc and GATF share."""
 
     anti_collapse: NotNegative = 1.0
     """Weight α of the anti-collapse loss."""
@@ -42,6 +45,18 @@ class MapConfig(CovarianceConfig):
 MapConfigT = TypeVar("MapConfigT", bound=MapConfig, covariant=True)
 
 
+def adapter_stage(stage: StageConfig, lr: float, milestones: tuple[int, ...] = (30, 60, 90)) -> StageConfig:
+    """How AdaGauss fits its adapter: half the epochs, SGD at its own rate, the last batch dropped.
+
+    `milestones` are epochs of the adapter, not fractions of its length: one past its end has no effect, so that a short
+    stage keeps its full rate to the end.
+    """
+    epochs = max(1, stage.epochs // 2)
+    reached = tuple(milestone / epochs for milestone in milestones if milestone < epochs)
+    changes = {"optimiser": "sgd", "epochs": epochs, "lr": lr, "milestones": reached}
+    return stage.model_copy(update={**changes, "schedule": "steps", "decay": 0.1, "drop_last": True})
+
+
 class MappedGaussians(GaussianMethod[MapConfigT], ABC):
     """One Gaussian per class; task 0 with rotations; the anti-collapse loss; transport by samples through a map."""
 
@@ -57,6 +72,22 @@ class MappedGaussians(GaussianMethod[MapConfigT], ABC):
         self.samples = config.draws(dim)
         self.memory = GaussianMemory.of(config, dim, rule=config.readout, seed=self.seed)
 
+    @abstractmethod
+    def map(self, old: Tensor) -> Tensor:
+        """Old features [B, S] in the new space."""
+
+    @abstractmethod
+    def trained_maps(self) -> dict[str, nn.Module]:
+        """The maps that are trained with the backbone after task 0."""
+
+    @abstractmethod
+    def loss(self, batch: Batch, task: TaskInfo) -> dict[str, Tensor]:
+        """The terms of the loss."""
+
+    @abstractmethod
+    def refinement(self, task: TaskInfo) -> list[Phase]:
+        """What is trained after the backbone, from task 1 on."""
+
     def begin_task(self, task: TaskInfo) -> None:
         self.memory.release_readout()
         outputs = 4 * task.new if self.rotates(task) else task.new
@@ -64,12 +95,23 @@ class MappedGaussians(GaussianMethod[MapConfigT], ABC):
         if task.index > 0:
             self.teacher = self.frozen_copy(self.backbone)
 
+    def make_mlp(self, name: str, task: TaskInfo) -> nn.Module:
+        """An MLP between feature spaces, as AdaGauss has it."""
+        return self.make(lambda: feature_mlp(self.feature_dim, self.config.expansion), name, task.index)
+
     def rotates(self, task: TaskInfo) -> bool:
         return self.config.rotation and task.index == 0
 
-    def loaded(self, task: TaskInfo) -> int | None:
-        """Images loaded per step, where each is turned four times; None: the stage's batch."""
-        return self.optimisation.stage(task.index).batch_size // 4 if self.rotates(task) else None
+    def phases(self, task: TaskInfo) -> list[Phase]:
+        stage = self.optimisation.stage(task.index)
+        maps = {} if task.index == 0 else self.trained_maps()
+        modules = {"backbone": self.backbone, "head": self.head, **maps}
+        groups = self.train_groups(stage, self.head)
+        if maps:
+            groups.append({"params": [p for module in maps.values() for p in module.parameters()]})
+        loaded = stage.batch_size // 4 if self.rotates(task) else None  # images per step, each turned four times
+        training = Phase("backbone", modules, lambda batch: self.loss(batch, task), stage, groups, batch_size=loaded)
+        return [training] if task.index == 0 else [training, *self.refinement(task)]
 
     def collapse_term(self, features: Tensor, batch: Batch) -> dict[str, Tensor]:
         """α·L_AC, where the batch has a covariance."""
@@ -79,15 +121,39 @@ class MappedGaussians(GaussianMethod[MapConfigT], ABC):
         return {"anti_collapse": config.anti_collapse * anti_collapse(features, config.clamp)}
 
     def fitting(
-        self, module: nn.Module, mapping: Callable[[Tensor], Tensor], task: TaskInfo,
-        milestones: tuple[int, ...] = (30, 60, 90), on_epoch_start: Callable[[int, TaskData], None] | None = None,
+        self, module: nn.Module, task: TaskInfo, milestones: tuple[int, ...] = (30, 60, 90),
+        on_epoch_start: Callable[[int, TaskData], None] | None = None,
     ) -> Phase:  # fmt: skip
-        """AdaGauss's adapter stage for a map, of which `module` is trained."""
+        """AdaGauss's adapter stage: with both networks frozen, fit the map, of which `module` is trained."""
+        at_rest = cache(lambda: folded(self.backbone))  # made in the first step, when the backbone's training is over
+
+        def loss(batch: Batch) -> dict[str, Tensor]:
+            old, new = frozen_features(self.teacher, batch.images), frozen_features(at_rest(), batch.images)
+            moved = self.map(old)
+            full_rank = {f"adapter_{name}": term for name, term in self.collapse_term(moved, batch).items()}
+            return {"adapter": mse_loss(moved, new), **full_rank}
+
+        def set_mode() -> None:
+            self.backbone.eval()
+            module.train()
+
         stage = adapter_stage(self.optimisation.stage(task.index), self.config.adapter_lr, milestones)
-        return adapter_phase(
-            module, mapping, self.teacher, self.backbone, stage=stage, on_epoch_start=on_epoch_start,
-            anti_collapse_weight=self.config.anti_collapse, clamp=self.config.clamp,
+        return Phase(
+            "adapter", {"adapter": module}, loss, stage, on_epoch_start=on_epoch_start, rate="method.adapter_lr",
+            set_mode=set_mode,
         )  # fmt: skip
+
+    @torch.no_grad()
+    def end_task(self, data: TaskData) -> None:
+        """Transport the old Gaussians through the map (AdaGauss, Alg. 1), then estimate those of the new classes."""
+        self.backbone.eval()
+        if data.info.index > 0:
+            self.transport(data)
+        self.learn_classes(data)
+        self.drop_task_modules()
+
+    def transport(self, data: TaskData) -> None:
+        self.push_memory(self.map, data.info.index)
 
     def push_memory(self, mapping: Callable[[Tensor], Tensor], task: int) -> None:
         """Transport every stored Gaussian by samples through a map."""
@@ -99,8 +165,14 @@ class MappedGaussians(GaussianMethod[MapConfigT], ABC):
 
     def learn_classes(self, data: TaskData) -> None:
         """Estimate the Gaussians of the task's new classes, with noise if the config asks for it."""
-        self.memory.learn(self.backbone, data, noise=self.config.noise())
-        self.note_noise(self.config.noise())
+        noise = self.config.noise()
+        self.memory.learn(self.backbone, data, noise=noise)
+        if noise is not None:
+            epsilon, delta, norm = noise
+            self.note("privacy", epsilon=epsilon, delta=delta, clip=norm)
+
+    def transported(self, old: Tensor, phase: str) -> Tensor | None:
+        return self.map(old)
 
     def reestimated(self, plain: Tensor, mirrored: Tensor, labels: Tensor) -> Callable[[Tensor], Tensor]:
         return self.memory.reestimated(torch.cat([plain, mirrored]), torch.cat([labels, labels])).scores
@@ -146,45 +218,35 @@ class AnchoredMap(MappedGaussians[AnchoredConfigT], ABC):
         """The trained part of the map."""
 
     @abstractmethod
-    def trained_maps(self) -> dict[str, nn.Module]:
-        """The maps that are trained with the backbone."""
-
-    @abstractmethod
-    def loss(self, batch: Batch, task: TaskInfo) -> dict[str, Tensor]:
-        """The terms of the loss."""
-
-    @abstractmethod
     def fit_anchor(self, pairs: PairedMoments) -> Affine:
         """The anchor from moments of (z_old, z_new)."""
 
     def begin_task(self, task: TaskInfo) -> None:
         super().begin_task(task)
         if task.index > 0:
-            dim, settings = self.feature_dim, self.anchor_settings()
+            settings = self.anchor_settings()
             self.residual = self.make(self.build_residual, "old to new", task.index)
-            self.distiller = self.make(lambda: feature_mlp(dim, self.config.expansion), "new to old", task.index)
+            self.distiller = self.make_mlp("new to old", task)
             if settings is not None:
-                self.anchor = RunningAnchor(dim, settings.ema, bias_correct=self.bias_correct).to(self.device)
+                anchor = RunningAnchor(self.feature_dim, settings.ema, bias_correct=self.bias_correct)
+                self.anchor = anchor.to(self.device)
 
     def map(self, old: Tensor) -> Tensor:
         """A_t(z) = P̄ z + b̄ + g(z): old features [B, S] in the new space."""
         return self.residual(old) if self.anchor is None else self.anchor(old) + self.residual(old)
 
     def phases(self, task: TaskInfo) -> list[Phase]:
-        config, stage = self.config, self.optimisation.stage(task.index)
-        modules = {"backbone": self.backbone, "head": self.head}
-        groups = self.train_groups(stage, self.head)
+        training, *refinement = super().phases(task)
         if task.index > 0:
-            modules |= self.trained_maps()
-            groups.append(map_group(self.trained_maps().values(), config.map_lr, config.map_weight_decay))
-        training = Phase(
-            "backbone", modules, lambda batch: self.loss(batch, task), stage, groups=groups,
-            batch_size=self.loaded(task), on_epoch_start=self._refresh,
-            follows={} if self.anchor is None else {"anchor": self.anchor},
-        )  # fmt: skip
-        if task.index == 0 or not config.refine:
-            return [training]
-        return [training, self.fitting(self.residual, self.map, task, on_epoch_start=self._restart_anchor)]
+            own = {"lr": self.config.map_lr, "weight_decay": self.config.map_weight_decay}
+            training.groups[-1] |= {name: value for name, value in own.items() if value is not None}
+            training.on_epoch_start = self._refresh
+            training.follows = {} if self.anchor is None else {"anchor": self.anchor}
+        return [training, *refinement]
+
+    def refinement(self, task: TaskInfo) -> list[Phase]:
+        fitting = [self.fitting(self.residual, task, on_epoch_start=self._restart_anchor)]
+        return fitting if self.config.refine else []
 
     def _refresh(self, epoch: int, data: TaskData) -> None:
         """Update the running anchor before the first step and then every K epochs (Sec. 3.3)."""
@@ -206,14 +268,6 @@ class AnchoredMap(MappedGaussians[AnchoredConfigT], ABC):
         self.note("anchor", epoch=epoch, condition_old=float(spd.condition_number(pairs.cov_old)))
         return self.fit_anchor(pairs)
 
-    @torch.no_grad()
-    def end_task(self, data: TaskData) -> None:
-        """Transport the old Gaussians through A_t, then estimate those of the new classes."""
-        self.backbone.eval()
-        if data.info.index > 0:
-            self.transport(data)
-        self.learn_classes(data)
-        self.head = self.teacher = self.residual = self.distiller = self.anchor = None
-
-    def transport(self, data: TaskData) -> None:
-        self.push_memory(self.map, data.info.index)
+    def drop_task_modules(self) -> None:
+        super().drop_task_modules()
+        self.anchor = None
