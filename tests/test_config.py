@@ -244,7 +244,7 @@ class TestBaseLearner:
             softmax_epochs=200, margin=0.5
         )
 
-    @pytest.mark.parametrize("base", ["lwf", "feature", "triplet"])
+    @pytest.mark.parametrize("base", ["lwf", "triplet"])
     def test_a_saved_config_is_enough_to_repeat_the_run(self, base: str) -> None:
         """Also where the preset has another base."""
         config = self.load(method__preset="paper", method__base=base)
@@ -258,14 +258,13 @@ class TestBaseLearner:
             ({"method__base__margin": 0.5}, "unknown setting 'method.base.margin': triplet has it, but not lwf"),
             (
                 {"method__base": "triplet", "method__base__distill": 1.0},
-                "unknown setting 'method.base.distill': lwf and feature have it, but not triplet",
+                "unknown setting 'method.base.distill': lwf has it, but not triplet",
             ),
             ({"method__margin": 0.5}, "unknown setting 'method.margin'; did you mean 'method.base.margin'?"),
             ({"method__base__distil": 0.5}, "unknown setting 'method.base.distil'; did you mean 'distill'?"),
             ({"method__base__distill": -1}, "setting 'method.base.distill': "),
             ({"method__base": "tripplet"}, "no base learner is called 'tripplet'; did you mean 'triplet'?"),
             ({"method__base": 3}, "setting 'method.base': "),
-            ({"method__base": "triplet", "method__normalise": True}, "normalise has no effect on base triplet"),
         ],
     )
     def test_what_has_no_effect_is_refused(self, overrides: dict[str, object], sentence: str) -> None:

@@ -63,14 +63,13 @@ def test_the_same_bits_without_training(network_source: Path, method: str, tiny_
         ("adagauss", {"method.readout": "rda", "method.adapter_lr": 0.02}),
         ("gatf", {"method.readout": "rda", "method.anchor.final_refresh": True}),
         ("gatf", {"method.refine": True}),
-        ("sdc", {"method.base": "feature", "method.sigma": 0.1}),
+        ("sdc", {"method.sigma": 0.1}),
     ],
 )
 def test_what_follows_training_on_the_same_networks(
     method: str, settings: dict[str, Any], tiny_config: Tiny, tmp_path: Path
 ) -> None:
-    base = {name: value for name, value in settings.items() if name == "method.base"}
-    start(tiny_config(method, **base, keep_networks=True), tmp_path / "lender")
+    start(tiny_config(method, keep_networks=True), tmp_path / "lender")
     trained = start(tiny_config(method, **settings), tmp_path / "trained")
     taken = start(tiny_config(method, **settings), tmp_path / "taken", networks_from=tmp_path / "lender")
     assert taken.accuracy_matrix == trained.accuracy_matrix
@@ -188,7 +187,7 @@ def test_a_run_that_goes_on_may_train_the_rest(network_source: Path, tiny_config
     ("method", "settings", "words"),
     [
         ("adc", {"seed": 1}, "seed is 0 there and 1 here"),
-        ("adc", {"method.base": "feature"}, "method.base.name is lwf there and feature here"),
+        ("adc", {"method.base.temperature": 1.0}, "method.base.temperature is 2.0 there and 1.0 here"),
         ("adc", {"optimisation.next.batch_size": 16}, "optimisation.next.batch_size is"),
         ("dpcr", {"method.distill": 1.0}, "method.base.distill is 10.0 there and 1.0 here"),
         ("gatf", {}, "method.name is None there and gatf here"),

@@ -172,7 +172,7 @@ def test_the_distillation_is_a_mean_over_batch_and_coordinates(tiny_config: Tiny
     method.projector = nn.Identity()
     method.backbone = Shifted(method.teacher, 1.0)
     batch = next(iter(experiment.task_data(1).batches("test")))
-    assert method._loss(batch, task)["distill"].item() == pytest.approx(7.0, rel=1e-5)
+    assert method.loss(batch, task)["distill"].item() == pytest.approx(7.0, rel=1e-5)
 
 
 def test_as_sums_the_squared_distances_are_larger_by_batch_and_coordinates(tiny_config: Tiny) -> None:
@@ -296,7 +296,7 @@ def test_a_task_smaller_than_the_feature_space_leaves_the_anti_collapse_loss_out
     experiment.method.begin_task(task)
     pixels = torch.randn(4, 1, 8, 8)
     batch = Batch(pixels, torch.full((4,), task.old), 0, 0, torch.Generator())
-    assert "anti_collapse" not in experiment.method._loss(batch, task)
+    assert "anti_collapse" not in experiment.method.loss(batch, task)
     assert isinstance(experiment.session.pipeline, Pipeline)
 
 

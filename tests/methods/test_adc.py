@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from gatf.data.loader import TaskData
 from gatf.errors import NotFinite
 from gatf.experiment import Experiment
 from gatf.methods import adc
-from gatf.methods.adc import ADCConfig, AdversarialDrift
+from gatf.methods.adc import ADCConfig
 from gatf.methods.lwf import local_cross_entropy, softened_cross_entropy
 from gatf.methods.sdc import sdc_shift
 from gatf.nets.heads import CosineHeads
@@ -29,8 +30,17 @@ def all_succeed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gatf.methods.adc.successes", lambda prototypes, landed: landed[..., 0] == landed[..., 0])
 
 
-def drift_of(**settings: Any) -> AdversarialDrift:
-    return AdversarialDrift(ADCConfig(**settings))
+class Drift:
+    """ADC's functions with some settings."""
+
+    def __init__(self, **settings: Any) -> None:
+        config = ADCConfig(**settings)
+        self.attack, self.resolve = partial(adc.attack, config), partial(adc.resolve, config)
+        self.resurrect = partial(adc.resurrect, config)
+
+    def transport(self, prototypes: Tensor, old: nn.Module, new: nn.Module, data: TaskData) -> tuple[Tensor, Any]:
+        at, to, unmoved = self.resurrect(prototypes, old.eval(), new.eval(), data)
+        return self.resolve(prototypes, at, to - at, unmoved)
 
 
 class Moved(nn.Module):
@@ -64,7 +74,7 @@ class TestAttack:
     target = torch.tensor([[3.0, 4.0]], dtype=torch.float64)
 
     def walk(self, start: Tensor, grad_norm: str, candidates: int) -> list[list[float]]:
-        attack = drift_of(candidates=candidates, step_size=1.0, grad_norm=grad_norm)  # type: ignore[arg-type]
+        attack = Drift(candidates=candidates, step_size=1.0, grad_norm=grad_norm)  # type: ignore[arg-type]
         return attack.attack(nn.Flatten(), start, self.target, UNLIMITED)[0, :, 0, 0].tolist()
 
     @pytest.mark.parametrize("grad_norm", ["batch", "sample"])
@@ -91,14 +101,14 @@ class TestAttack:
 
     def test_pixels_stay_within_limits(self) -> None:
         limits = torch.tensor(0.0), torch.tensor(2.0)
-        end = drift_of(candidates=1, step_size=1.0).attack(nn.Flatten(), pixels((0, 0)), self.target, limits)
+        end = Drift(candidates=1, step_size=1.0).attack(nn.Flatten(), pixels((0, 0)), self.target, limits)
         assert end.flatten().tolist() == pytest.approx([1.8, 2.0])
 
     def test_classes_do_not_disturb_each_other(self, monkeypatch: pytest.MonkeyPatch) -> None:
         draws = torch.Generator().manual_seed(0)
         images = torch.randn(3, 4, 1, 1, 2, generator=draws, dtype=torch.float64)
         targets = torch.randn(3, 2, generator=draws, dtype=torch.float64)
-        attack = drift_of(candidates=4, step_size=0.3)
+        attack = Drift(candidates=4, step_size=0.3)
         together = attack.attack(nn.Flatten(), images, targets, UNLIMITED)
         alone = [attack.attack(nn.Flatten(), images[k : k + 1], targets[k : k + 1], UNLIMITED) for k in range(3)]
         assert torch.allclose(together, torch.cat(alone))
@@ -110,7 +120,7 @@ def test_a_linear_drift_moves_a_reached_prototype_as_the_map_does() -> None:
     """A step as long as the distance lands on Q = (3, 4): P = A·Q, which is what LDC gives."""
     matrix = torch.tensor([[0.0, -1.0], [2.0, 1.0]], dtype=torch.float64)
     target = torch.tensor([[3.0, 4.0]], dtype=torch.float64)
-    attack = drift_of(candidates=1, steps=1, step_size=5.0)
+    attack = Drift(candidates=1, steps=1, step_size=5.0)
     landed = attack.attack(nn.Flatten(), pixels((0, 0)), target, UNLIMITED).flatten(2)  # [1, 1, 2]
     moved, _ = attack.resolve(target, landed, landed @ matrix.T - landed, torch.zeros(1, 2))
     assert moved[0].tolist() == pytest.approx([-4.0, 10.0])
@@ -119,20 +129,20 @@ def test_a_linear_drift_moves_a_reached_prototype_as_the_map_does() -> None:
 class TestTransport:
     def test_no_drift_leaves_the_bits(self, trained: Trained) -> None:
         net, prototypes, experiment = trained
-        moved, _ = drift_of().transport(prototypes, net, net, experiment.task_data(1))
+        moved, _ = Drift().transport(prototypes, net, net, experiment.task_data(1))
         assert torch.equal(moved, prototypes)
 
     def test_a_constant_drift_is_found(self, trained: Trained) -> None:
         net, prototypes, experiment = trained
         offset = torch.linspace(-1, 1, 32)
-        moved, report = drift_of().transport(prototypes, net, Moved(net, lambda z: z + offset), experiment.task_data(1))
+        moved, report = Drift().transport(prototypes, net, Moved(net, lambda z: z + offset), experiment.task_data(1))
         assert torch.allclose(moved, prototypes + offset, atol=1e-5)
         assert report["classes"] == 2
 
     def test_without_attack_it_is_the_mean_drift_of_the_nearest(self, trained: Trained, all_succeed: None) -> None:
         net, prototypes, experiment = trained
         data, new = experiment.task_data(1), Moved(net, torch.square)
-        still = drift_of(candidates=10, step_size=0.0)
+        still = Drift(candidates=10, step_size=0.0)
         moved, _ = still.transport(prototypes, net, new, data)
         old = torch.cat([net(batch.images) for batch in data.batches("train", purpose="adc pool")])
         near = torch.cdist(prototypes, old).topk(10, largest=False).indices
@@ -143,7 +153,7 @@ class TestTransport:
     ) -> None:
         net, prototypes, experiment = trained
         data, new = experiment.task_data(1), Moved(net, torch.square)
-        still = drift_of(candidates=1000, step_size=0.0)
+        still = Drift(candidates=1000, step_size=0.0)
         moved, _ = still.transport(prototypes, net, new, data)
         old = torch.cat([net(batch.images) for batch in data.batches("train", purpose="adc pool")])
         drift, _ = sdc_shift(old, old.square(), prototypes, sigma=math.inf, floor=0.0)
@@ -152,16 +162,16 @@ class TestTransport:
     def test_the_attack_brings_images_closer(self, trained: Trained) -> None:
         net, prototypes, experiment = trained
         data = experiment.task_data(1)
-        _, untouched = drift_of(candidates=20, step_size=0.0).transport(prototypes, net, net, data)
-        _, attacked = drift_of(candidates=20, step_size=25.0).transport(prototypes, net, net, data)
+        _, untouched = Drift(candidates=20, step_size=0.0).transport(prototypes, net, net, data)
+        _, attacked = Drift(candidates=20, step_size=25.0).transport(prototypes, net, net, data)
         assert attacked["successes_mean"] > untouched["successes_mean"]
 
     def test_classes_in_small_groups_give_the_same(self, trained: Trained, monkeypatch: pytest.MonkeyPatch) -> None:
         net, prototypes, experiment = trained
         data, new = experiment.task_data(1), Moved(net, torch.square)
-        whole, _ = drift_of(candidates=10).transport(prototypes, net, new, data)
+        whole, _ = Drift(candidates=10).transport(prototypes, net, new, data)
         monkeypatch.setattr("gatf.methods.adc.PIXELS", 1)
-        grouped, _ = drift_of(candidates=10).transport(prototypes, net, new, data)
+        grouped, _ = Drift(candidates=10).transport(prototypes, net, new, data)
         assert torch.allclose(whole, grouped, atol=1e-5)
 
     def test_the_pixels_ranked_are_the_pixels_attacked(self, trained: Trained) -> None:
@@ -181,27 +191,27 @@ class TestSuccess:
     drift = torch.tensor([[[10.0], [99.0]], [[1.0], [3.0]]])
 
     def test_only_landed_images_count(self) -> None:
-        moved, report = drift_of().resolve(self.prototypes, self.landed, self.drift, torch.zeros(2, 1))
+        moved, report = Drift().resolve(self.prototypes, self.landed, self.drift, torch.zeros(2, 1))
         assert moved.flatten().tolist() == pytest.approx([10.0, 6.0])
         assert report["successes_mean"] == 1.5
 
     def test_without_success_the_unperturbed_candidates_count(self) -> None:
         astray = torch.full_like(self.landed, 4.0)
-        moved, report = drift_of().resolve(self.prototypes, astray, self.drift, torch.tensor([[-7.0], [0.0]]))
+        moved, report = Drift().resolve(self.prototypes, astray, self.drift, torch.tensor([[-7.0], [0.0]]))
         assert moved.flatten().tolist() == pytest.approx([-7.0, 6.0])
         assert report["fallbacks"] == 1
 
     def test_in_place_sees_earlier_classes_moved(self) -> None:
         """Class 0 went to 3.2, so the image at 3 is now nearer to it than to 4: it no longer counts for class 1."""
         drift = torch.tensor([[[3.2], [99.0]], [[1.0], [3.0]]])
-        frozen, _ = drift_of().resolve(self.prototypes, self.landed, drift, torch.zeros(2, 1))
-        inplace, _ = drift_of(inplace=True).resolve(self.prototypes, self.landed, drift, torch.zeros(2, 1))
+        frozen, _ = Drift().resolve(self.prototypes, self.landed, drift, torch.zeros(2, 1))
+        inplace, _ = Drift(inplace=True).resolve(self.prototypes, self.landed, drift, torch.zeros(2, 1))
         assert frozen.flatten().tolist() == pytest.approx([3.2, 6.0])
         assert inplace.flatten().tolist() == pytest.approx([3.2, 5.0])
 
     def test_a_prototype_that_is_not_finite_is_an_error(self) -> None:
         with pytest.raises(NotFinite, match="not finite"):
-            drift_of().resolve(self.prototypes, self.landed, self.drift * math.nan, torch.zeros(2, 1))
+            Drift().resolve(self.prototypes, self.landed, self.drift * math.nan, torch.zeros(2, 1))
 
 
 class TestLoss:
@@ -231,10 +241,6 @@ class TestMethod:
         method.end_task(data)
         torch.testing.assert_close(method.prototypes.means[:2], before, rtol=0, atol=1e-6)
         assert method.prototypes.means.shape == (4, 32)
-
-    def test_on_feature_distillation(self, tiny_config: Tiny, learn: Learn) -> None:
-        method = learn(tiny_config("adc", **{"method.base": "feature"}), tasks=2).method
-        assert method.scores(torch.zeros(3, 1, 8, 8)).shape == (3, 4)
 
     def test_what_is_kept_per_class(self, tiny_config: Tiny) -> None:
         assert Experiment(tiny_config("adc")).method.bytes_per_class() == 4 * 32

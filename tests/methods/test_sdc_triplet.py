@@ -523,18 +523,18 @@ def test_the_layer_depends_on_the_seed_alone(triplet_config: Tiny) -> None:
 
 class TestSettings:
     def test_defaults_go_with_the_base(self, tiny_config: Tiny) -> None:
-        def chosen(**overrides: Any) -> tuple[str, float, bool]:
+        def chosen(**overrides: Any) -> tuple[str, float]:
             method = Experiment(
                 tiny_config("sdc", **{f"method.{name}": value for name, value in overrides.items()})
             ).method
-            return method.prototypes.metric, method.compensator.floor, method.config.base.fix_bn
+            return method.prototypes.metric, method.floor
 
-        assert chosen() == ("cosine", 1e-5, False)
-        assert chosen(base="triplet") == ("euclidean", 0.0, True)
-        assert chosen(base="triplet", floor=1e-3, metric="cosine") == ("cosine", 1e-3, True)
-        assert chosen(floor=0.0, metric="euclidean") == ("euclidean", 0.0, False)
+        assert chosen() == ("cosine", 1e-5)
+        assert chosen(base="triplet") == ("euclidean", 0.0)
+        assert chosen(base="triplet", floor=1e-3, metric="cosine") == ("cosine", 1e-3)
+        assert chosen(floor=0.0, metric="euclidean") == ("euclidean", 0.0)
         triplet = TripletBaseConfig()
-        assert (triplet.embedding, triplet.margin, triplet.images_per_class) == (512, 0.0, 8)
+        assert (triplet.embedding, triplet.margin, triplet.images_per_class, triplet.fix_bn) == (512, 0.0, 8, True)
 
     def test_presets(self) -> None:
         paper, pretrained = SDCConfig(preset="paper").base, SDCConfig(preset="paper_pretrained", base="triplet").base

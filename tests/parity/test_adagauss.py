@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from gatf.data.loader import TaskData
 from gatf.geometry import gaussians
 from gatf.methods.adagauss import AdaGauss, AdaGaussConfig
-from gatf.methods.parts import adapter, losses, mapped
+from gatf.methods.parts import losses, mapped
 from gatf.settings import OptimisationConfig, StageConfig
 
 SIZES = [2, 2, 2]
@@ -72,7 +72,6 @@ def run(case: dict[str, Tensor], bottleneck_net: Any, toy_tasks: Any, traced_tra
     with pytest.MonkeyPatch.context() as patch:
         exact = partial(losses.anti_collapse, jitter=0.0)  # the release factorises without jitter
         patch.setattr(mapped, "anti_collapse", exact)
-        patch.setattr(adapter, "anti_collapse", exact)
         patch.setattr(gaussians, "white_noise", lambda *args, **how: case["input/noise"])
         yield Run(case, method, tasks, traced_training)
 

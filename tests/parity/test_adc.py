@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from gatf.data.loader import TaskData
-from gatf.methods.adc import ADC, ADCConfig, AdversarialDrift
+from gatf.methods.adc import ADC, ADCConfig, attack
 from gatf.methods.base import Phase
 
 from .conftest import LWF_STAGES as OPTIMISATION
@@ -47,9 +47,9 @@ def test_three_tasks(
 def test_steps_of_the_attack(steps: int, recorded: Recorded, exact_net: Net) -> None:
     """The images nearest to a prototype after each step; some pixels reach the limits."""
     given, old = recorded("adc", "attack/input/"), exact_net(recorded("adc", "expected/trained1/backbone."))
-    drift = AdversarialDrift(ADCConfig(candidates=6, steps=steps, step_size=1.5))
+    config = ADCConfig(candidates=6, steps=steps, step_size=1.5)
     low, high = given["limits"]
-    found = drift.attack(old, given["images"][None], given["target"][None], (low, high))
+    found = attack(config, old, given["images"][None], given["target"][None], (low, high))
     expected = recorded("adc", "attack/expected/")[f"images{steps}"]
     assert_close(found[0], expected, rtol=1e-11, atol=1e-13)
     assert ((expected == low) | (expected == high)).any()

@@ -33,18 +33,21 @@ RETIRED: dict[str, dict[str, Any]] = {
         "distillation": "projected", "temperature": ANY, "projector": "mlp", "adapter": "mlp", "transport": "full",
         "shrink": 0.0,
     },
-    "adc": {"clip_pixels": True, "success_filter": True},
+    "adc": {"clip_pixels": True, "success_filter": True, "normalise": False},
     "ewc": {"fisher_batch": None},
     "fecam": {"log_guard": ANY},
     "fetril": {
         "recipe": "pycil", "official_epochs": ANY, "decay": ANY, "classifier": "svc", "rank": 1, "fc_epochs": ANY,
         "fc_lr": ANY, "fc_weight_decay": ANY, "fc_batch_size": ANY,
     },
-    "ldc": {"solver": "adam", "ridge": ANY},
+    "ldc": {"solver": "adam", "ridge": ANY, "normalise": False, "projector": "linear", "projector_batch": 128},
     "pass": {"replay": "batch", "kd_reduction": "norm"},
+    "sdc": {"normalise": False},
+    "lwf base": {"cosine_head": True, "fix_bn": False},
     "stage": {"average": 0.0, "clip_by": "all", "lookahead": None, "lookahead_rate": ANY},
 }  # fmt: skip
-"""Deleted settings of methods and of the stages of `optimisation`, each with the value that means it was not used."""
+"""Deleted settings of methods, of base learners and of the stages of `optimisation`, each with the value that means it
+was not used."""
 
 ONLY_IN_RELEASE = frozenset({"dead_residual", "bias_correct", "cycle", "pairwise", "perturb"})
 
@@ -116,6 +119,8 @@ def _method_section(section: Mapping[str, Any], name: str | None) -> dict[str, A
         if old in found:
             part, _, leaf = path.partition(".")
             found = deep_merge({part: {leaf: found.pop(old)}}, found)  # a value under the new name wins
+    if isinstance(base := found.get("base"), Mapping) and base.get("name") == "lwf":
+        found["base"] = _without_retired(base, "lwf base", "method.base.")
     return _without_retired(found, shipped, "method.")
 
 

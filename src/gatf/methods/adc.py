@@ -1,7 +1,6 @@
 """ADC (Goswami et al., "Resurrecting Old Classes with New Data for Exemplar-Free Continual Learning", CVPR 2024)."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -10,7 +9,7 @@ from torch import Tensor, nn
 
 from gatf.geometry.readout import nearest_mean_distances
 from gatf.methods.base import Batch, TaskData
-from gatf.methods.parts.compensation import Compensator, DriftCompensated, DriftConfig, Report
+from gatf.methods.parts.compensation import DriftCompensated, DriftConfig, Report
 from gatf.methods.parts.prototypes import finite
 from gatf.settings import NotNegative
 
@@ -34,78 +33,65 @@ class ADCConfig(DriftConfig):
     """Test success against prototypes that have partly moved already, as the release does."""
 
 
-@dataclass(frozen=True)
-class AdversarialDrift(Compensator):
-    """ADC: current images are perturbed until the old network assigns them to the old class; their drift is the class's
-    (Goswami et al., CVPR 2024, Algorithm 1)."""
+def resurrect(
+    config: ADCConfig, prototypes: Tensor, old: nn.Module, new: nn.Module, data: TaskData
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Features [K, m, D] of the perturbed candidates of each class in both networks, and the mean drift [K, D] of the
+    candidates as they were."""
+    before, after, low, high = _pool_features(old, new, data)
+    distances = nearest_mean_distances(before, finite(prototypes))  # [N, K]
+    chosen = distances.topk(min(config.candidates, len(before)), dim=0, largest=False).indices.T  # [K, m]
+    pixels = next(data.batches("test", batch_size=1)).images.numel()
+    at_once = max(1, PIXELS // (pixels * chosen.shape[1]))  # classes whose candidates fit into memory together
+    landed, moved = [], []
+    for group, targets in zip(chosen.split(at_once), prototypes.split(at_once), strict=True):
+        wanted, where = group.unique(return_inverse=True)
+        images = _pool_images(data, wanted)[where]  # [k, m, C, H, W]
+        images = attack(config, old, images, targets, (low, high))
+        landed.append(_embed(old, images))
+        moved.append(_embed(new, images))
+    return torch.cat(landed), torch.cat(moved), (after - before)[chosen].double().mean(dim=1)
 
-    config: ADCConfig
 
-    def transport(self, prototypes: Tensor, old: nn.Module, new: nn.Module, data: TaskData) -> tuple[Tensor, Report]:
-        at, to, unmoved = self.resurrect(prototypes, old, new, data)
-        return self.resolve(prototypes, at, to - at, unmoved)
+def attack(config: ADCConfig, old: nn.Module, images: Tensor, targets: Tensor, limits: tuple[Tensor, Tensor]) -> Tensor:
+    """Walk images [k, m, C, H, W] towards where the old network embeds at targets [k, D], with pixels in `limits`.
 
-    def resurrect(
-        self, prototypes: Tensor, old: nn.Module, new: nn.Module, data: TaskData
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Features [K, m, D] of the perturbed candidates of each class in both networks, and the mean drift [K, D] of
-        the candidates as they were."""
-        old.eval()
-        new.eval()
-        before, after, low, high = _pool_features(old, new, data)
-        distances = nearest_mean_distances(before, finite(prototypes))  # [N, K]
-        chosen = distances.topk(min(self.config.candidates, len(before)), dim=0, largest=False).indices.T  # [K, m]
-        landed, moved = [], []
-        for group, targets in self._groups(chosen, prototypes, data):
-            wanted, where = group.unique(return_inverse=True)
-            images = _pool_images(data, wanted)[where]  # [k, m, C, H, W]
-            images = self.attack(old, images, targets, (low, high))
-            landed.append(_embed(old, images))
-            moved.append(_embed(new, images))
-        return torch.cat(landed), torch.cat(moved), (after - before)[chosen].double().mean(dim=1)
+    Each step goes `step_size` along the gradient of the mean squared distance, divided by its norm over a class's m
+    images together ("batch", the release) or over each image ("sample", Algorithm 1).
+    """
+    together = config.grad_norm == "batch"
+    over = (1, 2, 3, 4) if together else (2, 3, 4)
+    share = images.shape[1] / config.candidates if together else 1.0
+    size = config.step_size * share**0.5
+    for _ in range(config.steps):
+        gradient = _distance_gradient(old, images, targets)
+        norm = gradient.square().sum(dim=over, keepdim=True).sqrt().clamp_min(1e-12)
+        images = (images - size * gradient / norm).clamp(*limits)
+    return images
 
-    def _groups(self, chosen: Tensor, prototypes: Tensor, data: TaskData) -> Iterator[tuple[Tensor, Tensor]]:
-        """Classes whose candidates fit into memory together."""
-        pixels = next(data.batches("test", batch_size=1)).images.numel()
-        classes = max(1, PIXELS // (pixels * chosen.shape[1]))
-        return zip(chosen.split(classes), prototypes.split(classes), strict=True)
 
-    def attack(self, old: nn.Module, images: Tensor, targets: Tensor, limits: tuple[Tensor, Tensor]) -> Tensor:
-        """Walk images [k, m, C, H, W] towards where the old network embeds at targets [k, D], with pixels in `limits`.
-
-        Each step goes `step_size` along the gradient of the mean squared distance, divided by its norm over a class's
-        m images together ("batch", the release) or over each image ("sample", Algorithm 1).
-        """
-        count = images.shape[1]
-        over = (1, 2, 3, 4) if self.config.grad_norm == "batch" else (2, 3, 4)
-        share = count / self.config.candidates if self.config.grad_norm == "batch" else 1.0
-        size = self.config.step_size * share**0.5
-        for _ in range(self.config.steps):
-            gradient = _distance_gradient(old, images, targets)
-            norm = gradient.square().sum(dim=over, keepdim=True).sqrt().clamp_min(1e-12)
-            images = (images - size * gradient / norm).clamp(*limits)
-        return images
-
-    def resolve(self, prototypes: Tensor, landed: Tensor, drift: Tensor, fallback: Tensor) -> tuple[Tensor, Report]:
-        """Prototypes [K, D] plus the mean drift of the images that landed nearest to their own prototype; where none
-        did, plus `fallback` [K, D]. `landed` and `drift` are [K, m, D]. With `inplace` the test of a class sees the
-        classes before it already moved, as the release has it."""
-        moved = prototypes.double()
-        success = successes(prototypes, landed)
-        if not self.config.inplace:
-            moved = moved + _mean_drift(drift, success, fallback)
-        for index in range(len(prototypes)) if self.config.inplace else ():
-            success[index] = nearest_mean_distances(landed[index], moved).argmin(dim=1) == index
-            row = slice(index, index + 1)
-            moved[row] = moved[row] + _mean_drift(drift[row], success[row], fallback[row])
-        counts = success.sum(dim=1).double()
-        report = {
-            "successes_mean": float(counts.mean()),
-            "successes_min": float(counts.min()),
-            "fallbacks": float((counts == 0).sum()),
-            "classes": float(len(prototypes)),
-        }
-        return finite(moved.float()), report
+def resolve(
+    config: ADCConfig, prototypes: Tensor, landed: Tensor, drift: Tensor, fallback: Tensor
+) -> tuple[Tensor, Report]:
+    """Prototypes [K, D] plus the mean drift of the images that landed nearest to their own prototype; where none did,
+    plus `fallback` [K, D]. `landed` and `drift` are [K, m, D]. With `inplace` the test of a class sees the classes
+    before it already moved, as the release has it."""
+    moved = prototypes.double()
+    success = successes(prototypes, landed)
+    if not config.inplace:
+        moved = moved + _mean_drift(drift, success, fallback)
+    for index in range(len(prototypes)) if config.inplace else ():
+        success[index] = nearest_mean_distances(landed[index], moved).argmin(dim=1) == index
+        row = slice(index, index + 1)
+        moved[row] = moved[row] + _mean_drift(drift[row], success[row], fallback[row])
+    counts = success.sum(dim=1).double()
+    report = {
+        "successes_mean": float(counts.mean()),
+        "successes_min": float(counts.min()),
+        "fallbacks": float((counts == 0).sum()),
+        "classes": float(len(prototypes)),
+    }
+    return finite(moved.float()), report
 
 
 def successes(prototypes: Tensor, landed: Tensor) -> Tensor:
@@ -176,10 +162,12 @@ def _packed(images: Tensor) -> Tensor:
 
 
 class ADC(DriftCompensated[ADCConfig]):
-    """Nearest class mean; old prototypes move by the drift of images made to look like their class."""
+    """Nearest class mean; current images are perturbed until the old network assigns them to an old class, and its
+    prototype moves by their drift (Goswami et al., CVPR 2024, Algorithm 1)."""
 
     name = "adc"
     Config = ADCConfig
 
-    def build_compensator(self, dim: int) -> Compensator:
-        return AdversarialDrift(self.config)
+    def moved(self, prototypes: Tensor, old: nn.Module, new: nn.Module, data: TaskData) -> tuple[Tensor, Report]:
+        at, to, unmoved = resurrect(self.config, prototypes, old, new, data)
+        return resolve(self.config, prototypes, at, to - at, unmoved)

@@ -90,26 +90,41 @@ Network = tuple[nn.Module, nn.Module]
 """A backbone and its heads."""
 
 
+def lwf_terms(
+    method: Method, heads: nn.Module, teacher: Network | None, batch: Batch, task: TaskInfo, *, distill: float,
+    temperature: float, groups: Sequence[int] | None = None,
+) -> dict[str, Tensor]:  # fmt: skip
+    """L = L_new + λ·L_old: cross-entropy of the new classes among themselves, the old logits as the teacher's."""
+    logits = heads(method.features(batch))
+    terms = {"ce": local_cross_entropy(logits, batch.labels, task.old)}
+    if teacher is not None and distill:
+        old_backbone, old_heads = teacher
+        old = old_heads(frozen_features(old_backbone, batch.images))
+        distance = softened_cross_entropy(logits[:, : task.old], old, temperature, groups=groups)
+        terms["distill"] = distill * distance
+    return terms
+
+
 @torch.no_grad()
-def distillation_report(
-    data: TaskData, student: Network, teacher: Network | None, temperature: float
-) -> dict[str, float]:
-    """How far the student's old logits went from the teacher's over the task's images (KL, zero when they did not),
-    unless there is no teacher yet; and a cosine head's scale, which must grow well above 1 for the softened softmax to
-    say anything."""
-    backbone, heads = student
+def note_distillation(
+    method: Method, data: TaskData, heads: nn.Module, teacher: Network | None, temperature: float
+) -> None:
+    """Report how far the student's old logits went from the teacher's over the task's images (KL, zero when they did
+    not), unless there is no teacher yet; and a cosine head's scale, which must grow well above 1 for the softened
+    softmax to say anything."""
     report = {}
     if teacher is not None:
-        backbone.eval()
-        total = torch.zeros((), device=next(backbone.parameters()).device)
+        method.backbone.eval()
+        total = torch.zeros((), device=method.device)
         old_backbone, old_heads = teacher
         for batch in data.batches("test"):
-            new, old = heads(backbone(batch.images))[:, : data.info.old], old_heads(old_backbone(batch.images))
-            total += len(new) * softened_divergence(new, old, temperature)
+            new = heads(method.backbone(batch.images))[:, : data.info.old]
+            total += len(new) * softened_divergence(new, old_heads(old_backbone(batch.images)), temperature)
         report["kl"] = float(total) / len(data)
     if isinstance(heads, CosineHeads):
         report["scale"] = float(heads.scale.detach())
-    return report
+    if report:
+        method.note("distillation", **report)
 
 
 class LwF(Method[LwFConfig]):
@@ -155,16 +170,13 @@ class LwF(Method[LwFConfig]):
         return [self._head_phase(task), training] if warms_up else [training]
 
     def _loss(self, batch: Batch, task: TaskInfo) -> dict[str, Tensor]:
-        """L = L_new + λ·L_old: cross-entropy of the new classes among themselves, the old logits as the teacher's."""
-        logits = self.heads(self.features(batch))
-        terms = {"ce": local_cross_entropy(logits, batch.labels, task.old)}
-        if task.index > 0 and self.config.distill:
-            old = self.teacher_heads(frozen_features(self.teacher, batch.images))
-            distance = softened_cross_entropy(
-                logits[:, : task.old], old, self.config.temperature, groups=self._groups()
-            )
-            terms["distill"] = self.config.distill * distance
-        return terms
+        return lwf_terms(
+            self, self.heads, self._teacher(task), batch, task, distill=self.config.distill,
+            temperature=self.config.temperature, groups=self._groups(),
+        )  # fmt: skip
+
+    def _teacher(self, task: TaskInfo) -> Network | None:
+        return (self.teacher, self.teacher_heads) if task.index > 0 else None
 
     def _groups(self) -> list[int] | None:
         """Classes of each old task, where each has a softmax of its own."""
@@ -193,10 +205,7 @@ class LwF(Method[LwFConfig]):
     def end_task(self, data: TaskData) -> None:
         if self.prototypes is not None:
             self.prototypes.learn(self.backbone, data)
-        teacher = (self.teacher, self.teacher_heads) if data.info.index > 0 else None
-        report = distillation_report(data, (self.backbone, self.heads), teacher, self.config.temperature)
-        if report:
-            self.note("distillation", **report)
+        note_distillation(self, data, self.heads, self._teacher(data.info), self.config.temperature)
         self.teacher = self.teacher_heads = None
 
     def scores(self, images: Tensor) -> Tensor:

@@ -1,11 +1,9 @@
 """SDC (Yu et al., "Semantic Drift Compensation for Class-Incremental Learning", CVPR 2020).
 
-On the LwF-trained backbone of later comparisons (ADC, LDC and DPCR papers), on feature distillation, or on the paper's
-embedding networks.
+On the LwF-trained backbone of later comparisons (ADC, LDC and DPCR papers), or on the paper's embedding networks.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -13,7 +11,7 @@ from torch import Tensor, nn
 
 from gatf.geometry.readout import nearest_mean_distances
 from gatf.methods.base import TaskData
-from gatf.methods.parts.compensation import Compensator, DriftCompensated, DriftConfig, Report
+from gatf.methods.parts.compensation import DriftCompensated, DriftConfig, Report
 from gatf.settings import NotNegative, Positive
 
 KERNEL_ELEMENTS = 4 * 2**20
@@ -75,20 +73,22 @@ def sdc_shift(old: Tensor, new: Tensor, prototypes: Tensor, *, sigma: float, flo
     return torch.cat(shifts), torch.cat(sizes)
 
 
-@dataclass(frozen=True)
-class SemanticDrift(Compensator):
-    """SDC: the drift of current images, interpolated at the prototypes."""
+class SDC(DriftCompensated[SDCConfig]):
+    """Nearest class mean; old prototypes move by the drift of current images around them."""
 
-    sigma: float
-    floor: float
+    name = "sdc"
+    Config = SDCConfig
+
+    @property
+    def floor(self) -> float:
+        usual = 0.0 if self.config.base.unit_length else FLOOR
+        return usual if self.config.floor is None else self.config.floor
 
     @torch.no_grad()
-    def transport(self, prototypes: Tensor, old: nn.Module, new: nn.Module, data: TaskData) -> tuple[Tensor, Report]:
-        old.eval()
-        new.eval()
+    def moved(self, prototypes: Tensor, old: nn.Module, new: nn.Module, data: TaskData) -> tuple[Tensor, Report]:
         pairs = [(old(batch.images), new(batch.images)) for batch in data.batches("test")]
         before, after = (torch.cat(features) for features in zip(*pairs, strict=True))
-        shift, sizes = sdc_shift(before, after, prototypes, sigma=self.sigma, floor=self.floor)
+        shift, sizes = sdc_shift(before, after, prototypes, sigma=self.config.sigma, floor=self.floor)
         report = {
             "samples": float(len(before)),
             "effective_min": float(sizes.min()),
@@ -97,15 +97,3 @@ class SemanticDrift(Compensator):
             "shift": float(shift.norm(dim=1).mean()),
         }
         return (prototypes.double() + shift).float(), report
-
-
-class SDC(DriftCompensated[SDCConfig]):
-    """Nearest class mean; old prototypes move by the drift of current images around them."""
-
-    name = "sdc"
-    Config = SDCConfig
-
-    def build_compensator(self, dim: int) -> Compensator:
-        config = self.config
-        usual = 0.0 if config.base.unit_length else FLOOR
-        return SemanticDrift(config.sigma, usual if config.floor is None else config.floor)

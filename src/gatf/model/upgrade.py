@@ -6,7 +6,6 @@ from torch import Tensor
 
 BASES: dict[str, tuple[str, ...]] = {
     "lwf": ("distill", "temperature", "cosine_head", "fix_bn"),
-    "feature": ("distill", "fix_bn"),
     "triplet": (
         "embedding", "margin", "images_per_class", "triplets", "regulariser", "regulariser_weight", "lwf_loss",
         "softmax_epochs", "softmax_lr", "fix_bn",

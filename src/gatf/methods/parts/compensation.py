@@ -1,28 +1,28 @@
 """Drift-compensated nearest-mean classification: what SDC, ADC and LDC have in common.
 
-A base learner trains the backbone; a compensator sees the images of the current task through the old and the new
-feature network and moves prototypes of the old space into the new one. Neither knows of the other, so that any
-compensator can be paired with every base learner of `distillation` and `embedding`.
+A base learner trains the backbone; the method sees the images of the current task through the old and the new feature
+network and moves prototypes of the old space into the new one. Any of these methods works with any base learner of
+`distillation` and `embedding`.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from copy import deepcopy
-from typing import Annotated, Any, ClassVar, Self, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 from torch import Tensor, nn
 
 from gatf.errors import near_misses
 from gatf.methods.base import Method, Phase, TaskData, TaskInfo
-from gatf.methods.parts.distillation import FeatureBaseConfig, LwfBaseConfig
-from gatf.methods.parts.embedding import TripletBaseConfig, UnitLength
+from gatf.methods.parts.distillation import LwfBaseConfig
+from gatf.methods.parts.embedding import TripletBaseConfig
 from gatf.methods.parts.prototypes import Metric, Prototypes
 from gatf.methods.parts.stages import LWF_OPTIMISATION
 from gatf.settings import MethodConfig
 
-BASES = ("lwf", "feature", "triplet")
-Base = Annotated[LwfBaseConfig | FeatureBaseConfig | TripletBaseConfig, Field(discriminator="name")]
+BASES = ("lwf", "triplet")
+Base = Annotated[LwfBaseConfig | TripletBaseConfig, Field(discriminator="name")]
 Report = dict[str, float]
 
 
@@ -30,10 +30,8 @@ class DriftConfig(MethodConfig):
     """Drift compensation: how the backbone is trained, and how prototypes classify."""
 
     base: Base = LwfBaseConfig()
-    """How the backbone is trained: by distilling old logits (lwf) or features (feature), or with a triplet loss as in
-    SDC's paper (triplet). A name, or a section with the name and its settings."""
-    normalise: bool = False
-    """Divide features by their length before prototypes and drift are computed; triplet embeddings always are."""
+    """How the backbone is trained: by distilling old logits (lwf), or with a triplet loss as in SDC's paper (triplet).
+    A name, or a section with the name and its settings."""
     metric: Metric | None = None
     """Nearest mean between unit vectors (cosine), or between the vectors themselves. Default: euclidean for
     `base=triplet`, else cosine."""
@@ -56,39 +54,12 @@ class DriftConfig(MethodConfig):
             raise ValueError(f"no base learner is called '{section['name']}'{near_misses(section['name'], BASES)}")
         return section
 
-    @model_validator(mode="after")
-    def _embeddings_have_length_1(self) -> Self:
-        if self.normalise and self.base.unit_length:
-            raise ValueError(f"normalise has no effect on base {self.base.name}, whose features have length 1")
-        return self
-
 
 DriftConfigT = TypeVar("DriftConfigT", bound=DriftConfig, covariant=True)
 
 
-class Compensator(ABC):
-    """Moves prototypes [K, D] from the old feature space into the new one. What it has to train for that is made in
-    `begin`, trained in `phases` and dropped in `end`; most have nothing to train."""
-
-    def begin(self, method: Method, task: TaskInfo) -> None:
-        """Make what is trained in a task after the first."""
-        return
-
-    def phases(self, old: nn.Module, new: nn.Module, task: TaskInfo) -> list[Phase]:
-        """What is trained once the base learner is done."""
-        return []
-
-    @abstractmethod
-    def transport(self, prototypes: Tensor, old: nn.Module, new: nn.Module, data: TaskData) -> tuple[Tensor, Report]:
-        """The prototypes in the new space, and a report of how it went."""
-
-    def end(self) -> None:
-        """Drop what lived for the task."""
-        return
-
-
 class DriftCompensated(Method[DriftConfigT], ABC):
-    """Nearest class mean on the features of a base learner; a compensator moves old prototypes into the new space."""
+    """Nearest class mean on the features of a base learner; old prototypes are moved into the new feature space."""
 
     defaults: ClassVar[dict[str, Any]] = {"backbone": {"bottleneck": None}, "optimisation": LWF_OPTIMISATION}
 
@@ -98,58 +69,40 @@ class DriftCompensated(Method[DriftConfigT], ABC):
         self.base = base.build(self)
         usual: Metric = "euclidean" if base.unit_length else "cosine"
         self.prototypes = Prototypes(self.base.feature_dim, self.config.metric or usual)
-        self.compensator = self.build_compensator(self.base.feature_dim)
 
     @abstractmethod
-    def build_compensator(self, dim: int) -> Compensator:
-        """The map that compensates the drift of prototypes with `dim` dimensions."""
+    def moved(self, prototypes: Tensor, old: nn.Module, new: nn.Module, data: TaskData) -> tuple[Tensor, Report]:
+        """Prototypes [K, D] of the old feature network in the space of the new one, and a report of how it went."""
 
     def begin_task(self, task: TaskInfo) -> None:
         self.base.begin(self, task)
-        if self._compensates(task):
-            self.compensator.begin(self, task)
 
     def phases(self, task: TaskInfo) -> list[Phase]:
-        phases = self.base.phases(self, task)
-        if self._compensates(task):
-            phases += self.compensator.phases(self._old_network(), self._network(), task)
-        return phases
+        return self.base.phases(self, task)
 
     def end_task(self, data: TaskData) -> None:
         """Compensate while the old network is there, then learn the new classes' means."""
-        new = self._network()
-        if self._compensates(data.info):
-            self.prototypes.means, report = self.compensator.transport(
-                self.prototypes.means, self._old_network(), new, data
-            )
+        new = self.base.network(self)
+        if self.compensates(data.info):
+            self.base.teacher.eval()
+            new.eval()
+            self.prototypes.means, report = self.moved(self.prototypes.means, self.base.teacher, new, data)
             self.note(self.name, **report)
         self.prototypes.learn(new, data)
-        self.compensator.end()
+        self.drop_task_modules()
         self.base.end(self, data)
 
     def scores(self, images: Tensor) -> Tensor:
-        return self.prototypes.scores(self._network()(images))
+        return self.prototypes.scores(self.base.network(self)(images))
 
-    def _network(self) -> nn.Module:
-        """From images to the features that prototypes are made of."""
-        return self._with_unit_length(self.base.network(self))
-
-    def _old_network(self) -> nn.Module:
-        """The same of the last task; there is none at task 0."""
-        return self._with_unit_length(self.base.teacher)
-
-    def _with_unit_length(self, network: nn.Module) -> nn.Module:
-        return nn.Sequential(network, UnitLength()) if self.config.normalise else network
-
-    def _compensates(self, task: TaskInfo) -> bool:
+    def compensates(self, task: TaskInfo) -> bool:
         return self.config.compensate and task.index > 0
 
     def centres(self) -> Tensor | None:
-        own_space = not (self.config.base.unit_length or self.config.normalise)
-        return self.prototypes.means if own_space else None
+        return None if self.config.base.unit_length else self.prototypes.means
 
     def reestimated(self, plain: Tensor, mirrored: Tensor, labels: Tensor) -> Callable[[Tensor], Tensor] | None:
-        if self.centres() is None:
+        if self.config.base.unit_length:
             return None
         prototypes = deepcopy(self.prototypes)
         for number in labels.unique().tolist():

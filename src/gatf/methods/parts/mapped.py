@@ -130,8 +130,8 @@ class MappedGaussians(GaussianMethod[MapConfigT], ABC):
         def loss(batch: Batch) -> dict[str, Tensor]:
             old, new = frozen_features(self.teacher, batch.images), frozen_features(at_rest(), batch.images)
             moved = self.map(old)
-            full_rank = {f"adapter_{name}": term for name, term in self.collapse_term(moved, batch).items()}
-            return {"adapter": mse_loss(moved, new), **full_rank}
+            terms = {"adapter": mse_loss(moved, new)}
+            return terms | {f"adapter_{name}": term for name, term in self.collapse_term(moved, batch).items()}
 
         def set_mode() -> None:
             self.backbone.eval()
