@@ -17,9 +17,8 @@ from reference import mahalanobis
 from sklearn.discriminant_analysis import QuadraticDiscriminantAnalysis
 from torch import Tensor
 
-from gatf.geometry import Gaussians, QuadraticReadout, bayes_readout, rda_readout
+from gatf.geometry import Gaussians, QuadraticReadout, bayes_readout, cholesky, rda_readout
 from gatf.geometry.moments import class_moments
-from gatf.geometry.readout import Sampler
 
 DIM = 64
 CLASSES, FEATURES = 200, 2_000
@@ -73,8 +72,9 @@ def against_scikit_learn(report: Report, repeats: int) -> None:
     """Quadratic discriminant analysis of the same images, by which answers are the same; processor time."""
     draws = torch.Generator().manual_seed(2)
     gaussians, labels = make_gaussians(CLASSES), torch.arange(CLASSES).repeat_interleave(IMAGES)
-    images = Sampler.of(gaussians).deviate(labels, torch.randn(len(labels), DIM, generator=draws))
-    images += gaussians.means.float()[labels]
+    noise = torch.randn(len(labels), DIM, generator=draws)
+    lowers = cholesky(gaussians.covs).lower.float()
+    images = gaussians.means.float()[labels] + (lowers[labels] @ noise[:, :, None])[:, :, 0]
     theirs = QuadraticDiscriminantAnalysis().fit(images.numpy(), labels.numpy())
     moments = class_moments(images, labels, classes=CLASSES)
     readout = rda_readout(Gaussians(moments.mean, moments.covariance()), 0.0, 0.0)

@@ -70,7 +70,7 @@ def test_cifar_images_get_the_same_labels(tmp_path: Path) -> None:
     assert_equal(learner, tmp_path / "cifar.onnx", np.ascontiguousarray(images[:500].transpose(0, 3, 1, 2)))
 
 
-@pytest.mark.parametrize("rule", ["mahalanobis", "nmc", "linear"])
+@pytest.mark.parametrize("rule", ["mahalanobis", "nmc"])
 def test_the_graph_of_every_readout_gives_the_methods_scores(
     rule: str, tiny_classifier: Callable[..., Any], digit_images: Any
 ) -> None:

@@ -118,7 +118,7 @@ def shared(device: str) -> list[dict[str, Any]]:
     ]
 
 
-PRODUCT = [{"name": kind, "kind": kind} for kind in ("update", "vectors", "readout")]
+PRODUCT = [{"name": kind, "kind": kind} for kind in ("update", "vectors")]
 WITHOUT_FLOAT64 = {"name": "no float64", "kind": "without_float64", "method": "gatf", "settings": SMALL_FEATURES}
 COMPARED, RESUMED, COUNTED = compared(), resumed(), counted()
 Outcome = Callable[[str], dict[str, Any]]
@@ -206,7 +206,7 @@ def test_a_checkpoint_goes_on_with_the_same_bits_on_another_device(name: str, ou
 
 @pytest.mark.parametrize("name", of(PRODUCT))
 def test_what_users_train_and_load_has_the_cpus_bits_on_the_device(name: str, outcome: Outcome) -> None:
-    """Updates and model files, classifiers of vectors, the linear readout."""
+    """Updates and model files, classifiers of vectors."""
     found = outcome(name)
     assert "failed" not in found, found["failed"]
     assert found["differs"] == []

@@ -31,11 +31,8 @@ from gatf import EmbeddingClassifier, IncrementalClassifier, devices, distribute
 from gatf.config import RunConfig, load_config
 from gatf.data.digits import load_digits
 from gatf.experiment import Experiment
-from gatf.geometry.gaussians import Gaussians
-from gatf.geometry.readout import linear_from_samples
 from gatf.io.events import Event, Step
 from gatf.model import file as model_file
-from gatf.seeding import generator
 from gatf.training import checkpoint, processes
 from gatf.training.context import RunContext
 from gatf.training.loop import Interrupted, Position
@@ -254,18 +251,6 @@ def vectors(case: dict[str, Any], device: standin.StandIn) -> dict[str, Any]:
     return {"differs": [] if np.array_equal(*answers) else ["probabilities"], "elsewhere": sorted(kinds - {"standin"})}
 
 
-def readout(case: dict[str, Any], device: standin.StandIn) -> dict[str, Any]:
-    """The linear readout, trained on samples of Gaussians, shortened."""
-    draws = torch.Generator().manual_seed(0)
-    covs = torch.eye(6, dtype=torch.float64).expand(3, 6, 6).contiguous()
-    known = Gaussians(torch.randn(3, 6, dtype=torch.float64, generator=draws), covs)
-    found = [
-        linear_from_samples(known.to(where), generator=generator(0), epochs=2, samples_per_epoch=300, milestone=1)
-        for where in ("cpu", "standin")
-    ]
-    return {"differs": same(*(dict(zip(("weight", "bias"), each, strict=True)) for each in found))}
-
-
 def share(case: dict[str, Any], device: standin.StandIn) -> dict[str, Any]:
     """A run in the processes that a launcher started: digests of what it ends with, in each process."""
     experiment = Experiment(config_of(case, case["device"]))
@@ -279,7 +264,7 @@ def share(case: dict[str, Any], device: standin.StandIn) -> dict[str, Any]:
 
 KINDS = {
     "compare": compare, "count": count, "resume": resume, "without_float64": without_float64, "share": share,
-    "update": update, "vectors": vectors, "readout": readout,
+    "update": update, "vectors": vectors,
 }  # fmt: skip
 
 

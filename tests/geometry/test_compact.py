@@ -49,7 +49,7 @@ class TestFit:
     @settings(max_examples=30, deadline=None)
     @given(dim=st.integers(2, 9), data=st.data(), seed=st.integers(0, 1000))
     def test_variances_are_kept_and_no_step_is_a_loss(self, dim: int, data: st.DataObject, seed: int) -> None:
-        rank, samples = data.draw(st.integers(0, dim)), data.draw(st.integers(1, 2 * dim))
+        rank, samples = data.draw(st.integers(1, dim)), data.draw(st.integers(1, 2 * dim))
         features = rand(2, samples, dim, seed=seed) * torch.arange(1, dim + 1)
         covs = features.mT @ features
         fits = [fit_low_rank(covs, rank, steps=steps) for steps in (1, 2, 3, 4, 8)]
@@ -81,19 +81,13 @@ class TestFit:
         assert fitted.diagonals[0, 0] == 0
         torch.testing.assert_close(fitted.variances(), torch.ones(1, 3).double())
 
-    def test_variances_alone(self, make_spd: MakeSpd) -> None:
-        covs = make_spd(draws(0), 3, 5)
-        fitted = fit_low_rank(covs, 0)
-        assert fitted.factors.shape == (3, 5, 0)
-        assert torch.equal(fitted.dense(), torch.diag_embed(covs.diagonal(dim1=1, dim2=2)))
-
     def test_no_classes(self) -> None:
         assert fit_low_rank(torch.zeros(0, 4, 4), 2).dense().shape == (0, 4, 4)
 
-    @pytest.mark.parametrize(("rank", "steps", "told"), [(5, 1, "rank"), (-1, 1, "rank"), (2, 0, "step")])
-    def test_what_cannot_be_fitted_is_told(self, rank: int, steps: int, told: str) -> None:
-        with pytest.raises(ValueError, match=told):
-            fit_low_rank(torch.eye(4)[None], rank, steps=steps)
+    @pytest.mark.parametrize("rank", [0, 5])
+    def test_what_cannot_be_fitted_is_told(self, rank: int) -> None:
+        with pytest.raises(ValueError, match="rank"):
+            fit_low_rank(torch.eye(4)[None], rank)
 
     def test_shapes_that_do_not_belong_together(self) -> None:
         with pytest.raises(ValueError, match=r"\[2, 4, 1\] and \[3, 4\]"):
@@ -108,7 +102,7 @@ class TestLowRankDistances:
         assert readout.distances(torch.tensor([[2.0, 0.0], [1.0, 0.0]]))[:, 0].tolist() == pytest.approx([2 / 3, 0])
 
     @pytest.mark.parametrize(("shrink", "normalise"), RULES)
-    @pytest.mark.parametrize("rank", [0, 1, 4, 12])
+    @pytest.mark.parametrize("rank", [1, 4, 12])
     def test_agree_with_the_dense_readout(self, shrink: float, normalise: bool, rank: int) -> None:
         covs, means, features = low_rank(7, 12, rank), 3 * rand(7, 12, seed=5), 4 * rand(40, 12, seed=6)
         dense = bayes_readout(Gaussians(means, covs.dense()), shrink, normalise=normalise)
@@ -122,7 +116,7 @@ class TestLowRankDistances:
         monkeypatch.setattr(compact, "CHUNK_ELEMENTS", 24)
         torch.testing.assert_close(readout.distances(rand(10, 6, seed=3)), whole, rtol=1e-12, atol=1e-12)
 
-    @pytest.mark.parametrize("rank", [0, 3])
+    @pytest.mark.parametrize("rank", [1, 3])
     def test_a_common_offset_costs_no_digits(self, rank: int) -> None:
         covs, means, features = low_rank(5, 8, rank), rand(5, 8, seed=5), rand(20, 8, seed=6)
         near = low_rank_readout(means, covs, 1e-3, normalise=False).distances(features)
@@ -135,7 +129,7 @@ class TestLowRankDistances:
         variances[1, 2], variances[3] = 0.0, 0.0
         means, features = rand(4, 5), rand(9, 5, seed=2)
         dense = bayes_readout(Gaussians(means, torch.diag_embed(variances)), shrink, normalise=normalise)
-        ours = low_rank_readout(means, LowRank.diagonal(variances), shrink, normalise=normalise)
+        ours = low_rank_readout(means, LowRank(torch.zeros(4, 5, 1), variances), shrink, normalise=normalise)
         torch.testing.assert_close(ours.distances(features), dense.distances(features), rtol=1e-8, atol=1e-8)
 
     def test_a_factor_without_a_diagonal_stays_finite(self) -> None:
@@ -146,19 +140,6 @@ class TestLowRankDistances:
         assert (distances >= 0).all()
 
     def test_entries_that_are_not_finite_are_told(self) -> None:
+        covs = LowRank(torch.zeros(1, 2, 1), torch.tensor([[1.0, torch.nan]]))
         with pytest.raises(ValueError, match="not finite"):
-            low_rank_readout(torch.zeros(1, 2), LowRank.diagonal(torch.tensor([[1.0, torch.nan]])), 1.0, normalise=True)
-
-
-class TestSamplers:
-    """Deviations are linear in the noise, so unit vectors as noise give the factor, and its square the covariance."""
-
-    @pytest.mark.parametrize("rank", [0, 3])
-    def test_low_rank(self, rank: int) -> None:
-        covs = low_rank(4, 6, rank)
-        sampler = compact.low_rank_sampler(torch.zeros(4, 6), covs)
-        assert sampler.noise_dim == 6 + rank
-        for number, cov in enumerate(covs.dense()):
-            chosen = torch.full((sampler.noise_dim,), number)
-            root = sampler.deviate(chosen, torch.eye(sampler.noise_dim))  # [noise, S]
-            torch.testing.assert_close((root.mT @ root).double(), cov, rtol=1e-5, atol=1e-5)
+            low_rank_readout(torch.zeros(1, 2), covs, 1.0, normalise=True)

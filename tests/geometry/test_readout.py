@@ -2,7 +2,6 @@ import math
 
 import pytest
 import torch
-from torch import nn
 
 from gatf.geometry import (
     Gaussians,
@@ -11,7 +10,6 @@ from gatf.geometry import (
     bayes_readout,
     blend,
     linear_discriminant,
-    linear_from_samples,
     mahalanobis_readout,
     margins,
     nearest_mean_distances,
@@ -219,52 +217,6 @@ def test_margins_by_hand():
     distances = torch.tensor([[1.0, 4.0, 2.0], [5.0, 3.0, 9.0]])
     assert margins(distances, torch.tensor([0, 0])).tolist() == [1, -2]
     assert margins(torch.tensor([[7.0]]), torch.tensor([0])).tolist() == [torch.inf]
-
-
-def reference_linear(gaussians, generator):
-    """The recipe with torch's own layer and scheduler: 4 epochs of 300 samples, rate dropped at epoch 2."""
-    classes, dim = gaussians.means.shape
-    start = (2 * torch.rand(classes, dim + 1, generator=generator) - 1) / dim**0.5
-    layer = nn.Linear(dim, classes)
-    with torch.no_grad():
-        layer.weight.copy_(start[:, :dim])
-        layer.bias.copy_(start[:, dim])
-    optimiser = torch.optim.SGD(layer.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-4)
-    schedule = torch.optim.lr_scheduler.MultiStepLR(optimiser, [2], gamma=0.1)
-    lowers = torch.linalg.cholesky(gaussians.covs).float()
-    for _ in range(4):
-        labels = torch.randint(classes, (300,), generator=generator)
-        noise = torch.randn(300, dim, generator=generator)
-        inputs = torch.stack([gaussians.means[y].float() + lowers[y] @ e for y, e in zip(labels, noise, strict=True)])
-        for start_row in (0, 128, 256):
-            rows = slice(start_row, min(start_row + 128, 300))
-            loss = nn.functional.cross_entropy(layer(inputs[rows]), labels[rows])
-            optimiser.zero_grad()
-            loss.backward()
-            nn.utils.clip_grad_norm_(layer.parameters(), 1.0)
-            optimiser.step()
-        schedule.step()
-    return layer
-
-
-def test_linear_is_the_recipe_even_where_gradients_are_off(gaussians):
-    spread = Gaussians(5 * gaussians.means, gaussians.covs)
-    expected = reference_linear(spread, seeded(4))
-    with torch.inference_mode():
-        weight, bias = linear_from_samples(spread, generator=seeded(4), epochs=4, samples_per_epoch=300, milestone=2)
-    torch.testing.assert_close(weight, expected.weight.detach().double(), rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(bias, expected.bias.detach().double(), rtol=1e-4, atol=1e-5)
-
-
-def test_linear_separates_what_can_be_separated_and_repeats():
-    centres = 6 * torch.eye(4)
-    classes = Gaussians(centres, torch.eye(4).expand(4, 4, 4))
-    weight, bias = linear_from_samples(classes, generator=seeded(5), epochs=3)
-    again, _ = linear_from_samples(classes, generator=seeded(5), epochs=3)
-    assert torch.equal(weight, again)
-    labels = torch.arange(4).repeat_interleave(500)
-    points = centres[labels] + torch.randn(2000, 4, generator=seeded(6))
-    assert ((points.double() @ weight.mT + bias).argmax(1) == labels).double().mean() > 0.99
 
 
 class TestLinearDiscriminant:

@@ -201,7 +201,7 @@ def test_ablation_row_one_is_adagauss_tensor_for_tensor(tiny_config: Tiny, tmp_p
 ROWS = {
     "topology alone": {"method.anchor.kind": "none", "method.refine": True},
     "topology and anchor, refined": {"method.refine": True},
-    "final refresh, linear": {"method.anchor.final_refresh": True, "method.readout": "linear"},
+    "final refresh, nearest mean": {"method.anchor.final_refresh": True, "method.readout": "nmc"},
     "plus": {"method.preset": "plus"},
     "anchor alone": {"method.top_aware": False},
 }

@@ -1,7 +1,6 @@
 """The memory of class Gaussians in its four kinds: what is kept, moved, read and written, against dense matrices."""
 
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -32,12 +31,6 @@ from gatf.model.onnx import Graph
 KINDS = ["full", "lowrank"]
 COMPACT = KINDS[1:]
 Tiny = Callable[..., Any]
-
-
-@pytest.fixture(autouse=True)
-def _short_training_of_the_linear_rule(monkeypatch: pytest.MonkeyPatch) -> None:
-    short = partial(readout.linear_from_samples, samples_per_epoch=640)
-    monkeypatch.setattr(memory_module, "linear_from_samples", short)
 
 
 def empty(kind: str, dim: int = 6, *, rank: int = 2, rule: str = "bayes", **more: Any) -> GaussianMemory:
@@ -232,7 +225,7 @@ def test_few_matrices_exist_at_once(kind: str, monkeypatch: pytest.MonkeyPatch) 
     assert sum(made) == 3 * 11
     assert max(made) == 4
     made.clear()
-    for rule in ("bayes", "mahalanobis", "nmc", "linear"):
+    for rule in ("bayes", "mahalanobis", "nmc"):
         memory.rule, memory._readout = rule, None  # type: ignore[assignment]
         assert memory.scores(torch.zeros(3, 6)).shape == (3, 11)
     assert made == []
@@ -268,14 +261,14 @@ def test_scores_are_those_of_the_matrices(kind: str, rule: str, shrink: float | 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("rule", ["bayes", "mahalanobis", "nmc", "linear", "rda"])
+@pytest.mark.parametrize("rule", ["bayes", "mahalanobis", "nmc", "rda"])
 def test_the_graph_of_a_readout_gives_its_scores(kind: str, rule: str) -> None:
     memory = filled(kind, rule=rule)
     features = torch.randn(30, 6, generator=torch.Generator().manual_seed(1))
     torch.testing.assert_close(memory.readout().graph()(features), memory.scores(features), rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("rule", ["bayes", "nmc", "linear"])
+@pytest.mark.parametrize("rule", ["bayes", "nmc"])
 def test_a_readout_does_not_outlive_a_move_to_another_device(rule: str) -> None:
     memory = filled("full", rule=rule)
     made = memory.readout()
@@ -285,7 +278,7 @@ def test_a_readout_does_not_outlive_a_move_to_another_device(rule: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("rule", ["bayes", "mahalanobis", "nmc", "linear", "rda"])
+@pytest.mark.parametrize("rule", ["bayes", "mahalanobis", "nmc", "rda"])
 def test_every_rule_tells_far_classes_apart(kind: str, rule: str) -> None:
     memory, means = empty(kind, 4, rule=rule), 20 * torch.eye(4)[:3]
     memory.set(Gaussians(means, some(3, 4).covs))

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from gatf.errors import NotFinite
 from gatf.geometry import spd
-from gatf.geometry.readout import Sampler
+from gatf.geometry.graphs import ScoreGraph
 from gatf.geometry.vectors import CHUNK_ELEMENTS, CHUNK_ROWS, as_vectors
 
 FIT_STEPS = 10
@@ -24,7 +24,7 @@ FLOOR = 1e-4
 
 @dataclass(frozen=True)
 class LowRank:
-    """U_c·U_cᵀ + diag(d_c) for C classes, in float64; of rank 0 where only variances are kept."""
+    """U_c·U_cᵀ + diag(d_c) for C classes, in float64."""
 
     factors: Tensor
     """U, [C, S, r]."""
@@ -39,11 +39,6 @@ class LowRank:
             )
         object.__setattr__(self, "factors", self.factors.to(torch.float64))
         object.__setattr__(self, "diagonals", self.diagonals.to(torch.float64))
-
-    @classmethod
-    def diagonal(cls, variances: Tensor) -> LowRank:
-        """Variances [C, S] and nothing else."""
-        return cls(variances.new_zeros(*variances.shape, 0), variances)
 
     def variances(self) -> Tensor:
         """The diagonals of the matrices, [C, S]."""
@@ -64,13 +59,9 @@ def fit_low_rank(covs: Tensor, rank: int, *, steps: int = FIT_STEPS) -> LowRank:
     """
     covs = spd.symmetrise(covs)
     dim = covs.shape[-1]
-    if not 0 <= rank <= dim:
-        raise ValueError(f"the rank must be between 0 and {dim}, got {rank}")
-    if steps < 1:
-        raise ValueError(f"a fit takes at least one step, got {steps}")
+    if not 1 <= rank <= dim:
+        raise ValueError(f"the rank must be between 1 and {dim}, got {rank}")
     variances = covs.diagonal(dim1=-2, dim2=-1).clamp_min(0)  # [C, S]
-    if rank == 0:
-        return LowRank.diagonal(variances)
     factors, rest = covs.new_zeros(*variances.shape, rank), torch.zeros_like(variances)
     for _ in range(steps):
         values, vectors = torch.linalg.eigh(covs - torch.diag_embed(rest))  # ascending
@@ -114,8 +105,6 @@ class LowRankReadout:
         features = as_vectors(features.to(self.origin), self.normalise) - self.origin
         out = features.square() @ self.weights.mT - features @ self.slopes.mT + self.constants
         classes, rank, dim = self.directions.shape
-        if rank == 0:
-            return out.clamp_min(0)
         classes_at_once = max(1, CHUNK_ELEMENTS // (min(len(features), CHUNK_ROWS) * rank))
         for start in range(0, classes, classes_at_once):
             chunk = slice(start, start + classes_at_once)
@@ -127,35 +116,23 @@ class LowRankReadout:
         return out.clamp_min(0)
 
     def graph(self) -> nn.Module:
-        return LowRankGraph(self)
+        """The scores for all classes at once."""
+        classes, rank, dim = self.directions.shape
+        normalise = self.normalise
 
+        def scores(
+            features: Tensor, origin: Tensor, weights: Tensor, slopes: Tensor, constants: Tensor, directions: Tensor,
+            offsets: Tensor,
+        ) -> Tensor:  # fmt: skip
+            vectors = as_vectors(features, normalise) - origin
+            along = vectors @ directions.T - offsets
+            distances = vectors.square() @ weights.T - vectors @ slopes.T + constants
+            return along.square().reshape(-1, classes, rank).sum(-1) - distances
 
-class LowRankGraph(nn.Module):
-    """`LowRankReadout.scores` for all classes at once."""
-
-    origin: Tensor
-    weights: Tensor
-    slopes: Tensor
-    constants: Tensor
-    directions: Tensor
-    offsets: Tensor
-
-    def __init__(self, readout: LowRankReadout) -> None:
-        super().__init__()
-        self.classes, self.rank, dim = readout.directions.shape
-        self.normalise = readout.normalise
-        for name in ("origin", "weights", "slopes", "constants"):
-            self.register_buffer(name, getattr(readout, name))
-        self.register_buffer("directions", readout.directions.reshape(-1, dim))
-        self.register_buffer("offsets", readout.offsets.flatten())
-
-    def forward(self, features: Tensor) -> Tensor:
-        vectors = as_vectors(features, self.normalise) - self.origin
-        distances = vectors.square() @ self.weights.T - vectors @ self.slopes.T + self.constants
-        if self.rank:
-            along = vectors @ self.directions.T - self.offsets
-            distances = distances - along.square().reshape(-1, self.classes, self.rank).sum(-1)
-        return -distances
+        return ScoreGraph(
+            scores, origin=self.origin, weights=self.weights, slopes=self.slopes, constants=self.constants,
+            directions=self.directions.reshape(-1, dim), offsets=self.offsets.flatten(),
+        )  # fmt: skip
 
 
 def low_rank_readout(means: Tensor, covs: LowRank, shrink: float, *, normalise: bool) -> LowRankReadout:
@@ -191,14 +168,3 @@ def _repaired(own: Tensor, variances: Tensor) -> Tensor:
     level = variances.mean(-1, keepdim=True)  # [C, 1]
     low = own.amin(-1, keepdim=True) <= spd.CLIP_GUARD * level
     return torch.where(level > 0, own + low * spd.FIRST_RUNG * level, FLOOR)
-
-
-def low_rank_sampler(means: Tensor, covs: LowRank) -> Sampler:
-    """μ_c + √d_c ∘ ε + U_c ε′ with ε of S and ε′ of r coordinates: the law of N(μ_c, Σ_c) without a factorisation."""
-    dim, rank = covs.factors.shape[1:]
-    spreads, factors = covs.diagonals.sqrt().to(torch.float32), covs.factors.to(torch.float32)
-
-    def deviate(chosen: Tensor, noise: Tensor) -> Tensor:
-        return spreads[chosen] * noise[:, :dim] + (factors[chosen] @ noise[:, dim:, None])[:, :, 0]
-
-    return Sampler(means.to(torch.float32), dim + rank, deviate)

@@ -12,11 +12,10 @@ from typing import Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from gatf.geometry import spd
 from gatf.geometry.gaussians import Gaussians
-from gatf.geometry.graphs import LinearGraph, QuadraticGraph
+from gatf.geometry.graphs import ScoreGraph
 from gatf.geometry.packed import PackedForms
 from gatf.geometry.vectors import CHUNK_ELEMENTS, CHUNK_ROWS, as_vectors
 
@@ -137,7 +136,19 @@ class QuadraticReadout:
         return -2 * self.whiteners.diagonal(dim1=-2, dim2=-1).log().sum(-1)
 
     def graph(self) -> nn.Module:
-        return QuadraticGraph(self)
+        """‖W_c u − W_c v_c‖² for all classes in one matrix product."""
+        (classes, dim), normalise = self.centres.shape, self.normalise
+        none = self.centres.new_zeros(classes)
+
+        def scores(features: Tensor, weight: Tensor, offset: Tensor, constants: Tensor) -> Tensor:
+            offsets = as_vectors(features, normalise) @ weight.T - offset
+            return -offsets.square().reshape(-1, classes, dim).sum(-1) - constants
+
+        return ScoreGraph(
+            scores, weight=self.whiteners.reshape(classes * dim, dim),
+            offset=(self.whiteners @ self.centres[:, :, None]).reshape(classes * dim),
+            constants=none if self.constants is None else self.constants,
+        )  # fmt: skip
 
 
 def bayes_readout(gaussians: Gaussians, shrink: float = BAYES_SHRINK, *, normalise: bool = True) -> QuadraticReadout:
@@ -202,8 +213,12 @@ class NearestMeanReadout:
 
     def graph(self) -> nn.Module:
         """Linear up to −‖z‖², which all classes share."""
+
+        def scores(features: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+            return features.double() @ weight.T + bias - features.double().square().sum(-1, keepdim=True)
+
         means = self.means.to(torch.float64)
-        return LinearGraph(2 * means, -means.square().sum(-1), minus_square=True)
+        return ScoreGraph(scores, weight=2 * means, bias=-means.square().sum(-1))
 
 
 @dataclass(frozen=True)
@@ -219,7 +234,10 @@ class LinearReadout:
         return features.double() @ self.weight.T + self.bias
 
     def graph(self) -> nn.Module:
-        return LinearGraph(self.weight, self.bias)
+        def scores(features: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+            return features.double() @ weight.T + bias
+
+        return ScoreGraph(scores, weight=self.weight, bias=self.bias)
 
 
 def linear_discriminant(means: Tensor, cov: Tensor, share: float, counts: Tensor | None = None) -> LinearReadout:
@@ -265,66 +283,3 @@ def margins(distances: Tensor, labels: Tensor) -> Tensor:
     labels = labels.to(distances.device)[:, None]
     others = distances.scatter(1, labels, torch.inf).amin(1)
     return others - distances.gather(1, labels)[:, 0]
-
-
-@dataclass(frozen=True)
-class Sampler:
-    """How vectors of class Gaussians are drawn, in float32."""
-
-    means: Tensor
-    """[C, S]."""
-    noise_dim: int
-    """Standard normal numbers that one vector takes."""
-    deviate: Callable[[Tensor, Tensor], Tensor]
-    """From classes [B] and noise [B, noise_dim] to deviations from the class means, [B, S]."""
-
-    @classmethod
-    def of(cls, gaussians: Gaussians) -> Sampler:
-        """L_c ε with the Cholesky factor of every class."""
-        lowers = spd.cholesky(gaussians.covs).lower.to(torch.float32)
-        means = gaussians.means.to(torch.float32)
-        return cls(means, means.shape[1], lambda chosen, noise: (lowers[chosen] @ noise[:, :, None])[:, :, 0])
-
-
-def linear_from_samples(
-    gaussians: Gaussians | Sampler,
-    *,
-    generator: torch.Generator,
-    epochs: int = 30,
-    samples_per_epoch: int = 10_000,
-    batch: int = 128,
-    lr: float = 0.1,
-    momentum: float = 0.9,
-    weight_decay: float = 5e-4,
-    milestone: int = 15,
-    clip: float = 1.0,
-) -> tuple[Tensor, Tensor]:
-    """The "linear" rule of AdaGauss: a softmax classifier trained from scratch on samples of the stored Gaussians.
-
-    Each epoch draws fresh samples (a class uniformly, then one vector of its Gaussian, covariance as stored), cross
-    entropy, SGD; the rate drops tenfold at `milestone`, the gradient norm is clipped. Trained in float32; returns
-    weight [C, S] and bias [C] in float64. Predict argmax of weight·z + bias on raw features.
-    """
-    device, home = gaussians.means.device, generator.device
-    classes, dim = gaussians.means.shape
-    with torch.inference_mode(False), torch.enable_grad():
-        sampler = Sampler.of(gaussians) if isinstance(gaussians, Gaussians) else gaussians
-        # torch's default for a linear layer, drawn from our generator: uniform within ±1/√S
-        start = (2 * torch.rand(classes, dim + 1, generator=generator, device=home, dtype=torch.float32) - 1) / dim**0.5
-        weight = start[:, :dim].to(device).clone().requires_grad_()
-        bias = start[:, dim].to(device).clone().requires_grad_()
-        optimiser = torch.optim.SGD([weight, bias], lr=lr, momentum=momentum, weight_decay=weight_decay)
-        for epoch in range(epochs):
-            if epoch == milestone:
-                optimiser.param_groups[0]["lr"] = lr / 10
-            labels = torch.randint(classes, (samples_per_epoch,), generator=generator, device=home).to(device)
-            shape = (samples_per_epoch, sampler.noise_dim)
-            noise = torch.randn(shape, generator=generator, device=home, dtype=torch.float32).to(device)
-            for chosen, draws in zip(torch.split(labels, batch), torch.split(noise, batch), strict=True):
-                drawn = sampler.means[chosen] + sampler.deviate(chosen, draws)  # [batch, S]
-                loss = functional.cross_entropy(functional.linear(drawn, weight, bias), chosen)
-                optimiser.zero_grad()
-                torch.autograd.backward(loss)
-                torch.nn.utils.clip_grad_norm_([weight, bias], clip)
-                optimiser.step()
-    return weight.detach().to(torch.float64), bias.detach().to(torch.float64)

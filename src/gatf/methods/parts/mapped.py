@@ -38,8 +38,8 @@ class MapConfig(CovarianceConfig):
     adapter_lr: AffectsReadoutOnly[Positive] = 0.01
     """Learning rate of the stage that fits the map on frozen features."""
     readout: AffectsReadoutOnly[Rule] = "bayes"
-    """Classifier on the Gaussians: the papers' distance (bayes), Mahalanobis distance, nearest mean (nmc), a linear
-    classifier trained on samples (linear), regularised discriminant analysis (rda), or a plugin."""
+    """Classifier on the Gaussians: the papers' distance (bayes), Mahalanobis distance, nearest mean (nmc), regularised
+    discriminant analysis (rda), or a plugin."""
 
 
 MapConfigT = TypeVar("MapConfigT", bound=MapConfig, covariant=True)

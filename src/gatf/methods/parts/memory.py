@@ -15,19 +15,17 @@ from gatf.geometry import gaussians, moments, privacy, spd
 from gatf.geometry.readout import (
     BAYES_SHRINK,
     MAHALANOBIS_SHRINK,
-    LinearReadout,
     NearestMeanReadout,
     Readout,
-    linear_from_samples,
     rda_readout,
 )
 from gatf.methods.base import TaskData
 from gatf.methods.parts.extraction import Growing, of_all_processes, own_features
 from gatf.methods.parts.storage import FullStorage, Kept, LowRankStorage, Storage
-from gatf.seeding import generator, key
+from gatf.seeding import generator
 from gatf.settings import AffectsReadoutOnly, Fraction, MethodConfig, Positive
 
-RULES = ("bayes", "mahalanobis", "nmc", "linear", "rda")
+RULES = ("bayes", "mahalanobis", "nmc", "rda")
 
 
 def _known_rule(name: str) -> str:
@@ -262,7 +260,7 @@ class GaussianMemory(Growing):
         return int(distributed.from_first(usual))
 
     def scores(self, features: Tensor) -> Tensor:
-        """[B, classes]: minus the distance of the chosen rule, or the logits of `linear`."""
+        """[B, classes]: minus the distance of the chosen rule."""
         return self.readout().scores(features)
 
     def readout(self) -> Readout:
@@ -282,9 +280,6 @@ class GaussianMemory(Growing):
         if self.rule == "nmc":
             return NearestMeanReadout(self.means)
         means, kept = self.means.double(), self._kept()
-        if self.rule == "linear":
-            draws = torch.Generator(self.means.device).manual_seed(key(self.seed, "linear readout", len(self)))
-            return LinearReadout(*linear_from_samples(self.storage.sampler(means, kept), generator=draws))
         if self.rule == "rda":
             chosen = RDA_CHOICES[int(self.evidence.argmax())]
             mixture, shrinkage = (own if given is None else given for given, own in zip(self.rda, chosen, strict=True))

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from gatf.errors import UserError
 from gatf.geometry import compact, gaussians
-from gatf.geometry.readout import Readout, Sampler, bayes_readout
+from gatf.geometry.readout import Readout, bayes_readout
 
 Kept = dict[str, Tensor]
 """Tensors by the name of their buffer."""
@@ -35,10 +35,6 @@ class Storage(ABC):
     def readout(self, means: Tensor, kept: Kept, shrink: float, *, normalise: bool) -> Readout:
         """`bayes_readout` for means [C, S]."""
 
-    @abstractmethod
-    def sampler(self, means: Tensor, kept: Kept) -> Sampler:
-        """Draws from the classes' Gaussians."""
-
     def numbers_per_class(self) -> int:
         """What one class takes."""
         return sum(torch.Size(shape).numel() for shape in self.shapes(1).values())
@@ -57,13 +53,8 @@ class FullStorage(Storage):
         return gaussians.unpack(kept["triangles"][classes.start : classes.stop].double(), self.dim)
 
     def readout(self, means: Tensor, kept: Kept, shrink: float, *, normalise: bool) -> Readout:
-        return bayes_readout(self._gaussians(means, kept), shrink, normalise=normalise)
-
-    def sampler(self, means: Tensor, kept: Kept) -> Sampler:
-        return Sampler.of(self._gaussians(means, kept))
-
-    def _gaussians(self, means: Tensor, kept: Kept) -> gaussians.Gaussians:
-        return gaussians.Gaussians(means, self.decode(kept, range(len(means))))
+        covs = self.decode(kept, range(len(means)))
+        return bayes_readout(gaussians.Gaussians(means, covs), shrink, normalise=normalise)
 
 
 class LowRankStorage(Storage):
@@ -91,6 +82,3 @@ class LowRankStorage(Storage):
 
     def readout(self, means: Tensor, kept: Kept, shrink: float, *, normalise: bool) -> Readout:
         return compact.low_rank_readout(means, compact.LowRank(**kept), shrink, normalise=normalise)
-
-    def sampler(self, means: Tensor, kept: Kept) -> Sampler:
-        return compact.low_rank_sampler(means, compact.LowRank(**kept))
