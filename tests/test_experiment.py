@@ -144,7 +144,7 @@ def test_what_a_run_folder_holds(whole: Path) -> None:
     assert min(summary["peak_memory_mb"]) > 0
     assert summary["bytes_per_class"] == 4 * (8 + 36)
     assert set(summary["versions"]) >= {"gatf", "torch", "python"}
-    confused = list(csv.DictReader((whole / "confusion.csv").open(encoding="utf-8")))
+    confused = list(csv.DictReader((whole / "confusion.csv").read_text(encoding="utf-8").splitlines()))
     assert list(confused[0]) == ["class", "answered", "images"]
     right = sum(int(row["images"]) for row in confused if row["class"] == row["answered"])
     assert 100 * right / sum(int(row["images"]) for row in confused) == pytest.approx(summary["a_last"])

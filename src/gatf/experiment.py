@@ -399,14 +399,14 @@ class _Run:
             self._emit_after_notices(task)
             result = self.experiment.evaluate(task)
         memory = peak_memory_mb(self.session.device)
-        spent = self._seconds_of_task(), self._processor_seconds_of_task()
-        self.progress.add(result, *spent, memory, self._repaired_of_task())
+        seconds, processor_seconds, repaired = self._spent().values()
+        self.progress.add(result, seconds, processor_seconds, memory, repaired)
         if distributed.is_first():
             names = self.experiment.scenario.class_names
             pairs = result.answered.tolist()
             self.folder.write_confusion((names[true], names[answer], count) for true, answer, count in pairs)
-        seconds = self.progress.seconds[-1]
-        self.emit(events.Task(task=task, seen=result.seen, accuracies=result.by_task, seconds=seconds))
+        rounded = self.progress.seconds[-1]
+        self.emit(events.Task(task=task, seen=result.seen, accuracies=result.by_task, seconds=rounded))
         self._save(task + 1, 0, Position(), None)
 
     def _take(self, network_source: NetworkSource, task: int) -> dict[str, Tensor]:
@@ -456,25 +456,21 @@ class _Run:
         for event in (*notices, *after):
             self.emit(event)
 
-    def _seconds_of_task(self) -> float:
-        return self.progress.seconds_of_task + time.monotonic() - self._clock
-
-    def _processor_seconds_of_task(self) -> float:
-        return self.progress.processor_seconds_of_task + time.process_time() - self._processor_clock
-
-    def _repaired_of_task(self) -> int:
-        return self.progress.repaired_of_task + self._ladder.used
+    def _spent(self) -> dict[str, Any]:
+        """On the current task, with what earlier processes spent on it."""
+        before = self.progress
+        return {
+            "seconds_of_task": before.seconds_of_task + time.monotonic() - self._clock,
+            "processor_seconds_of_task": before.processor_seconds_of_task + time.process_time() - self._processor_clock,
+            "repaired_of_task": before.repaired_of_task + self._ladder.used,
+        }
 
     def _save(self, task: int, phase: int, position: Position, optimiser: torch.optim.Optimizer | None) -> None:
         """Write a checkpoint named by its position, then delete all but the newest two (and with `keep_networks`
         those after each task)."""
         if not distributed.is_first():
             return
-        progress = dict(vars(self.progress))
-        if optimiser is not None:
-            progress["seconds_of_task"] = self._seconds_of_task()
-            progress["processor_seconds_of_task"] = self._processor_seconds_of_task()
-            progress["repaired_of_task"] = self._repaired_of_task()
+        progress = vars(self.progress) | ({} if optimiser is None else self._spent())
         meta = {"task": task, "progress": progress, "events": self.written.position()}
         target = self.folder.checkpoint(task, phase, position.epoch, position.step)
         self.session.save(target, meta, phase=phase, position=position, optimiser=optimiser, trained=self._trained)

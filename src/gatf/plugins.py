@@ -5,7 +5,6 @@ Importing a part runs its module. The name must come from the user, a recipe or 
 names one is refused, unless the user lists the name in the environment variable `GATF_TRUST`.
 """
 
-import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib import import_module
@@ -92,8 +91,3 @@ def call(kind: str, name: str, part: Callable[..., Any], *arguments: Any) -> Any
         raise
     except Exception as error:
         raise UserError(f"{kind} '{name}' failed: {' '.join(f'{type(error).__name__}: {error}'.split())}") from error
-
-
-def is_trusted(name: str) -> bool:
-    """Whether the user lists this name in `GATF_TRUST`."""
-    return name in os.environ.get(TRUST, "").split(",")

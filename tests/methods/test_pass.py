@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from gatf.config import RunConfig, load_config
-from gatf.data.augment import four_rotations, rotate_quarter, rotation_labels_class_major
+from gatf.data.augment import four_rotations, rotation_labels_class_major
 from gatf.data.loader import Batch, TaskInfo
 from gatf.experiment import Experiment, start
 from gatf.methods.pass_ import PASS, NoisyPrototypes, PASSConfig, class_variances, frobenius_distance, prototype_noise
@@ -169,11 +169,6 @@ class TestLoss:
 
 
 class TestRotations:
-    def test_four_quarter_turns_are_none(self) -> None:
-        images = torch.rand(2, 3, 5, 5)
-        for k in range(4):
-            assert torch.equal(rotate_quarter(rotate_quarter(images, k), 4 - k), images)
-
     def test_labels_are_class_major(self) -> None:
         """Image i of class y has labels 4y..4y+3, at its four places in the batch."""
         labels = rotation_labels_class_major(torch.tensor([0, 7]))

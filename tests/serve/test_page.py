@@ -160,7 +160,7 @@ def shipped() -> dict[str, str]:
 
 def test_the_page_names_no_other_machine_and_builds_no_html_from_text() -> None:
     found = shipped()
-    assert {name for name, _ in PAGE.values()} | {"docs.html"} == set(found)
+    assert {*PAGE, "index.html", "docs.html"} == set(found)
     for name, text in found.items():
         others = set(re.findall(r"(?:https?:)?//[\w.-]+\.\w+[^\s\"')]*", text)) - {"http://www.w3.org/2000/svg"}
         assert not [other for other in others if not other.startswith("// ")], name

@@ -30,11 +30,6 @@ def bytes_kept(name: str, *, pooled: int, bottleneck: int) -> int:
     return method(method.Config.model_validate({"name": name}), _Features(dim), optimisation, 0).bytes_per_class()
 
 
-def recipes_of(name: str) -> list[str]:
-    """Shipped recipes with settings of the method's own."""
-    return [recipe for recipe in recipe_names() if name in (read_recipe(recipe).get(PER_METHOD) or {})]
-
-
 def describe(name: str, *, pooled: int, bottleneck: int, classes: int) -> Iterator[str]:
     """Lines for `gatf methods --verbose`."""
     method = method_class(name)
@@ -45,7 +40,8 @@ def describe(name: str, *, pooled: int, bottleneck: int, classes: int) -> Iterat
     yield f"trains   {method.card.trains}"
     if method.card.url:
         yield f"url      {method.card.url}"
-    yield f"recipes  {', '.join(recipes_of(name)) or 'none of its own: every recipe runs it with its defaults'}"
+    recipes = [recipe for recipe in recipe_names() if name in (read_recipe(recipe).get(PER_METHOD) or {})]
+    yield f"recipes  {', '.join(recipes) or 'none of its own: every recipe runs it with its defaults'}"
     if method.defaults:
         yield "defaults in other sections"
         yield from _by_section(method.defaults)

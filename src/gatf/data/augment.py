@@ -337,11 +337,6 @@ def _value(piece: str) -> float | str:
 # --- helpers of methods: rotations as extra classes, noisy prototypes -------------------------------------------------
 
 
-def rotate_quarter(images: Tensor, k: int) -> Tensor:
-    """Rotate `[..., H, W]` counter-clockwise by k quarter turns."""
-    return torch.rot90(images, k, dims=(-2, -1))
-
-
 def four_rotations(images: Tensor) -> Tensor:
     """`[B, C, H, W]` (square) → `[4B, C, H, W]`: all images at 0°, then all at 90°, at 180° and at 270°.
 
@@ -350,7 +345,7 @@ def four_rotations(images: Tensor) -> Tensor:
     if images.ndim == 4 and images.is_contiguous(memory_format=torch.channels_last):
         pixels = images.permute(0, 2, 3, 1)
         return torch.cat([torch.rot90(pixels, k, dims=(1, 2)) for k in range(4)]).permute(0, 3, 1, 2)
-    return torch.cat([rotate_quarter(images, k) for k in range(4)])
+    return torch.cat([torch.rot90(images, k, dims=(-2, -1)) for k in range(4)])
 
 
 def rotation_labels(labels: Tensor, classes: int) -> Tensor:

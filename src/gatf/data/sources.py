@@ -109,21 +109,14 @@ def source_entry(name: str) -> SourceEntry:
 
 
 def open_source(config: DataConfig) -> Source:
-    """Open the source of a config and apply its limits and validation split. Never uses the network."""
+    """Open the source of a config and apply its limits and validation split. Never uses the network. A setting that
+    this source would ignore is an error."""
     entry = source_entry(config.name)
-    problem = useless_setting(config, entry)
-    if problem:
-        raise UserError(problem)
-    return limit_training(entry.open(config), config)
-
-
-def useless_setting(config: DataConfig, entry: SourceEntry) -> str | None:
-    """An error sentence for a setting that this source would ignore, else None."""
     for name in sorted(SPECIAL - entry.settings):
         if getattr(config, name) != DataConfig.model_fields[name].default:
-            users = ", ".join(source for source, entry in SOURCES.items() if name in entry.settings)
-            return f"data.{name} has no meaning for '{config.name}', only for {users}; leave it out"
-    return None
+            users = ", ".join(source for source, known in SOURCES.items() if name in known.settings)
+            raise UserError(f"data.{name} has no meaning for '{config.name}', only for {users}; leave it out")
+    return limit_training(entry.open(config), config)
 
 
 def source_card(name: str, config: DataConfig) -> Card:

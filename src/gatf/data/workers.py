@@ -10,7 +10,6 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from gatf.data.decode import BadImage
 from gatf.errors import UserError
 
 Request = TypeVar("Request")
@@ -27,22 +26,14 @@ def default_workers() -> int:
 
 
 @dataclass(frozen=True)
-class _Failure:
-    """A `UserError` on its way out of a worker; raised there, PyTorch would wrap it in a traceback."""
-
-    message: str
-    bad_image: bool
-
-
-@dataclass(frozen=True)
 class _Work(Dataset[Any], Generic[Request, Result]):
     function: Callable[[Request], Result]
 
-    def __getitem__(self, request: Request) -> Result | _Failure:
+    def __getitem__(self, request: Request) -> Result | UserError:
         try:
             return self.function(request)
-        except UserError as error:
-            return _Failure(str(error), isinstance(error, BadImage))
+        except UserError as error:  # raised here, PyTorch would wrap it in a traceback
+            return error.with_traceback(None)
 
 
 def in_order(function: Callable[[Request], Result], requests: Sequence[Request], *, workers: int) -> Iterator[Result]:
@@ -62,8 +53,8 @@ def in_order(function: Callable[[Request], Result], requests: Sequence[Request],
         )  # fmt: skip
         results = iter(loader)
     for result in results:
-        if isinstance(result, _Failure):
-            raise (BadImage if result.bad_image else UserError)(result.message)
+        if isinstance(result, UserError):
+            raise result
         yield result
 
 

@@ -107,7 +107,7 @@ def _classes_known(summary: Summary) -> list[int]:
 
 
 def _write(place: RunFolder, rows: list[Explained], joint_run: Summary | None) -> None:
-    table = [as_row(row) for row in rows]
+    table = [{**asdict(row), **{loss: getattr(row, loss) for loss in LOSSES}} for row in rows]
     write_text(place.explained, table_text(table))
     content = {
         "rows": table,
@@ -115,8 +115,3 @@ def _write(place: RunFolder, rows: list[Explained], joint_run: Summary | None) -
         "sentences": rows[-1].sentences(),
     }
     write_text(place.explained_in_words, json.dumps(content, indent=1))
-
-
-def as_row(row: Explained) -> dict[str, Any]:
-    """Accuracies and accuracy gaps; None if not applicable."""
-    return {**asdict(row), **{loss: getattr(row, loss) for loss in LOSSES}}

@@ -27,7 +27,7 @@ from gatf.serve.atlas import chart
 from gatf.serve.commands import run_gatf
 from gatf.serve.describe import describe, describe_classes
 from gatf.serve.exports import OpenFile
-from gatf.serve.files import add_files, public_paths
+from gatf.serve.files import add_files, addresses
 from gatf.serve.guard import Guard, client_of
 from gatf.serve.limits import Limits, Problem, busy, not_possible, not_understood, too_large, too_slow
 from gatf.serve.pictures import InMemory, checked_label, from_base64, read_multipart
@@ -70,7 +70,7 @@ def build(options: Options) -> tuple[FastAPI, Studio]:
         )  # fmt: skip
     app.add_middleware(
         Guard, limits=options.limits, metrics=studio.metrics, token=options.token, origins=options.origins,
-        public=public_paths(options.page).__contains__,
+        public=addresses(options.page).__contains__,
     )  # fmt: skip
     return app, studio
 
