@@ -1,11 +1,11 @@
 """`gatf doctor --device`: does a device compute what the CPU computes, and how fast is a training step on it."""
 
 import platform
-import time
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from torch.utils.benchmark import Timer
 
 from gatf.config import RunConfig, load_config
 from gatf.devices import check_device, set_determinism
@@ -88,19 +88,9 @@ def _images_per_second(device: torch.device, *, fast: bool, half: bool, compiled
         features.float().square().mean().backward()
         backbone.zero_grad(set_to_none=True)
 
-    for _ in range(3 if device.type == "cuda" else 1):
-        step()
-    _wait(device)
-    began = time.perf_counter()
-    for _ in range(steps):
-        step()
-    _wait(device)
-    return batch * steps / (time.perf_counter() - began)
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    timer = Timer("step()", globals={"step": step}, num_threads=torch.get_num_threads())  # waits for the device
+    timer.timeit(3 if device.type == "cuda" else 1)
+    return batch / timer.timeit(steps).mean
 
 
 def _listed(speeds: dict[str, float]) -> str:
