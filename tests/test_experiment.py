@@ -195,7 +195,7 @@ def test_a_folder_in_use_or_not_writable_is_refused(whole: Path, tmp_path: Path,
     blocked.write_text("x", encoding="utf-8")
     with pytest.raises(UserError, match="cannot write"):
         start(tiny_config("gatf"), blocked / "run")
-    with pytest.raises(UserError, match="no run to resume"):
+    with pytest.raises(UserError, match="holds no run"):
         resume(tmp_path)
 
 

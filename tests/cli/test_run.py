@@ -57,7 +57,7 @@ def test_resume_takes_no_other_settings(call, tmp_path: Path) -> None:
     assert "--seed" in error
     code, _, error = call("run", "--resume", str(tmp_path))
     assert code == 2
-    assert "no run to resume" in error
+    assert "holds no run" in error
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from gatf.bench.tables import aggregate
 from gatf.io.events import Epoch
 from gatf.io.run_folder import RunFolder
 from gatf.report.load import Run, by_row
-from gatf.report.style import MUTED, SERIES, LineStyle, label_ends, line_styles, new_figure, styled, whole_ticks
+from gatf.report.style import SERIES, LineStyle, label_ends, line_styles, new_figure, styled, whole_ticks
 
 MOST_TERMS = len(SERIES)
 """Terms of a loss that have a distinct colour."""
@@ -58,7 +58,7 @@ def rates(run: Run) -> dict[str, Line]:
 @styled
 def training_lines(lines: Mapping[str, Line], label: str, *, log: bool = False) -> Figure:
     """One line per name, over the tasks."""
-    figure, axes = new_figure(3.0)
+    figure, axes = new_figure(3.0, x="tasks learnt", title=label)
     if log:
         axes.set_yscale("log")
     styles = {name: LineStyle(SERIES[number], "") for number, name in enumerate(lines)}
@@ -67,8 +67,6 @@ def training_lines(lines: Mapping[str, Line], label: str, *, log: bool = False) 
     last = int(np.ceil(max(places[-1] for places, _ in lines.values())))
     axes.set_xlim(0, last)
     axes.set_xticks(whole_ticks(0, last))
-    axes.set_xlabel("tasks learnt")
-    axes.set_title(label, loc="left", color=MUTED)
     label_ends(axes, {name: heights[-1] for name, (_, heights) in lines.items()}, styles)
     return figure
 
@@ -76,7 +74,7 @@ def training_lines(lines: Mapping[str, Line], label: str, *, log: bool = False) 
 @styled
 def against(runs: Sequence[Run], column: str, label: str) -> Figure:
     """A_last of each row against its cost, on a logarithmic scale; up and to the left is better."""
-    figure, axes = new_figure(3.2)
+    figure, axes = new_figure(3.2, x=label, title="A_last, %")
     styles = line_styles(by_row(runs))
     axes.set_xscale("log")
     table = aggregate(run.result for run in runs)
@@ -90,8 +88,6 @@ def against(runs: Sequence[Run], column: str, label: str) -> Figure:
     costs = {row[column] for row in table}
     if len(costs) == 1:
         axes.set_xlim(min(costs) / 2, 2 * min(costs))
-    axes.set_xlabel(label)
-    axes.set_title("A_last, %", loc="left", color=MUTED)
     axes.set_xlim(axes.get_xlim())  # settles the scale, from which places follow
     axes.set_ylim(axes.get_ylim())
     low, high = axes.get_xlim()

@@ -16,17 +16,7 @@ from matplotlib.figure import Figure
 
 from gatf.report import style
 from gatf.report.load import Rows, Run, by_row, last_task
-from gatf.report.style import (
-    LineStyle,
-    height_for,
-    label_ends,
-    line_styles,
-    new_figure,
-    short,
-    styled,
-    unread,
-    whole_ticks,
-)
+from gatf.report.style import LineStyle, label_ends, line_styles, new_figure, short, styled, unread, whole_ticks
 
 CELLS_WITH_NUMBERS = 144
 VECTOR_CELLS = 900
@@ -78,7 +68,7 @@ def lines_over_tasks(
     last = {row: fmean(one[-1] for one in values) for row, values in series.items()}
     ranked = sorted(series, key=lambda row: (row not in named, row not in style.LANDMARKS, -last[row]))
     labelled = [row for row in series if row in ranked[:MOST_LABELLED]]
-    figure, axes = new_figure(height_for(len(labelled)))
+    figure, axes = new_figure(style.height_for(len(labelled)), x="tasks learnt", title=label)
     styles = line_styles(labelled) | {row: LineStyle(style.GREY, "", "-", 1.0) for row in ranked[MOST_LABELLED:]}
     ends: dict[str, float] = {}
     longest, highest = 0, 0.0
@@ -98,8 +88,6 @@ def lines_over_tasks(
     span = max(longest - first, 1)
     axes.set_xlim(first - 0.03 * span, longest + 0.03 * span)
     axes.set_xticks(whole_ticks(first, longest))
-    axes.set_xlabel("tasks learnt")
-    axes.set_title(label, loc="left", color=style.MUTED)
     axes.xaxis.grid(False)
     label_ends(axes, ends, styles)
     return figure
@@ -114,7 +102,7 @@ def accuracy_gaps(explained: Mapping[str, Mapping[str, float | None]]) -> Figure
     """A stacked bar per row: its accuracy, then what transport, readout and representation cost, up to joint training.
     A part that is not above zero, or was not measured, has no width."""
     rows = sorted(explained, key=lambda row: explained[row]["own"] or 0.0)
-    figure, axes = new_figure(1.0 + 0.26 * len(rows))
+    figure, axes = new_figure(1.0 + 0.26 * len(rows), x="% of all classes after the last task")
     left = np.zeros(len(rows))
     for name, colour in {"own": style.SERIES[0], **GAPS}.items():
         widths = np.array([max(explained[row].get(name) or 0.0, 0.0) for row in rows])
@@ -123,7 +111,6 @@ def accuracy_gaps(explained: Mapping[str, Mapping[str, float | None]]) -> Figure
         left += widths
     axes.set_yticks(range(len(rows)), [unread(row) for row in rows])
     axes.yaxis.grid(False)
-    axes.set_xlabel("% of all classes after the last task")
     figure.legend(
         loc="outside upper left", ncols=4, frameon=False, labelcolor=style.MUTED, handlelength=1.2, columnspacing=1.2
     )
@@ -135,11 +122,10 @@ def accuracy_matrix(runs: Sequence[Run]) -> Figure:
     """a[t][k] of one row, mean over seeds: after task t (rows) on task k (columns)."""
     mean = _mean_ragged([run.summary.accuracy_matrix for run in runs])
     tasks = len(mean)
-    figure, axes = new_figure(min(4.6, 1.2 + 0.36 * tasks))
+    figure, axes = new_figure(min(4.6, 1.2 + 0.36 * tasks), x="test images of task")
     heat_cells(axes, mean)
     axes.set_xticks(*_task_ticks(tasks))
     axes.set_yticks(*_task_ticks(tasks))
-    axes.set_xlabel("test images of task")
     axes.set_ylabel("after task")
     return figure
 
@@ -155,12 +141,11 @@ def accuracy_by_class(runs: Sequence[Run]) -> Figure:
         order = np.argsort(-mean[:, -1], kind="stable")
         mean, full = mean[order], [full[number] for number in order]
     names = [short(name) for name in full]
-    figure, axes = new_figure(max(2.2, min(5.2, 1.0 + 0.24 * classes)))
+    figure, axes = new_figure(max(2.2, min(5.2, 1.0 + 0.24 * classes)), x="after task")
     heat_cells(axes, mean)
     axes.set_xticks(*_task_ticks(tasks))
     step = -(-classes // MOST_NAMED)
     axes.set_yticks(range(0, classes, step), names[::step])
-    axes.set_xlabel("after task")
     if classes <= MOST_NAMED:
         for size in [len(row) for row in runs[0].summary.accuracy_by_class][:-1]:
             axes.axhline(size - 0.5, color=style.PAPER, linewidth=2.5)
@@ -178,14 +163,13 @@ def confusion_matrix(runs: Sequence[Run]) -> Figure:
     cells = np.full((size, size), np.nan)
     for pair in np.argsort(found.percent, kind="stable").tolist():  # the largest last
         cells[found.true[pair] // block, found.answer[pair] // block] = found.percent[pair]
-    figure, axes = new_figure(max(2.6, min(5.2, 1.2 + 0.26 * size)))
+    figure, axes = new_figure(max(2.6, min(5.2, 1.2 + 0.26 * size)), x="answered")
     heat_cells(axes, cells)
     axes.set_xlim(-0.5, size - 0.5)
     step = -(-size // MOST_NAMED)
     shown = [short(name) for name in names[:: step * block]]
     axes.set_yticks(range(0, size, step), shown)
     axes.set_xticks(range(0, size, step), shown, rotation=90 if max(map(len, shown)) > 3 else 0)
-    axes.set_xlabel("answered")
     axes.set_ylabel("is")
     return figure
 
@@ -313,7 +297,8 @@ def drift_over_tasks(runs: Sequence[Run], among: Sequence[str] = ()) -> Figure:
 
     The time axis counts tasks, because methods differ in their epochs per task.
     """
-    figure, axes = new_figure(3.0)
+    title = "distance of stored from true class means, in std of the class"
+    figure, axes = new_figure(3.0, x="tasks learnt", title=title)
     lines: dict[str, Curve | None]
     tables = {
         row: [in_tasks(run.diagnostics["drift"], run.diagnostics.get("errors", [])) for run in group]
@@ -335,8 +320,6 @@ def drift_over_tasks(runs: Sequence[Run], among: Sequence[str] = ()) -> Figure:
     axes.set_xticks(whole_ticks(1, last))
     draw_curves(axes, found, styles)
     axes.xaxis.grid(True, linestyle=":")
-    axes.set_xlabel("tasks learnt")
-    axes.set_title("distance of stored from true class means, in std of the class", loc="left", color=style.MUTED)
     return figure
 
 
@@ -366,7 +349,11 @@ def in_tasks(rows: Rows, errors: Sequence[dict[str, Any]] = ()) -> Rows:
 @styled
 def tail_curve(runs: Sequence[Run], among: Sequence[str] = ()) -> Figure:
     """T(k) after the last task with the method's map, or without transport if it has none."""
-    figure, axes = new_figure(3.0)
+    figure, axes = new_figure(
+        3.0,
+        x="directions, from large to small variance",
+        title="cumulative squared error of transported features, in variances",
+    )
     last = last_task(runs[0].diagnostics["tail"])
     styles = line_styles(among or by_row(runs))
     without = curves(runs, "tail", "k", "tail", lambda row: row["after_task"] == last and row["map"] == "none")
@@ -375,15 +362,14 @@ def tail_curve(runs: Sequence[Run], among: Sequence[str] = ()) -> Figure:
         found |= {"not transported": next(iter(without.values()))}
         styles |= {"not transported": LineStyle(style.MUTED, "", "--", 1.5)}
     draw_curves(axes, found or without, styles, log=True)
-    axes.set_xlabel("directions, from large to small variance")
-    axes.set_title("cumulative squared error of transported features, in variances", loc="left", color=style.MUTED)
     return figure
 
 
 @styled
 def margin_densities(runs: Sequence[Run], among: Sequence[str] = ()) -> Figure:
     """Density of old-class margins after the last task, in units of each method's median margin."""
-    figure, axes = new_figure(3.0)
+    title = "density of the margin of old images"
+    figure, axes = new_figure(3.0, x="margin, in medians (left of 0: misclassified)", title=title)
     styles = line_styles(among or by_row(runs))
     axes.axvline(0, color=style.INK, linewidth=0.9)
     for row, group in by_row(runs).items():
@@ -401,8 +387,6 @@ def margin_densities(runs: Sequence[Run], among: Sequence[str] = ()) -> Figure:
     axes.set_ylim(bottom=0)
     axes.set_yticks([])
     axes.set_xlim(-4, 4)
-    axes.set_xlabel("margin, in medians (left of 0: misclassified)")
-    axes.set_title("density of the margin of old images", loc="left", color=style.MUTED)
     if len(by_row(runs)) > 1:
         axes.legend(frameon=False, loc="upper left", fontsize=8.5, labelcolor=style.MUTED, handlelength=1.6)
     return figure
@@ -412,7 +396,7 @@ def margin_densities(runs: Sequence[Run], among: Sequence[str] = ()) -> Figure:
 def error_over_tasks(runs: Sequence[Run], column: str, label: str, among: Sequence[str] = ()) -> Figure:
     """An error of the stored Gaussians of old classes, mean over classes, after every task; logarithmic if methods
     differ by more than a factor of thirty."""
-    figure, axes = new_figure(3.0)
+    figure, axes = new_figure(3.0, x="tasks learnt", title=label)
     found = curves(runs, "errors", "after_task", column, lambda row: row["past_task"] < row["after_task"])
     shifted = {row: (places + 1, mean, std) for row, (places, mean, std) in found.items()}
     means = np.concatenate([mean for _, mean, _ in shifted.values()])
@@ -420,15 +404,14 @@ def error_over_tasks(runs: Sequence[Run], column: str, label: str, among: Sequen
         axes, shifted, line_styles(among or by_row(runs)), log=bool(means.min() > 0 and means.max() > 30 * means.min())
     )
     axes.set_xticks(whole_ticks(2, int(max(places[-1] for places, _, _ in shifted.values()))))
-    axes.set_xlabel("tasks learnt")
-    axes.set_title(label, loc="left", color=style.MUTED)
     return figure
 
 
 @styled
 def spectrum(runs: Sequence[Run], among: Sequence[str] = ()) -> Figure:
     """Eigenvalues of the covariances of the first task's classes at the end: stored (line) and true (dashes)."""
-    figure, axes = new_figure(3.0)
+    title = "variance of classes of task 1: stored — true ···"
+    figure, axes = new_figure(3.0, x="eigenvalue, from large to small", title=title)
     styles = line_styles(among or by_row(runs))
 
     def kept(of: str) -> Callable[[dict[str, Any]], bool]:
@@ -438,8 +421,6 @@ def spectrum(runs: Sequence[Run], among: Sequence[str] = ()) -> Figure:
     for row, (places, mean, _) in curves(runs, "spectra", "rank", "eigenvalue", kept("true")).items():
         axes.plot(places, mean, color=styles[row].color, linestyle=":", linewidth=1.6)
     draw_curves(axes, curves(runs, "spectra", "rank", "eigenvalue", kept("stored")), styles, log=True)
-    axes.set_xlabel("eigenvalue, from large to small")
-    axes.set_title("variance of classes of task 1: stored — true ···", loc="left", color=style.MUTED)
     return figure
 
 

@@ -128,10 +128,13 @@ def _letters_of_the_browser() -> Iterator[None]:
         yield
 
 
-def new_figure(height: float) -> tuple[Figure, Axes]:
-    """One panel."""
+def new_figure(height: float, *, x: str = "", title: str = "") -> tuple[Figure, Axes]:
+    """One panel, with the label of its x axis; the title says what is on the y axis."""
     figure = Figure(figsize=(WIDTH, height), layout="constrained")
-    return figure, figure.subplots()
+    axes = figure.subplots()
+    axes.set_xlabel(x)
+    axes.set_title(title, loc="left", color=MUTED)
+    return figure, axes
 
 
 def whole_ticks(first: int, last: int) -> list[int]:

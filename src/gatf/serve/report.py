@@ -70,7 +70,7 @@ def draw_chart(found: dict[str, Any]) -> Figure:
 
 @styled
 def draw_history(description: dict[str, Any]) -> Figure:
-    figure, axes = new_figure(2.8)
+    figure, axes = new_figure(2.8, x="update")
     known = [record for record in description["history"] if record["expected_all"] is not None]
     if known:
         numbers = [record["number"] for record in known]
@@ -78,7 +78,6 @@ def draw_history(description: dict[str, Any]) -> Figure:
         axes.plot(numbers, [record["expected_all"] for record in known], color=SERIES[0], marker="o")
         axes.vlines(numbers, low, high, color=SERIES[0], alpha=0.5)
     axes.set_ylim(0, 104)
-    axes.set_xlabel("update")
     axes.set_ylabel("%")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     return figure
