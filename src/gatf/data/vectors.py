@@ -47,7 +47,7 @@ class VectorInput:
     def __init__(self, given: Any, labels: Any = None, *, encoder: str | None = None) -> None:
         """An array [N, D] and its labels; or a file, a pattern of files or an address, which has its own labels."""
         self._batch: VectorBatch | None = None
-        self._files: list[_File] = []
+        self._files: list[_Arrays | _Parquet] = []
         self._encoder = encoder
         if isinstance(given, (str, Path)):
             if labels is not None:
@@ -200,7 +200,7 @@ def _from_arrow(column: Any) -> Tensor:
 # --- files ------------------------------------------------------------------------------------------------------------
 
 
-def _files(name: str) -> list["_File"]:
+def _files(name: str) -> list["_Arrays | _Parquet"]:
     """The files that a path, a pattern or an address names, in the order of their names."""
     if "://" in name:
         pa_fs = extra("pyarrow.fs")
@@ -219,7 +219,7 @@ def _files(name: str) -> list["_File"]:
             paths = sorted(info.path for info in infos if info.is_file and fnmatch.fnmatch(info.path, pattern))
         else:
             paths = [path]
-        found: list[_File] = [_Parquet(path, system) for path in paths]
+        found: list[_Arrays | _Parquet] = [_Parquet(path, system) for path in paths]
     else:
         paths = sorted(glob.glob(name)) if glob.has_magic(name) and not Path(name).exists() else [name]  # noqa: PTH207
         found = [_Parquet(path) if path.lower().endswith(".parquet") else _Arrays(path) for path in paths]
@@ -231,27 +231,14 @@ def _files(name: str) -> list["_File"]:
     return found
 
 
-class _File:
-    """A file of vectors."""
-
-    path: str
-
-    def encoder(self) -> str | None:
-        raise NotImplementedError
-
-    def stamp(self) -> str:
-        status = Path(self.path).stat()
-        return f"{Path(self.path).resolve()} {status.st_size} {status.st_mtime_ns}"
-
-    def batches(self, rows: int) -> Iterator[VectorBatch]:
-        raise NotImplementedError
-
-
-class _Arrays(_File):
+class _Arrays:
     """An .npy file with vectors, or an .npz file with vectors and labels, read without loading whole arrays."""
 
     def __init__(self, path: str) -> None:
         self.path = path
+
+    def stamp(self) -> str:
+        return _stamp(self.path)
 
     def encoder(self) -> str | None:
         if not self.path.lower().endswith(".npz"):
@@ -305,6 +292,11 @@ class _Arrays(_File):
             ) from None
 
 
+def _stamp(path: str) -> str:
+    status = Path(path).stat()
+    return f"{Path(path).resolve()} {status.st_size} {status.st_mtime_ns}"
+
+
 class PlainArray:
     """An array in an open .npy file, read from its start."""
 
@@ -334,7 +326,7 @@ class PlainArray:
         return np.frombuffer(content, dtype=self._dtype, count=items)
 
 
-class _Parquet(_File):
+class _Parquet:
     """A parquet file, local or on any file system that pyarrow opens."""
 
     def __init__(self, path: str, system: Any = None) -> None:
@@ -342,7 +334,7 @@ class _Parquet(_File):
 
     def stamp(self) -> str:
         if self._system is None:
-            return super().stamp()
+            return _stamp(self.path)
         info = self._system.get_file_info(self.path)
         return f"{self.path} {info.size} {info.mtime_ns}"
 

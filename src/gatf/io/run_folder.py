@@ -5,7 +5,7 @@ import io
 import json
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -240,18 +240,13 @@ def parse_summary(loaded: Any) -> Summary:
     """The summary in a JSON object; a `ValueError` if it is invalid. Fields of later versions are ignored."""
     if not isinstance(loaded, dict):
         raise ValueError("it is no JSON object")
-    old = "a_last_task_weighted" not in loaded  # written before there were such numbers
-    missing = {"a_last_task_weighted": 0.0, "a_inc_task_weighted": 0.0} if old else {}
-    summary = _adapter().validate_python(loaded | missing)
+    summary = _adapter().validate_python(loaded)
     for name in ("accuracy_matrix", "accuracy_seen", "task_aware", "accuracy_by_class", "old_to_new", "seconds"):
         if len(getattr(summary, name)) != summary.tasks or summary.tasks < 1:
             raise ValueError(f"its '{name}' does not have an entry for each of its {summary.tasks} tasks")
     if any(len(row) != task for task, row in enumerate(summary.accuracy_matrix, start=1)):
         raise ValueError("a row of its 'accuracy_matrix' does not have an entry for each task up to it")
-    if not old:
-        return summary
-    each = [sum(row) / len(row) for row in summary.accuracy_matrix]
-    return replace(summary, a_last_task_weighted=each[-1], a_inc_task_weighted=sum(each) / len(each))
+    return summary
 
 
 @cache
