@@ -25,23 +25,19 @@ def run_plan(plan: Plan, folder: Path, console: Console, executor: Executor | No
     busy = f"{folder} is in use by another bench; wait until it has ended"
     with exclusive(folder / LOCK, busy=busy, blocked=f"cannot write to {folder}"):
         remove_leftovers(folder)
-        return _run_plan(plan, folder, console, executor or InProcess())
-
-
-def _run_plan(plan: Plan, folder: Path, console: Console, executor: Executor) -> dict[str, str]:
-    for run in plan.runs:
-        prepare(run, folder)
-    write_text(folder / INDEX, json.dumps(plan.index(), indent=2))
-    table = LiveTable(plan.runs, folder, console)
-    try:
-        with table:
-            waiting = [run for run in plan.runs if not table.known(run)]
-            if len(waiting) < len(plan.runs):
-                console.print(f"{len(plan.runs) - len(waiting)} of {len(plan.runs)} runs are finished already")
-            executor.execute(waiting, folder, table)
-    finally:
-        if table.results or table.failures:
-            write_tables(plan, table.results, folder, table.failures)
+        for run in plan.runs:
+            prepare(run, folder)
+        write_text(folder / INDEX, json.dumps(plan.index(), indent=2))
+        table = LiveTable(plan.runs, folder, console)
+        try:
+            with table:
+                waiting = [run for run in plan.runs if not table.known(run)]
+                if len(waiting) < len(plan.runs):
+                    console.print(f"{len(plan.runs) - len(waiting)} of {len(plan.runs)} runs are finished already")
+                (executor or InProcess()).execute(waiting, folder, table)
+        finally:
+            if table.results or table.failures:
+                write_tables(plan, table.results, folder, table.failures)
     if table.results:
         print_table(aggregate(table.results), console)
     console.print(harmless(f"bench folder: {folder}"), markup=False, highlight=False, soft_wrap=True)

@@ -138,16 +138,15 @@ def read_run(folder: Path, *, setting: str | None = None, row: str | None = None
     `tools/collect.py` has its names in about.json and its decomposition in explain.json."""
     files = RunFolder(folder)
     summary, config = files.read_summary(), files.config
-    about = _read_json(folder / ABOUT) if (folder / ABOUT).is_file() else {}
-    if not isinstance(about, dict):
-        raise UserError(f"{folder / ABOUT} does not describe a run; remove it, or get it again")
+    problem = "does not describe a run; remove it, or get it again"
+    about = _read_mapping(folder / ABOUT, problem) if (folder / ABOUT).is_file() else {}
     setting, row = setting or about.get("setting"), row or about.get("row")
     return Run(
         folder=folder,
         setting=harmless(str(setting or f"{summary.dataset}, {summary.tasks} tasks")),
         row=harmless(str(row or summary.method)),
         summary=replace(summary, class_names=[harmless(name) for name in summary.class_names]),
-        config=_read_config(config) if config.is_file() else {},
+        config=_read_mapping(config, "is not the config of a run", parse_yaml) if config.is_file() else {},
         diagnostics={path.stem: read_table(path) for path in files.diagnostics.glob("*.csv") if path.stem in NEEDED},
         explained=_explained(files),
         confusion=read_confusion(files.confusion, summary.class_names) if files.confusion.is_file() else [],
@@ -159,34 +158,32 @@ def _explained(files: RunFolder) -> Rows:
         return read_table(files.explained)
     if not files.explained_in_words.is_file():
         return []
-    loaded = _read_json(files.explained_in_words)
-    rows, columns = loaded.get("rows") if isinstance(loaded, dict) else None, {*NEEDED["explain"], *MAYBE["explain"]}
+    problem = "is no decomposition of a run; remove it, or get it again"
+    rows = _read_mapping(files.explained_in_words, problem).get("rows")
+    columns = {*NEEDED["explain"], *MAYBE["explain"]}
     if not isinstance(rows, list) or not all(isinstance(row, dict) and row.keys() >= columns for row in rows):
-        raise UserError(f"{files.explained_in_words} is no decomposition of a run; remove it, or get it again")
+        raise UserError(f"{files.explained_in_words} {problem}")
     return rows
 
 
-def _read_json(path: Path, parse: Callable[[str], Any] = parse_json) -> Any:
+def _read_mapping(path: Path, problem: str, parse: Callable[[str], Any] = parse_json) -> dict[str, Any]:
     try:
-        return parse(path.read_text(encoding="utf-8"))
+        loaded = parse(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UserError(f"{path} cannot be read: {error}") from None
-
-
-def _read_config(path: Path) -> dict[str, Any]:
-    loaded = _read_json(path, parse_yaml)
     if not isinstance(loaded, dict):
-        raise UserError(f"{path} is not the config of a run")
+        raise UserError(f"{path} {problem}")
     return loaded
 
 
 def _read_index(path: Path) -> list[tuple[str, str, str]]:
     """Folder, setting and row of each run of a bench."""
-    loaded = _read_json(path)
+    problem = "is not the index of a bench: it lacks the folder, setting and row of runs"
     try:
-        return [(str(entry["folder"]), str(entry["setting"]), str(entry["row"])) for entry in loaded["runs"]]
+        runs = _read_mapping(path, problem)["runs"]
+        return [(str(entry["folder"]), str(entry["setting"]), str(entry["row"])) for entry in runs]
     except (KeyError, TypeError):
-        raise UserError(f"{path} is not the index of a bench: it lacks the folder, setting and row of runs") from None
+        raise UserError(f"{path} {problem}") from None
 
 
 def read_table(path: Path) -> Rows:
