@@ -79,7 +79,7 @@ def memory(name: str) -> str:
     from gatf.cli.catalogue import bytes_kept
     from gatf.methods import METHODS
 
-    kept = f"{bytes_kept(name, pooled=512, bottleneck=64):,}"
+    kept = f"{bytes_kept(name):,}"
     return kept if METHODS[name].exemplar_free else f"{kept} and the images"
 
 

@@ -10,6 +10,9 @@ from gatf.config import PER_METHOD, read_recipe, recipe_names
 from gatf.methods import method_class
 from gatf.settings import OptimisationConfig, StageConfig, choices, deep_merge, descriptions, flat
 
+POOLED, BOTTLENECK, CLASSES = 512, 64, 100
+"""Dimensions of ResNet-18's features without and with the default bottleneck, and classes, for the memory."""
+
 
 class _Features(nn.Module):
     """Stands for a backbone of a given feature dimension."""
@@ -20,23 +23,23 @@ class _Features(nn.Module):
         self.weight = nn.Parameter(nn.init.zeros_(nn.Linear(1, 1).weight))
 
 
-def bytes_kept(name: str, *, pooled: int, bottleneck: int) -> int:
-    """Bytes that a method keeps for each class, for features of `bottleneck` or, without one, `pooled` dimensions."""
+def bytes_kept(name: str) -> int:
+    """Bytes that a method keeps for each class, for the features of ResNet-18."""
     method = method_class(name)
-    narrow = deep_merge({"backbone": {"bottleneck": bottleneck}}, method.defaults)["backbone"]["bottleneck"]
-    dim = pooled if narrow is None else narrow
+    narrow = deep_merge({"backbone": {"bottleneck": BOTTLENECK}}, method.defaults)["backbone"]["bottleneck"]
+    dim = POOLED if narrow is None else narrow
     stage = StageConfig(batch_size=dim + 1)
     optimisation = OptimisationConfig(first=stage, next=stage)
     return method(method.Config.model_validate({"name": name}), _Features(dim), optimisation, 0).bytes_per_class()
 
 
-def describe(name: str, *, pooled: int, bottleneck: int, classes: int) -> Iterator[str]:
+def describe(name: str) -> Iterator[str]:
     """Lines for `gatf methods --verbose`."""
     method = method_class(name)
-    kept = bytes_kept(name, pooled=pooled, bottleneck=bottleneck)
+    kept = bytes_kept(name)
     images = "" if method.exemplar_free else ", beside the images"
     yield f"paper    {method.card.citation()}"
-    yield f"keeps    {method.card.keeps}: {kept:,} bytes per class, {kept * classes:,} for {classes} classes{images}"
+    yield f"keeps    {method.card.keeps}: {kept:,} bytes per class, {kept * CLASSES:,} for {CLASSES} classes{images}"
     yield f"trains   {method.card.trains}"
     if method.card.url:
         yield f"url      {method.card.url}"

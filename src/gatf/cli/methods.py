@@ -9,9 +9,6 @@ def methods(
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="Also paper, memory, what is trained, recipes and settings.")
     ] = False,
-    pooled: Annotated[int, typer.Option(help="Dimension of pooled features, for the memory.")] = 512,
-    bottleneck: Annotated[int, typer.Option(help="Dimension S of the bottleneck, for the memory.")] = 64,
-    classes: Annotated[int, typer.Option(help="Number of classes, for the memory.")] = 100,
 ) -> None:
     """List the methods, and when to choose each; then all that installed plugins add."""
     from gatf.cli.catalogue import describe
@@ -23,7 +20,7 @@ def methods(
         typer.echo(f"{name:<{width}}  {method.card.summary}")
         typer.echo(f"{'':<{width}}  Use it {method.card.when}.")
         if verbose:
-            for line in describe(name, pooled=pooled, bottleneck=bottleneck, classes=classes):
+            for line in describe(name):
                 typer.echo(f"    {line}")
     for kind, name, origin in listed():
         typer.echo(f"{name:<{width}}  {kind} of a plugin: {origin}")
