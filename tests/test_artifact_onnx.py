@@ -16,7 +16,8 @@ from typer.testing import CliRunner
 
 from gatf import IncrementalClassifier
 from gatf.cli import app
-from gatf.data.inputs import image_set, read_images
+from gatf.data.inputs import read_images
+from gatf.data.preprocessing import Preprocessing
 from gatf.errors import UserError
 from gatf.model.exported import Exported, beside
 from gatf.model.onnx import Graph, export_onnx
@@ -142,7 +143,9 @@ def test_large_and_grey_pictures_are_shown_as_python_shows_them(tmp_path: Path) 
     Image.fromarray(pixels).save(tmp_path / "wide.png")
     for shape in ((1, 16, 16), (3, 16, 16), (3, 72, 72)):
         shown, _, _ = Exported(None, ("a",), shape).read([str(tmp_path / "wide.png")], skip_bad=False)
-        expected = next(image_set(read_images(tmp_path / "wide.png"), shape).stream([torch.arange(1)]))
+        expected = next(
+            Preprocessing(shape, (), ()).images(read_images(tmp_path / "wide.png")).stream([torch.arange(1)])
+        )
         assert np.array_equal(shown, expected.numpy())
 
 

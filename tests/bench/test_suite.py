@@ -79,7 +79,7 @@ def test_a_stopped_bench_goes_on(plan: Plan, tmp_path: Path) -> None:
 def test_a_killed_process_is_done_again(plan: Plan, tmp_path: Path) -> None:
     """Two at a time; the first one started is killed with SIGKILL."""
     folder = tmp_path / "out"
-    executor = Processes(2, threads=1)
+    executor = Processes(2)
     killed = []
 
     def kill_one() -> None:

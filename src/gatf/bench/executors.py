@@ -25,6 +25,8 @@ from gatf.network_reuse import network_source_beside
 from gatf.training.loop import Interrupted
 
 POLL_SECONDS = 0.5
+RETRIES, LOST_WORKERS = 1, 3
+"""Retries of a job whose process was killed, and of one whose Ray worker was lost."""
 
 
 def prepare(run: PlannedRun, folder: Path) -> None:
@@ -65,10 +67,6 @@ class Processes:
     """Several processes on this machine, each with its share of the threads."""
 
     count: int
-    retries: int = 1
-    """Retries of a job whose process was killed."""
-    threads: int = 0
-    """Threads per process; 0: cores divided by processes."""
     _running: dict[str, tuple[PlannedRun, subprocess.Popen[str]]] = field(default_factory=dict)
     _slots: dict[str, int] = field(default_factory=dict)
     """The slot, below `count`, of each running job."""
@@ -89,7 +87,7 @@ class Processes:
                 time.sleep(POLL_SECONDS / 5)
 
     def _start(self, run: PlannedRun, folder: Path, watcher: LiveTable) -> None:
-        threads = self.threads or max(1, (os.cpu_count() or 1) // self.count)
+        threads = max(1, (os.cpu_count() or 1) // self.count)
         command = [sys.executable, "-m", "gatf.bench.worker", str(folder / run.name)]
         taken = {self._slots[name] for name in self._running}
         slot = self._slots[run.name] = next(slot for slot in range(self.count) if slot not in taken)
@@ -110,7 +108,7 @@ class Processes:
             watcher.finished(run)
         elif process.returncode == ExitCode.INTERRUPTED:
             return
-        elif process.returncode < 0 and tries[run.name] < self.retries:
+        elif process.returncode < 0 and tries[run.name] < RETRIES:
             tries[run.name] += 1
             waiting.insert(0, run)
         else:
@@ -136,8 +134,6 @@ class RayCluster:
     cpus: float = 1
     gpus: float | None = None
     """GPUs per run; fractions share a GPU. None: one if the cluster has GPUs and the runs may use them."""
-    retries: int = 3
-    """Retries of a run whose worker was lost."""
 
     def execute(self, jobs: Sequence[PlannedRun], folder: Path, watcher: LiveTable) -> None:
         try:
@@ -150,7 +146,7 @@ class RayCluster:
         gpus = self.gpus
         if gpus is None:
             gpus = float(ray.cluster_resources().get("GPU", 0) > 0 and any(run.config.device != "cpu" for run in jobs))
-        options = {"num_cpus": self.cpus, "num_gpus": gpus, "max_retries": self.retries}
+        options = {"num_cpus": self.cpus, "num_gpus": gpus, "max_retries": LOST_WORKERS}
         task: Any = ray.remote(**options)(run_job)
         root = folder.resolve()
         running = {task.remote(str(root / run.name), int(self.cpus)): run for run in jobs}

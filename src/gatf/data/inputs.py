@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from gatf.data import image_ops
-from gatf.data.base import ImageSet, LazyImages
+from gatf.data.base import LazyImages
 from gatf.data.decode import CENTRAL_SHARE, SMALL, BadImage, plain_view
 from gatf.data.encoded import Encoded, Files, Pictures, decode_all, natural_side, readable, shorter_side
 from gatf.data.files import existing, image_files
@@ -249,14 +249,6 @@ def read_class_folders(folder: Path) -> tuple[ImageInput, np.ndarray]:
 def decodable(paths: Sequence[str]) -> np.ndarray:
     """Which files are images that can be decoded, bool [N]."""
     return np.isin(np.arange(len(paths)), readable(Files(tuple(paths)), default_workers()).numpy())
-
-
-def image_set(
-    given: ImageInput, shape: Shape, labels: Tensor | None = None, *, central_share: float = CENTRAL_SHARE
-) -> ImageSet:
-    """Images in the model's shape, with class numbers (zeros without labels)."""
-    numbers = torch.zeros(len(given), dtype=torch.int64) if labels is None else labels
-    return ImageSet(given.images(shape, central_share), numbers)
 
 
 def check_shape(shape: Shape) -> None:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from gatf.data.augment import Pipeline, parse_augmentation
 from gatf.data.base import ImageSet
 from gatf.data.decode import CENTRAL_SHARE, SMALL
-from gatf.data.inputs import ImageInput, image_set
+from gatf.data.inputs import ImageInput
 from gatf.errors import UserError
 from gatf.settings import DataConfig
 
@@ -59,9 +59,8 @@ class Preprocessing:
 
     def images(self, given: ImageInput | Tensor, labels: Tensor | None = None) -> ImageSet:
         """The test views of pictures, not yet normalised, or vectors, with class numbers."""
-        if isinstance(given, Tensor):
-            return ImageSet(given, torch.zeros(len(given), dtype=torch.int64) if labels is None else labels)
-        return image_set(given, self.shape, labels, central_share=self.central_share)
+        images = given if isinstance(given, Tensor) else given.images(self.shape, self.central_share)
+        return ImageSet(images, torch.zeros(len(given), dtype=torch.int64) if labels is None else labels)
 
     def pipeline(self, config: DataConfig) -> Pipeline:
         """The training and test pipeline with the configured augmentation and test crop."""
