@@ -150,9 +150,7 @@ class ParquetRows(Encoded):
 
     def read(self, number: int) -> bytes:
         file, row = self._place(number)
-        chunks, ends = _arrow_chunks(arrow_copy(self.files[file], self.column, self.stamps[file]))
-        chunk = bisect_right(ends, row)
-        data = chunks[chunk][row - (ends[chunk - 1] if chunk else 0)].as_buffer()
+        data = _arrow_column(arrow_copy(self.files[file], self.column, self.stamps[file]))[row].as_buffer()
         return self._checked(data.to_pybytes() if data is not None else None, number)
 
     def name(self, number: int) -> str:
@@ -256,12 +254,11 @@ def _write_arrow(target: Path, file: Path, column: str) -> None:
 
 
 @lru_cache(maxsize=64)
-def _arrow_chunks(path: Path) -> tuple[list[Any], list[int]]:
-    """The memory-mapped arrays of an Arrow file, and the cumulative number of rows."""
+def _arrow_column(path: Path) -> Any:
+    """The memory-mapped column of an Arrow file."""
     import pyarrow as pa
 
-    chunks = pa.ipc.open_file(pa.memory_map(str(path))).read_all().column(0).chunks
-    return chunks, list(accumulate(len(chunk) for chunk in chunks))
+    return pa.ipc.open_file(pa.memory_map(str(path))).read_all().column(0)
 
 
 LARGE_DEFAULT = 224
