@@ -1,7 +1,6 @@
 """Figures of training and cost: losses, learning rates, accuracy against memory and time."""
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -96,14 +95,6 @@ def against(runs: Sequence[Run], column: str, label: str) -> Figure:
     axes.xaxis.set_minor_formatter(NullFormatter())
     label_ends(axes, {row["row"]: row["a_last"] for row in table}, styles)
     return figure
-
-
-against_memory = partial(against, column="bytes_per_class", label="bytes stored per class")
-
-
-def against_time(runs: Sequence[Run]) -> Figure:
-    """A_last against seconds; the label has the number of threads."""
-    return against(runs, column="total_seconds", label=f"seconds, all tasks{on_threads(runs)}")
 
 
 def on_threads(runs: Sequence[Run]) -> str:

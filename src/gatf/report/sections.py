@@ -221,13 +221,13 @@ def _costs(runs: Sequence[Run]) -> list[FigureSpec]:
         FigureSpec(
             "memory", "Accuracy against memory",
             f"{some(cheapest, 4)} {'stores' if len(cheapest) == 1 else 'store'} least: {least:,} bytes per class.",
-            lambda: costs.against_memory(runs), group=COSTS,
+            lambda: costs.against(runs, "bytes_per_class", "bytes stored per class"), group=COSTS,
             values=f"Bytes per class: {listed({row['row']: row['bytes_per_class'] for row in table}, digits=',')}.",
         ),
         FigureSpec(
             "time", "Accuracy against time",
             f"{quickest['row']} is fastest with {quickest['total_seconds']:.0f} s.",
-            lambda: costs.against_time(runs), group=COSTS,
+            lambda: costs.against(runs, "total_seconds", f"seconds, all tasks{costs.on_threads(runs)}"), group=COSTS,
             values=f"Durations: {listed({row['row']: row['total_seconds'] for row in table}, ' s', '.0f')}.",
         ),
     ]  # fmt: skip
