@@ -153,9 +153,9 @@ def resume(
     True
     """
     place = RunFolder(folder)
-    config = _config_of(place, overrides)
     if place.finished:
         return place.read_summary()
+    config = _config_of(place, overrides)
     network_source = None if networks_from is None else NetworkSource(networks_from, config)
     experiment = Experiment(config, backbone, scenario)
     with _alone(place):
