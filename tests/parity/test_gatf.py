@@ -52,7 +52,7 @@ class Run:
 
                 def forward(*args: Any, update: Any = update, to: Any = running, **how: Any) -> None:
                     update(*args, **how)
-                    average = method.anchor._ema().value()
+                    average = method.anchor.value()
                     to.append((average.weight, average.bias))
 
                 method.anchor.update = forward

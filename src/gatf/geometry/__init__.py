@@ -12,9 +12,7 @@
 
 from gatf.geometry.anchor import (
     Affine,
-    AnchorEMA,
     AnchorKind,
-    anchor_objective,
     fit_anchor,
     solve_ridge,
     solve_sylvester,
@@ -53,8 +51,8 @@ from gatf.geometry.spd import (
 )
 
 __all__ = [
-    "Affine", "AnchorEMA", "AnchorKind", "Factor", "Gaussians", "Moments", "PairedMoments", "PooledMoments",
-    "QuadraticReadout", "Readout", "anchor_objective", "bayes_readout", "blend", "certified", "certified_range",
+    "Affine", "AnchorKind", "Factor", "Gaussians", "Moments", "PairedMoments", "PooledMoments",
+    "QuadraticReadout", "Readout", "bayes_readout", "blend", "certified", "certified_range",
     "cholesky", "class_moments", "clip_eigenvalues", "condition_number", "correlation", "distance_range", "fit_anchor",
     "linear_discriminant", "mahalanobis_readout", "margins", "nearest_mean_distances", "pack",
     "push_affine", "push_forward", "rda_readout", "ridge_readout", "sample", "score_bound", "shrink", "solve_ridge",

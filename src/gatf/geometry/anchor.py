@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from gatf.geometry.moments import PairedMoments
-from gatf.geometry.spd import cholesky
 
 AnchorKind = Literal["sylvester", "ridge", "identity"]
 TINY = torch.finfo(torch.float64).tiny
@@ -79,18 +78,6 @@ def solve_towards_identity(cov_old: Tensor, cov_new: Tensor, cross: Tensor, ridg
     )
 
 
-def anchor_objective(weight: Tensor, cov_old: Tensor, *, cov_new: Tensor, cross: Tensor, ridge: float) -> Tensor:
-    """E‖P x − y‖²_{Σ_n⁻¹} + ρ‖P‖²_F over centred pairs (x, y) (GATF, Eq. 5), [].
-
-    From moments alone: tr Σ_n⁻¹(P Σ_o Pᵀ − P Kᵀ − K Pᵀ + Σ_n) + ρ‖P‖². Differentiable in P.
-    """
-    weight, cov_old, cross = (each.to(torch.float64) for each in (weight, cov_old, cross))
-    mixed = cross @ weight.mT
-    residual = weight @ cov_old @ weight.mT - mixed - mixed.mT + cov_new  # [S_new, S_new]
-    whitened = torch.cholesky_solve(residual, cholesky(cov_new).lower)
-    return whitened.diagonal().sum() + ridge * weight.square().sum()
-
-
 @dataclass(frozen=True)
 class Affine:
     """z ↦ P z + b."""
@@ -131,49 +118,3 @@ def fit_anchor(moments: PairedMoments, ridge: float, *, kind: AnchorKind = "sylv
     else:
         raise ValueError(f"kind of anchor must be one of {', '.join(get_args(AnchorKind))}, got {kind!r}")
     return Affine(weight, moments.mean_new - weight @ moments.mean_old)
-
-
-@dataclass(frozen=True)
-class AnchorEMA:
-    """Moving average of anchors over refreshes (GATF, Sec. 3.3): P̄ ← m P̄ + (1−m) P̂, b̄ likewise."""
-
-    weight: Tensor
-    """Accumulated P, [S, S]; not yet divided by 1 − mᵏ."""
-    bias: Tensor
-    """Accumulated b, [S]."""
-    steps: int
-    """k, the refreshes seen."""
-    momentum: float
-    """m."""
-    bias_correct: bool
-    """True: start from zero and divide by 1 − mᵏ, so that few refreshes are not held at the first one, which is ≈ I.
-    False: the first refresh is the start, as in the release."""
-
-    @classmethod
-    def empty(
-        cls, dim: int, momentum: float, *, bias_correct: bool, device: torch.device | str | None = None
-    ) -> AnchorEMA:
-        """An average of nothing yet."""
-        if not 0 <= momentum < 1:
-            raise ValueError(f"momentum must be in [0, 1), got {momentum}")
-        weight = torch.zeros(dim, dim, dtype=torch.float64, device=device)
-        return cls(weight, weight.new_zeros(dim), 0, momentum, bias_correct)
-
-    def update(self, anchor: Affine) -> AnchorEMA:
-        """The average after one more refresh."""
-        start = self.steps == 0 and not self.bias_correct
-        keep, take = (0.0, 1.0) if start else (self.momentum, 1 - self.momentum)
-        return AnchorEMA(
-            keep * self.weight + take * anchor.weight.to(self.weight),
-            keep * self.bias + take * anchor.bias.to(self.bias),
-            self.steps + 1,
-            self.momentum,
-            self.bias_correct,
-        )
-
-    def value(self) -> Affine:
-        """P̄ and b̄."""
-        if self.steps == 0:
-            raise ValueError("the moving average of the anchor has no value before its first update")
-        weight_seen = 1 - self.momentum**self.steps if self.bias_correct else 1.0
-        return Affine(self.weight / weight_seen, self.bias / weight_seen)

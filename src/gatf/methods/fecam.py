@@ -7,14 +7,13 @@ from typing import Any, ClassVar, Literal, Self
 import torch
 from pydantic import PositiveInt, model_validator
 from torch import Tensor
-from torch.nn.functional import cross_entropy, normalize
+from torch.nn.functional import normalize
 
 from gatf.errors import UserError
 from gatf.geometry import gaussians, moments, readout, spd
-from gatf.methods.base import Batch, Phase, TaskData, TaskInfo
+from gatf.methods.base import Phase, TaskData, TaskInfo
 from gatf.methods.parts.extraction import Growing, class_means, extract
 from gatf.methods.parts.features import FeatureMethod
-from gatf.methods.parts.losses import task_batch
 from gatf.methods.parts.stages import FIRST_TASK_OPTIMISATION
 from gatf.nets.heads import CosineHeads
 from gatf.settings import MethodConfig, NotNegative
@@ -189,17 +188,9 @@ class FeCAM(FeatureMethod[FeCAMConfig]):
 
     def phases(self, task: TaskInfo) -> list[Phase]:
         """Task 0 only: nothing is trained later."""
-        if task.index > 0 or not self.config.train_network:
+        if task.index > 0 or self.network_is_fixed:
             return []
-        stage = self.optimisation.first
-
-        def loss(batch: Batch) -> dict[str, Tensor]:
-            images, labels = task_batch(batch, task, self.views == 4)
-            return {"ce": cross_entropy(self.head(self.features(batch, images)), labels)}
-
-        modules = {"backbone": self.backbone, "head": self.head}
-        loaded = stage.batch_size // self.views
-        return [Phase("train", modules, loss, stage, groups=self.train_groups(stage, self.head), batch_size=loaded)]
+        return self.first_task(self.head, task, rotate=self.views == 4)
 
     @torch.no_grad()
     def end_task(self, data: TaskData) -> None:

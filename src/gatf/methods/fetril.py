@@ -5,13 +5,12 @@ from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, linear, normalize
+from torch.nn.functional import linear, normalize
 
 from gatf.geometry.linear_models import fit_svm
-from gatf.methods.base import Batch, ForTask, Phase, TaskData, TaskInfo
+from gatf.methods.base import ForTask, Phase, TaskData, TaskInfo
 from gatf.methods.parts.extraction import Growing, class_means, extract
 from gatf.methods.parts.features import FeatureMethod
-from gatf.methods.parts.losses import task_batch
 from gatf.methods.parts.stages import FIRST_TASK_OPTIMISATION
 from gatf.nets.heads import wide_linear
 from gatf.settings import MethodConfig, Positive
@@ -97,17 +96,9 @@ class FeTrIL(FeatureMethod[FeTrILConfig]):
 
     def phases(self, task: TaskInfo) -> list[Phase]:
         """Task 0 only. What is fitted later never touches the network and is done in `end_task`."""
-        if task.index > 0 or not self.config.train_network:
+        if task.index > 0 or self.network_is_fixed:
             return []
-        stage, rotates = self.optimisation.first, self.config.task0_rotation
-
-        def loss(batch: Batch) -> dict[str, Tensor]:
-            images, labels = task_batch(batch, task, rotates)
-            return {"ce": cross_entropy(self.head(self.features(batch, images)), labels)}
-
-        modules = {"backbone": self.backbone, "head": self.head}
-        loaded = stage.batch_size // 4 if rotates else None
-        return [Phase("train", modules, loss, stage, self.train_groups(stage, self.head), loaded)]
+        return self.first_task(self.head, task, rotate=self.config.task0_rotation)
 
     @torch.no_grad()
     def end_task(self, data: TaskData) -> None:

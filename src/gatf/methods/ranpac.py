@@ -73,21 +73,16 @@ class RanPAC(ClosedForm[RanPACConfig]):
 
     def tune(self, features: Tensor, labels: Tensor, task: int) -> None:
         if self.config.ridge is None and len(features) >= FEWEST_TO_SPLIT:
-            self.errors += self._held_out_errors(features, labels, task)
+            mixed = torch.randperm(len(features), generator=generator(self.seed, "ridge", task))
+            held_out = torch.zeros(len(features), dtype=torch.bool)
+            held_out[mixed[: int(HELD_OUT * len(features))]] = True
+            self.errors += held_out_errors(self.embedded(features), labels, held_out.to(labels.device))
 
     def solve(self, total: PooledMoments) -> None:
-        ridge = self._best_ridge(total) if self.config.ridge is None else self.config.ridge
+        ridge = self.config.ridge
+        if ridge is None and bool(self.errors.any()):
+            ridge = RIDGES[int(self.errors.argmin())]
+        elif ridge is None:  # no task had images to hold out: the mean square of the features shrinks strongly
+            ridge = float(total.gram().diagonal().mean()) or 1.0
         self.rule.set(ridge_readout(total.gram(), total.sums(), ridge))
         self.note("regression", ridge=ridge)
-
-    def _held_out_errors(self, features: Tensor, labels: Tensor, task: int) -> Tensor:
-        mixed = torch.randperm(len(features), generator=generator(self.seed, "ridge", task))
-        held_out = torch.zeros(len(features), dtype=torch.bool)
-        held_out[mixed[: int(HELD_OUT * len(features))]] = True
-        return held_out_errors(self.embedded(features), labels, held_out.to(labels.device))
-
-    def _best_ridge(self, total: PooledMoments) -> float:
-        """Where no task had images to hold out, the features' mean square, which shrinks strongly."""
-        if bool(self.errors.any()):
-            return RIDGES[int(self.errors.argmin())]
-        return float(total.gram().diagonal().mean()) or 1.0

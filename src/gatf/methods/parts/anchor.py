@@ -35,44 +35,51 @@ class AnchorConfig(RunningAnchorConfig):
 
 
 class RunningAnchor(nn.Module):
-    """The exponential moving average of the anchor (GATF, Sec. 3.3), as buffers.
+    """The exponential moving average of anchors over refreshes (GATF, Sec. 3.3), as buffers.
 
-    With `bias_correct` the average is divided by 1 − mᵏ, so that short runs do not stay near their first estimate.
+    With `bias_correct` it starts from zero and is divided by 1 − mᵏ, so that short runs do not stay near their first
+    estimate, which is ≈ I. Without, the first estimate is the start, as in the release.
     """
 
     weight: Tensor
+    """Accumulated P, [S, S]; not yet divided by 1 − mᵏ."""
     bias: Tensor
+    """Accumulated b, [S]."""
     steps: Tensor
+    """k, the refreshes seen."""
 
     def __init__(self, dim: int, momentum: float, bias_correct: bool) -> None:
         super().__init__()
         self.momentum, self.bias_correct = momentum, bias_correct
-        self.replace(anchor.AnchorEMA.empty(dim, momentum, bias_correct=bias_correct))
-
-    def replace(self, ema: anchor.AnchorEMA) -> None:
-        self.register_buffer("weight", ema.weight)
-        self.register_buffer("bias", ema.bias)
-        self.register_buffer("steps", torch.full((), ema.steps, device=ema.weight.device))
+        self.register_buffer("weight", torch.zeros(dim, dim, dtype=torch.float64))
+        self.register_buffer("bias", torch.zeros(dim, dtype=torch.float64))
+        self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
         self._value: anchor.Affine | None = None
 
     def update(self, estimate: anchor.Affine, restart: bool = False) -> None:
         """P̄ ← m P̄ + (1 − m) P̂, b̄ likewise; with `restart` the estimate replaces the average."""
-        ema = self._ema()
         if restart:
-            ema = anchor.AnchorEMA.empty(
-                len(self.bias), self.momentum, bias_correct=self.bias_correct, device=self.weight.device
-            )
-        self.replace(ema.update(estimate))
+            self.weight, self.bias, self.steps = (torch.zeros_like(each) for each in self.buffers())
+        start = int(self.steps) == 0 and not self.bias_correct
+        keep, take = (0.0, 1.0) if start else (self.momentum, 1 - self.momentum)
+        self.weight = keep * self.weight + take * estimate.weight.to(self.weight)
+        self.bias = keep * self.bias + take * estimate.bias.to(self.bias)
+        self.steps = self.steps + 1
+        self._value = None
+
+    def value(self) -> anchor.Affine:
+        """P̄ and b̄, float64."""
+        if int(self.steps) == 0:
+            raise ValueError("the moving average of the anchor has no value before its first update")
+        seen = 1 - self.momentum ** int(self.steps) if self.bias_correct else 1.0
+        return anchor.Affine(self.weight / seen, self.bias / seen)
 
     def forward(self, old: Tensor) -> Tensor:
         """Ā_lin(z) = P̄ z + b̄, [B, S] → [B, S]."""
         if self._value is None:
-            exact = self._ema().value()
+            exact = self.value()
             self._value = anchor.Affine(exact.weight.to(old.dtype), exact.bias.to(old.dtype))
         return self._value(old)
-
-    def _ema(self) -> anchor.AnchorEMA:
-        return anchor.AnchorEMA(self.weight, self.bias, int(self.steps), self.momentum, self.bias_correct)
 
     def _load_from_state_dict(self, *args: Any) -> None:
         self._value = None

@@ -11,12 +11,11 @@ from typing import Any, ClassVar, Literal, TypeVar
 import torch
 from pydantic import PositiveInt
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 
 from gatf.geometry import gaussians
 from gatf.geometry.moments import PooledMoments
 from gatf.geometry.readout import LinearReadout, linear_discriminant
-from gatf.methods.base import Batch, ForTask, Phase, TaskData, TaskInfo
+from gatf.methods.base import ForTask, Phase, TaskData, TaskInfo
 from gatf.methods.parts.extraction import Growing, extract
 from gatf.methods.parts.features import FeatureMethod
 from gatf.methods.parts.stages import FIRST_TASK_OPTIMISATION
@@ -85,15 +84,7 @@ class ClosedForm(FeatureMethod[ClosedFormConfigT], ABC):
             self.head = self.make(lambda: nn.Linear(self.feature_dim, task.new), "head", 0)
 
     def phases(self, task: TaskInfo) -> list[Phase]:
-        if not self._trains(task):
-            return []
-        stage = self.optimisation.first
-
-        def loss(batch: Batch) -> dict[str, Tensor]:
-            return {"ce": cross_entropy(self.head(self.features(batch)), batch.labels)}
-
-        modules = {"backbone": self.backbone, "head": self.head}
-        return [Phase("train", modules, loss, stage, groups=self.train_groups(stage, self.head))]
+        return self.first_task(self.head, task) if self._trains(task) else []
 
     def _trains(self, task: TaskInfo) -> bool:
         return task.index == 0 and not self.network_is_fixed

@@ -2,9 +2,11 @@
 
 from abc import ABC, abstractmethod
 
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 
-from gatf.methods.base import ConfigT, Method
+from gatf.methods.base import Batch, ConfigT, Method, Phase, TaskInfo
+from gatf.methods.parts.losses import task_batch
 
 
 class FeatureMethod(Method[ConfigT], ABC):
@@ -28,3 +30,16 @@ class FeatureMethod(Method[ConfigT], ABC):
         """Whether backbone and the Gaussians in `stored` are all that is kept between tasks, which may depend on the
         settings."""
         return False
+
+    def first_task(self, head: nn.Module, task: TaskInfo, *, rotate: bool = False) -> list[Phase]:
+        """Cross-entropy of a head in the first task, whose network is frozen afterwards; with `rotate` each image is
+        turned four times."""
+        stage = self.optimisation.first
+
+        def loss(batch: Batch) -> dict[str, Tensor]:
+            images, labels = task_batch(batch, task, rotate)
+            return {"ce": cross_entropy(head(self.features(batch, images)), labels)}
+
+        modules = {"backbone": self.backbone, "head": head}
+        loaded = stage.batch_size // 4 if rotate else None
+        return [Phase("train", modules, loss, stage, self.train_groups(stage, head), loaded)]
