@@ -69,7 +69,6 @@ def compared() -> list[dict[str, Any]]:
         cases.append({"name": " ".join(steps), "method": "finetune", "recipe": "glyphs", "settings": settings})
     for option in OPTIONS:
         cases.append({"name": f"gatf {option}", "method": "gatf", "settings": SMALL_FEATURES | option})
-    cases.append({"name": "ewc sampled", "method": "ewc", "settings": {"method.label_mode": "sampled"}})
     return cases
 
 

@@ -31,10 +31,10 @@ RETIRED: dict[str, dict[str, Any]] = {
     },
     "adagauss": {
         "distillation": "projected", "temperature": ANY, "projector": "mlp", "adapter": "mlp", "transport": "full",
-        "shrink": 0.0,
+        "shrink": 0.0, "reduction": "mean", "adapter_milestones": [30, 60, 90],
     },
     "adc": {"clip_pixels": True, "success_filter": True, "normalise": False},
-    "ewc": {"fisher_batch": None},
+    "ewc": {"fisher_batch": None, "granularity": "batch", "per_task": False},
     "fecam": {"log_guard": ANY},
     "fetril": {
         "recipe": "pycil", "official_epochs": ANY, "decay": ANY, "classifier": "svc", "rank": 1, "fc_epochs": ANY,

@@ -1,9 +1,7 @@
 """AdaGauss (Rypeść, Cygert, Trzciński, Twardowski: "Task-recency bias strikes back", NeurIPS 2024)."""
 
-from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
-from pydantic import PositiveInt
 from torch import Tensor, nn
 
 from gatf.methods.base import Batch, ForTask, Phase, TaskInfo
@@ -17,24 +15,8 @@ class AdaGaussConfig(MapConfig):
     name: str = "adagauss"
     distill: AffectsLaterTasksOnly[NotNegative] = 10.0
     """Weight λ of the distillation through a learned projector new → old."""
-    reduction: AffectsLaterTasksOnly[Literal["mean", "sum"]] = "mean"
-    """Squared distances of distillation and adapter: means over batch and coordinates (release), or sums (paper)."""
-    adapter_milestones: AffectsReadoutOnly[tuple[PositiveInt, ...]] = (30, 60, 90)
-    """Epochs of the adapter stage at which its rate is divided by ten (paper: 45 and 90). The stage has half as many
-    epochs as the task."""
     readout_shrink: AffectsReadoutOnly[NotNegative | None] = None
-    """Shrinkage of the covariances in bayes and mahalanobis distances. Default: 3 as released, or 0.001. The paper:
-    `readout=mahalanobis` with 0."""
-
-
-def summed(phase: Phase, term: str, dim: int) -> Phase:
-    """The phase with one of its terms, a mean over batch and coordinates, as a sum over both."""
-
-    def loss(batch: Batch) -> dict[str, Tensor]:
-        terms = phase.loss(batch)
-        return {**terms, term: batch.whole * dim * terms[term]}
-
-    return replace(phase, loss=loss)
+    """Shrinkage of the covariances in bayes and mahalanobis distances. Default: 3 as released, or 0.001."""
 
 
 class AdaGauss(MappedGaussians[AdaGaussConfig]):
@@ -62,19 +44,16 @@ class AdaGauss(MappedGaussians[AdaGaussConfig]):
         return {"projector": self.projector}
 
     def refinement(self, task: TaskInfo) -> list[Phase]:
-        adapter = self.fitting(self.adapter, task, self.config.adapter_milestones)
-        return [adapter if self.config.reduction == "mean" else summed(adapter, "adapter", self.feature_dim)]
+        return [self.fitting(self.adapter, task)]
 
     def loss(self, batch: Batch, task: TaskInfo) -> dict[str, Tensor]:
         """L = L_CE + λ·L_PKD + α·L_AC."""
-        config = self.config
         images, labels = task_batch(batch, task, self.rotates(task))
         features = self.features(batch, images)
         terms = {"ce": nn.functional.cross_entropy(self.head(features), labels)}
         if task.index > 0:
             old = frozen_features(self.teacher, images)
-            scale = batch.whole * self.feature_dim if config.reduction == "sum" else 1
-            terms["distill"] = config.distill * (scale * nn.functional.mse_loss(self.projector(features), old))
+            terms["distill"] = self.config.distill * nn.functional.mse_loss(self.projector(features), old)
         return terms | self.collapse_term(features, batch)
 
     def transported(self, old: Tensor, phase: str) -> Tensor | None:

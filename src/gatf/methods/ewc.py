@@ -8,10 +8,8 @@ from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
 from torch.nn.functional import cross_entropy
 
-from gatf.devices import upload
 from gatf.errors import NotFinite
 from gatf.methods.base import Batch, Phase, TaskData, TaskInfo, shuffled
 from gatf.methods.parts.extraction import training_mode
@@ -21,11 +19,7 @@ from gatf.methods.parts.stages import facil_stage, pycil_stage
 from gatf.nets.heads import HeadInit, Heads
 from gatf.settings import Fraction, MethodConfig, NotNegative, Positive
 
-GRADIENT_ELEMENTS = 2**26
-"""Numbers of per-sample gradients held at once (256 MB)."""
-LabelMode = Literal["max_pred", "ground_truth", "sampled"]
-Granularity = Literal["batch", "sample"]
-Alpha = Fraction | Literal["class_share", "sum"]
+LabelMode = Literal["max_pred", "ground_truth"]
 
 
 class EWCConfig(MethodConfig):
@@ -34,25 +28,20 @@ class EWCConfig(MethodConfig):
     """Fixed batch-norm and a tenth of the rate after task 0; or the settings of FACIL or PyCIL."""
     penalty: NotNegative = 5000.0
     """Weight λ of the quadratic penalty."""
-    alpha: Alpha = 0.5
-    """Weight of earlier importances: a number, the share of classes seen before, or a plain sum."""
+    alpha: Fraction | Literal["class_share"] = 0.5
+    """Weight of earlier importances: a number, or the share of classes seen before."""
     label_mode: LabelMode = "max_pred"
-    """Label in the Fisher pass: the predicted one, the true one, or one drawn from the prediction."""
-    granularity: Granularity = "batch"
-    """Square gradients of batch means (FACIL, PyCIL), or of single samples with fixed batch-norm (the paper)."""
+    """Label in the Fisher pass: the predicted or the true one."""
     fisher_cap: Positive | None = None
     """Largest importance of one parameter (1e-4 in PyCIL)."""
     fisher_drop_last: bool = True
     """Drop an incomplete last batch in the Fisher pass (FACIL); PyCIL counts it as a full one."""
     fisher_bn: Literal["as_trained", "batch"] = "as_trained"
-    """Batch-norm in the Fisher pass: as in training, or always by batch statistics (FACIL). For single samples it is
-    fixed."""
+    """Batch-norm in the Fisher pass: as in training, or always by batch statistics (FACIL)."""
     head_init: HeadInit = "torch"
     """Initial head: weights and bias uniform within ±1/√D, or weights within ±√(3/D) and bias 0 (PyCIL)."""
     penalise_heads: bool = False
     """Train old heads too and penalise their change (PyCIL); else they are frozen."""
-    per_task: bool = False
-    """Keep one penalty per task, as in the paper, instead of one merged penalty at the newest weights."""
     fix_bn: bool = True
     """Fix batch-norm statistics after task 0; the penalty does not protect them."""
     multi_softmax: bool = False
@@ -73,21 +62,9 @@ class EWCConfig(MethodConfig):
 
 
 def merge_importance(old: Tensor, new: Tensor, alpha: float | str, *, seen_before: int, seen: int) -> Tensor:
-    """F ← α·F + (1−α)·F_new; "class_share" takes α = classes seen before / classes seen, "sum" adds."""
-    if alpha == "sum":
-        return old + new
+    """F ← α·F + (1−α)·F_new; "class_share" takes α = classes seen before / classes seen."""
     share = seen_before / seen if alpha == "class_share" else float(alpha)
     return share * old + (1 - share) * new
-
-
-def fisher_labels(logits: Tensor, batch: Batch, mode: LabelMode) -> Tensor:
-    """The labels whose log-likelihood is differentiated, [B]."""
-    if mode == "ground_truth":
-        return batch.labels
-    if mode == "max_pred":
-        return logits.argmax(dim=1)
-    probabilities = logits.detach().softmax(dim=1).cpu()  # where the generator is; once per batch after training
-    return upload(torch.multinomial(probabilities, 1, generator=batch.generator).squeeze(1), logits.device)
 
 
 def batch_squares(net: nn.Module, batch: Batch, mode: LabelMode, names: list[str]) -> dict[str, Tensor]:
@@ -95,29 +72,10 @@ def batch_squares(net: nn.Module, batch: Batch, mode: LabelMode, names: list[str
     gradient."""
     parameters = {name: parameter for name, parameter in net.named_parameters() if name in names}
     logits = net(batch.images)
-    loss = cross_entropy(logits, fisher_labels(logits, batch, mode))
+    loss = cross_entropy(logits, batch.labels if mode == "ground_truth" else logits.argmax(dim=1))
     gradients = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True, materialize_grads=True)
     exact = [gradient.to(torch.promote_types(gradient.dtype, torch.float32)) for gradient in gradients]
     return {name: gradient.square() for name, gradient in zip(parameters, exact, strict=True)}
-
-
-def sample_squares(net: nn.Module, batch: Batch, mode: LabelMode, names: list[str]) -> dict[str, Tensor]:
-    """Mean of squared per-sample gradients, the paper's Fisher information, by parameter. Batch-norm in eval mode."""
-    tensors = {name: tensor.detach() for name, tensor in (*net.named_parameters(), *net.named_buffers())}
-    chosen = {name: tensors[name] for name in names}
-
-    def loss(parameters: dict[str, Tensor], image: Tensor, label: Tensor) -> Tensor:
-        return cross_entropy(functional_call(net, {**tensors, **parameters}, (image[None],)), label[None])
-
-    with torch.no_grad():
-        labels = fisher_labels(net(batch.images), batch, mode)
-    per_sample = vmap(grad(loss), in_dims=(None, 0, 0))
-    rows = max(1, GRADIENT_ELEMENTS // sum(tensor.numel() for tensor in chosen.values()))
-    total = {name: torch.zeros_like(tensor) for name, tensor in chosen.items()}
-    for some_images, some_labels in zip(batch.images.split(rows), labels.split(rows), strict=True):
-        for name, gradient in per_sample(chosen, some_images, some_labels).items():
-            total[name] += gradient.square().sum(dim=0)
-    return {name: tensor / len(labels) for name, tensor in total.items()}
 
 
 class EWC(LinearHeads[EWCConfig]):
@@ -159,33 +117,28 @@ class EWC(LinearHeads[EWCConfig]):
         tied = ("backbone.", "heads.") if self.config.penalise_heads else "backbone."
         parameters = {name: weight for name, weight in network.named_parameters() if name.startswith(tied)}
         fisher = self._fisher(network, list(parameters), data)
-        known = {name: (importance, anchor) for name, importance, anchor in self.springs.items()}
+        known = {name: importance for name, importance, _ in self.springs.items()}
         for name, new in fisher.items():
             anchor, importance = parameters[name].detach().clone()[None], new[None]
-            if self.config.per_task and name in known:
-                importance = torch.cat([known[name][0], importance])
-                anchor = torch.cat([known[name][1], anchor])
-            elif not self.config.per_task:
-                before = known[name][0] if name in known else torch.zeros_like(importance)
-                seen_before = data.info.old if name in known else 0
-                importance = merge_importance(
-                    before, importance, self.config.alpha, seen_before=seen_before, seen=data.info.seen
-                )
+            before = known.get(name, torch.zeros_like(importance))
+            seen_before = data.info.old if name in known else 0
+            importance = merge_importance(
+                before, importance, self.config.alpha, seen_before=seen_before, seen=data.info.seen
+            )
             self.springs.set(name, importance, anchor)
         self._report(fisher)
 
     def _fisher(self, network: nn.Module, names: list[str], data: TaskData) -> dict[str, Tensor]:
         """F_new, the mean over the batches of one augmented pass."""
-        config, task, by_sample = self.config, data.info.index, self.config.granularity == "sample"
-        squares = sample_squares if by_sample else batch_squares
+        config, task = self.config, data.info.index
         size, drop_last = self.optimisation.stage(task).batch_size, config.fisher_drop_last
-        at_rest = by_sample or (config.fix_bn and task > 0 and config.fisher_bn == "as_trained")
+        at_rest = config.fix_bn and task > 0 and config.fisher_bn == "as_trained"
         batches = data.batches("train", batch_size=size, purpose="fisher", order=shuffled, drop_last=drop_last)
         total: dict[str, Tensor] = {}
         with buffers_restored(network):
             training_mode(network, fix_bn=at_rest)()
             for batch in batches:
-                for name, square in squares(network, batch, config.label_mode, names).items():
+                for name, square in batch_squares(network, batch, config.label_mode, names).items():
                     total[name] = total[name] + square if name in total else square
         network.eval()
         count = data.steps(size, drop_last=drop_last)

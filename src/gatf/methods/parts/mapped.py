@@ -45,14 +45,11 @@ class MapConfig(CovarianceConfig):
 MapConfigT = TypeVar("MapConfigT", bound=MapConfig, covariant=True)
 
 
-def adapter_stage(stage: StageConfig, lr: float, milestones: tuple[int, ...] = (30, 60, 90)) -> StageConfig:
-    """How AdaGauss fits its adapter: half the epochs, SGD at its own rate, the last batch dropped.
-
-    `milestones` are epochs of the adapter, not fractions of its length: one past its end has no effect, so that a short
-    stage keeps its full rate to the end.
-    """
+def adapter_stage(stage: StageConfig, lr: float) -> StageConfig:
+    """How AdaGauss fits its adapter: half the epochs, SGD at its own rate, the last batch dropped; ×0.1 after 30, 60
+    and 90 epochs of its own, however many it has."""
     epochs = max(1, stage.epochs // 2)
-    reached = tuple(milestone / epochs for milestone in milestones if milestone < epochs)
+    reached = tuple(milestone / epochs for milestone in (30, 60, 90) if milestone < epochs)
     changes = {"optimiser": "sgd", "epochs": epochs, "lr": lr, "milestones": reached}
     return stage.model_copy(update={**changes, "schedule": "steps", "decay": 0.1, "drop_last": True})
 
@@ -121,9 +118,8 @@ class MappedGaussians(GaussianMethod[MapConfigT], ABC):
         return {"anti_collapse": config.anti_collapse * anti_collapse(features, config.clamp)}
 
     def fitting(
-        self, module: nn.Module, task: TaskInfo, milestones: tuple[int, ...] = (30, 60, 90),
-        on_epoch_start: Callable[[int, TaskData], None] | None = None,
-    ) -> Phase:  # fmt: skip
+        self, module: nn.Module, task: TaskInfo, on_epoch_start: Callable[[int, TaskData], None] | None = None
+    ) -> Phase:
         """AdaGauss's adapter stage: with both networks frozen, fit the map, of which `module` is trained."""
         at_rest = cache(lambda: folded(self.backbone))  # made in the first step, when the backbone's training is over
 
@@ -137,7 +133,7 @@ class MappedGaussians(GaussianMethod[MapConfigT], ABC):
             self.backbone.eval()
             module.train()
 
-        stage = adapter_stage(self.optimisation.stage(task.index), self.config.adapter_lr, milestones)
+        stage = adapter_stage(self.optimisation.stage(task.index), self.config.adapter_lr)
         return Phase(
             "adapter", {"adapter": module}, loss, stage, on_epoch_start=on_epoch_start, rate="method.adapter_lr",
             set_mode=set_mode,
