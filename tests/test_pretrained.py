@@ -123,7 +123,7 @@ def test_the_pretrained_network_sees_128_to_224_pixels(
     for number in range(3):
         Image.new(mode, size).save(tmp_path / f"{number}.png")
     classifier, given = IncrementalClassifier(), read_images(tmp_path)
-    assert classifier.image_shape_for(given) == (3, side, side)
+    assert classifier.choose_strategy(given).shape == (3, side, side)
     assert "efficientnet_lite0" in classifier.choose_strategy(given).description
 
 

@@ -161,8 +161,6 @@ def test_affine_by_hand_in_the_dtype_of_its_input():
     affine = Affine(torch.tensor([[1.0, 2.0], [0.0, 3.0]], dtype=F64), torch.tensor([10.0, 20.0], dtype=F64))
     assert affine(torch.tensor([1.0, 2.0])).tolist() == [15, 26]  # columns: P z, not z P
     assert affine(torch.ones(5, 4, 2)).dtype == torch.float32
-    z = torch.randn(3, 2, dtype=F64, generator=torch.Generator().manual_seed(9))
-    assert torch.equal(Affine.identity(2)(z), z)
 
 
 def scalar_anchor(weight, bias):

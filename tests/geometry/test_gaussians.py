@@ -28,8 +28,8 @@ def random_gaussians(make_spd, classes, dim, seed=0):
 
 def test_grows_by_concatenation_and_selects_classes(make_spd):
     some = random_gaussians(make_spd, 5, 3)
-    grown = Gaussians.empty(3).concat(some[:2]).concat(some[torch.tensor([4, 3])])
-    assert len(Gaussians.empty(3)) == 0
+    grown = Gaussians(torch.zeros(0, 3), torch.zeros(0, 3, 3)).concat(some[:2]).concat(some[torch.tensor([4, 3])])
+    assert len(Gaussians(torch.zeros(0, 3), torch.zeros(0, 3, 3))) == 0
     assert len(grown) == 4
     assert torch.equal(grown.means, some.means[[0, 1, 4, 3]])
     assert torch.equal(grown.covs, some.covs[[0, 1, 4, 3]])
@@ -177,7 +177,7 @@ def test_transport_of_a_singular_class_is_repaired_and_can_be_reported():
 
 def test_no_classes_are_transported_to_no_classes():
     noise = white_noise(10, 3, generator=seeded(), matched=True)
-    assert len(push_forward(Gaussians.empty(3), lambda z: z, noise=noise)) == 0
+    assert len(push_forward(Gaussians(torch.zeros(0, 3), torch.zeros(0, 3, 3)), lambda z: z, noise=noise)) == 0
 
 
 def test_triangles_by_hand_and_back(make_spd):
@@ -203,4 +203,4 @@ class TestSharing:
         own = random_gaussians(make_spd, 3, 4)
         assert own.common is None
         torch.testing.assert_close(own.mean_cov(), own.covs.mean(0))
-        assert Gaussians.empty(4).common is None
+        assert Gaussians(torch.zeros(0, 4), torch.zeros(0, 4, 4)).common is None

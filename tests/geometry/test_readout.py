@@ -175,7 +175,10 @@ def test_packed_scores_of_features_that_are_not_finite_are_not_finite(make_spd):
 
 
 def test_no_classes_and_no_features_have_no_distances(gaussians):
-    assert bayes_readout(Gaussians.empty(5)).distances(torch.zeros(3, 5)).shape == (3, 0)
+    assert bayes_readout(Gaussians(torch.zeros(0, 5), torch.zeros(0, 5, 5))).distances(torch.zeros(3, 5)).shape == (
+        3,
+        0,
+    )
     assert bayes_readout(gaussians).distances(torch.zeros(0, 5)).shape == (0, 6)
 
 

@@ -91,7 +91,7 @@ def test_loading_takes_any_number_of_classes(kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_class_at_all(kind: str) -> None:
     memory = filled(kind)
-    memory.set(Gaussians.empty(6))
+    memory.set(Gaussians(torch.zeros(0, 6), torch.zeros(0, 6, 6)))
     assert len(memory) == len(memory.get()) == 0
     assert all(tensor.isfinite().all() for tensor in memory.state_dict().values())
 

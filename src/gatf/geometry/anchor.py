@@ -91,13 +91,6 @@ class Affine:
         """[..., S_old] → [..., S_new], in the dtype and on the device of z."""
         return z @ self.weight.to(z).mT + self.bias.to(z)
 
-    @classmethod
-    def identity(cls, dim: int, *, device: torch.device | str | None = None) -> Affine:
-        """The map that changes nothing, in float64."""
-        return cls(
-            torch.eye(dim, dtype=torch.float64, device=device), torch.zeros(dim, dtype=torch.float64, device=device)
-        )
-
 
 IDENTITY_LOAD = 1e-2
 """Share of the mean variance that the `identity` anchor adds to every direction."""

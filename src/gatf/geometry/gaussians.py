@@ -36,11 +36,6 @@ class Gaussians:
         object.__setattr__(self, "covs", self.covs.to(torch.float64))
 
     @classmethod
-    def empty(cls, dim: int, *, device: torch.device | str | None = None) -> Gaussians:
-        """No classes yet."""
-        return cls(torch.zeros(0, dim, device=device), torch.zeros(0, dim, dim, device=device))
-
-    @classmethod
     def sharing(cls, means: Tensor, cov: Tensor) -> Gaussians:
         """Means [C, S] around which one covariance [S, S] holds, which is not copied for each class."""
         return cls(means, cov.expand(len(means), -1, -1))

@@ -195,10 +195,6 @@ class IncrementalClassifier(TransformerMixin, ClassifierMixin, BaseEstimator):
         """What `partial_fit` would train on these images."""
         return choose_strategy(self._parameters(), getattr(self, "model_", None), images)
 
-    def image_shape_for(self, images: ImageInput) -> tuple[int, ...]:
-        """Channels, height and width in which `partial_fit` would learn these images."""
-        return self._parameters().shape(images, getattr(self, "model_", None))
-
     def _parameters(self) -> Parameters:
         return Parameters.of(**self.get_params(deep=False))
 

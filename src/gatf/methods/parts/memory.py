@@ -21,7 +21,7 @@ from gatf.geometry.readout import (
 )
 from gatf.methods.base import TaskData
 from gatf.methods.parts.extraction import Growing, of_all_processes, own_features
-from gatf.methods.parts.storage import FullStorage, Kept, LowRankStorage, Storage
+from gatf.methods.parts.storage import Kept, Storage
 from gatf.seeding import generator
 from gatf.settings import AffectsReadoutOnly, Fraction, MethodConfig, Positive
 
@@ -101,7 +101,7 @@ class CovarianceConfig(MethodConfig):
 
     def storage(self, dim: int) -> Storage:
         """What keeps covariances of S = `dim` dimensions that way."""
-        return LowRankStorage(dim, self.covariance_rank) if self.covariance == "lowrank" else FullStorage(dim)
+        return Storage(dim, self.covariance_rank if self.covariance == "lowrank" else None)
 
 
 class GaussianMemory(Growing):
@@ -113,7 +113,7 @@ class GaussianMemory(Growing):
 
     def __init__(
         self, dim: int, *, rule: Rule, seed: int, readout_shrink: float | None = None,
-        storage: Callable[[int], Storage] = FullStorage, rda: tuple[float | None, float | None] = (None, None),
+        storage: Callable[[int], Storage] = Storage, rda: tuple[float | None, float | None] = (None, None),
     ) -> None:  # fmt: skip
         super().__init__()
         self.rda = rda
