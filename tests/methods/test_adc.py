@@ -16,6 +16,7 @@ from gatf.experiment import Experiment
 from gatf.methods import adc
 from gatf.methods.adc import ADCConfig
 from gatf.methods.lwf import local_cross_entropy, softened_cross_entropy
+from gatf.methods.parts import attack
 from gatf.methods.sdc import sdc_shift
 from gatf.nets.heads import CosineHeads
 
@@ -112,7 +113,7 @@ class TestAttack:
         together = attack.attack(nn.Flatten(), images, targets, UNLIMITED)
         alone = [attack.attack(nn.Flatten(), images[k : k + 1], targets[k : k + 1], UNLIMITED) for k in range(3)]
         assert torch.allclose(together, torch.cat(alone))
-        monkeypatch.setattr("gatf.methods.adc.NETWORK_BATCH", 5)
+        monkeypatch.setattr("gatf.methods.parts.attack.NETWORK_BATCH", 5)
         assert torch.allclose(attack.attack(nn.Flatten(), images, targets, UNLIMITED), together)
 
 
@@ -170,15 +171,15 @@ class TestTransport:
         net, prototypes, experiment = trained
         data, new = experiment.task_data(1), Moved(net, torch.square)
         whole, _ = Drift(candidates=10).transport(prototypes, net, new, data)
-        monkeypatch.setattr("gatf.methods.adc.PIXELS", 1)
+        monkeypatch.setattr("gatf.methods.parts.attack.PIXELS", 1)
         grouped, _ = Drift(candidates=10).transport(prototypes, net, new, data)
         assert torch.allclose(whole, grouped, atol=1e-5)
 
     def test_the_pixels_ranked_are_the_pixels_attacked(self, trained: Trained) -> None:
         data: TaskData = trained[2].task_data(1)
-        everything = torch.cat([batch.images for batch in adc._pool(data)])
+        everything = torch.cat([batch.images for batch in attack.pool(data, adc.POOL)])
         wanted = torch.tensor([0, 3, 7, len(everything) - 1])
-        assert torch.equal(adc._pool_images(data, wanted), everything[wanted])
+        assert torch.equal(attack.pool_images(data, adc.POOL, wanted), everything[wanted])
         plain = torch.cat([batch.images for batch in data.batches("test")])
         assert not torch.equal(everything, plain)  # augmented, and yet the same every time
 
