@@ -183,6 +183,7 @@ STATISTICS = {
     "fecam": D + TRIANGLE_D,  # mean and covariance
     "efc": D + TRIANGLE_D,
     "dpcr": D + TRIANGLE_D + 1,  # mean, Gram matrix, count
+    "apr": D + TRIANGLE_D,
     "ncm": 2 * (D + 1),  # mean and count, in float64
     "slda": 2 * (D + 1),
     "ranpac": 2 * (RANDOM + 1),
@@ -198,6 +199,7 @@ BESIDE = {
     "fetril": D + 1,  # the classifier fitted last, made anew after each task
     "efc": D,  # a row of the head without bias
     "dpcr": D + D,  # a row of the cosine head, and of the classifier made anew after each task
+    "apr": D,  # a row of the cosine head
     "slda": 2 * (D + 1),  # the classifier made anew after each task, in float64
     "ranpac": 2 * (RANDOM + 1),
     "klda": 2 * (RANDOM + 1),

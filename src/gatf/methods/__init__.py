@@ -5,6 +5,7 @@ from gatf.errors import UserError
 from gatf.methods.acil import ACIL
 from gatf.methods.adagauss import AdaGauss
 from gatf.methods.adc import ADC
+from gatf.methods.apr import APR
 from gatf.methods.base import Method
 from gatf.methods.bicyc import BiCyc
 from gatf.methods.dpcr import DPCR
@@ -29,8 +30,8 @@ from gatf.methods.slda import SLDA
 __all__ = ["METHODS", "Method", "is_outside", "method_class"]
 
 SHIPPED: tuple[type[Method], ...] = (
-    GATF, GATFRelease, AdaGauss, BiCyc, Finetune, Joint, EWC, LwF, SDC, ADC, LDC, PASS, FeTrIL, FeCAM, EFC, DPCR, NCM,
-    SLDA, RanPAC, KLDA, ACIL, DSAL,
+    GATF, GATFRelease, AdaGauss, BiCyc, Finetune, Joint, EWC, LwF, SDC, ADC, LDC, PASS, FeTrIL, FeCAM, EFC, DPCR, APR,
+    NCM, SLDA, RanPAC, KLDA, ACIL, DSAL,
 )  # fmt: skip
 METHODS: dict[str, type[Method]] = {method.name: method for method in SHIPPED}
 

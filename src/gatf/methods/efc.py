@@ -186,7 +186,7 @@ class EFC(Method[EFCConfig]):
             set_mode=self._set_mode, rate="method.rebalance_lr", follows={"memory": self.memory},
         )  # fmt: skip
 
-    def _keep(self, batch: Batch) -> None:
+    def _keep(self, batch: Batch, data: TaskData | None = None) -> None:
         self._last = batch
 
     def _loaded(self, task: int) -> int:

@@ -104,12 +104,14 @@ class TukeyMemory(Growing):
         self.register_buffer("spreads", torch.zeros(0, entries))
         self._readout: readout.QuadraticReadout | None = None
 
+    def set(self, means: Tensor, spreads: Tensor) -> None:
+        """Replace all classes: means [C, S]; spreads as stored."""
+        self.means, self.spreads, self._readout = means.float(), spreads.float(), None
+
     def add(self, means: Tensor, spreads: Tensor) -> None:
         """Append classes: means [K, S]; spreads as stored, or the one that replaces the common triangle."""
-        self.means = torch.cat([self.means, means.float()])
         old = self.spreads[:0] if self.config.covariance == "common" else self.spreads
-        self.spreads = torch.cat([old, spreads.float()])
-        self._readout = None
+        self.set(torch.cat([self.means, means.float()]), torch.cat([old, spreads.float()]))
 
     def matrices(self, spreads: Tensor) -> Tensor:
         """What the distance inverts, from what is stored of some classes, [c, S, S]: shrunk, then made a correlation

@@ -92,14 +92,16 @@ Network = tuple[nn.Module, nn.Module]
 
 def lwf_terms(
     method: Method, heads: nn.Module, teacher: Network | None, batch: Batch, task: TaskInfo, *, distill: float,
-    temperature: float, groups: Sequence[int] | None = None,
+    temperature: float, groups: Sequence[int] | None = None, replayed: Tensor | None = None,
 ) -> dict[str, Tensor]:  # fmt: skip
-    """L = L_new + λ·L_old: cross-entropy of the new classes among themselves, the old logits as the teacher's."""
-    logits = heads(method.features(batch))
-    terms = {"ce": local_cross_entropy(logits, batch.labels, task.old)}
+    """L = L_new + λ·L_old: cross-entropy of the new classes among themselves, the old logits as the teacher's, of the
+    batch and of `replayed` images [P, C, H, W], if there are any."""
+    images = batch.images if replayed is None else torch.cat([batch.images, replayed])
+    logits = heads(method.features(batch, images))
+    terms = {"ce": local_cross_entropy(logits[: len(batch.images)], batch.labels, task.old)}
     if teacher is not None and distill:
         old_backbone, old_heads = teacher
-        old = old_heads(frozen_features(old_backbone, batch.images))
+        old = old_heads(frozen_features(old_backbone, images))
         distance = softened_cross_entropy(logits[:, : task.old], old, temperature, groups=groups)
         terms["distill"] = distill * distance
     return terms

@@ -66,7 +66,7 @@ def train_phase(
     if phase.on_resume is not None and (position.epoch, position.step) != (0, 0):
         within = position.step > 0
         epoch, step = (position.epoch, position.step - 1) if within else (position.epoch - 1, steps - 1)
-        phase.on_resume(next(_batches(phase, data, purpose=phase.name, epoch=epoch, start=step)))
+        phase.on_resume(next(_batches(phase, data, purpose=phase.name, epoch=epoch, start=step)), data)
     while position.epoch < stage.epochs:
         started = time.monotonic()
         if position.step == 0 and phase.on_epoch_start is not None:

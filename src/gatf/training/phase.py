@@ -28,9 +28,9 @@ class Phase:
     order: Order | None = None
     """Which images an epoch visits and in which order (class-balanced batches); default: all, shuffled."""
     on_epoch_start: Callable[[int, TaskData], None] | None = None
-    on_resume: Callable[[Batch], None] | None = None
-    """Receives the batch before the one that a resumed run continues with, so that checkpoints need no pixels for
-    methods that use it."""
+    on_resume: Callable[[Batch, TaskData], None] | None = None
+    """Receives the batch before the one that a resumed run continues with, and the task's data, so that checkpoints
+    need no pixels for methods that use them."""
     rate: str | None = None
     """The setting of its learning rate, if it is not the `lr` of the task's stage."""
     set_mode: Callable[[], None] | None = None

@@ -6,6 +6,7 @@ lives until `end`, so that a method can embed an image with both.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import ClassVar, Literal
 
 from torch import Tensor, nn
@@ -81,13 +82,19 @@ class LwfBase(BaseLearner):
             self.teacher_heads = method.frozen_copy(self.heads)
         method.make(lambda: self.heads.grow(task.new), "head", task.index)
 
-    def phases(self, method: Method, task: TaskInfo) -> list[Phase]:
+    def phases(
+        self, method: Method, task: TaskInfo, replayed: Callable[[Batch], Tensor] | None = None
+    ) -> list[Phase]:
+        """`replayed` makes images [P, C, H, W] of a batch that only the distillation learns from, in the same pass."""
         stage = method.optimisation.stage(task.index)
         distill, temperature = self.config.distill, self.config.temperature
 
         def loss(batch: Batch) -> dict[str, Tensor]:
             teacher = (self.teacher, self.teacher_heads) if task.index > 0 else None
-            return lwf_terms(method, self.heads, teacher, batch, task, distill=distill, temperature=temperature)
+            more = None if replayed is None else replayed(batch)
+            return lwf_terms(
+                method, self.heads, teacher, batch, task, distill=distill, temperature=temperature, replayed=more
+            )
 
         modules = {"backbone": method.backbone, "head": self.heads}
         return [Phase("train", modules, loss, stage, groups=method.train_groups(stage, self.heads))]
