@@ -25,7 +25,7 @@ RATE = 1e12
 STAGE = {"lr": RATE, "warmup": 0.0, "optimiser": "sgd", "weight_decay": 5e-4}
 
 
-FROZEN_AFTER_THE_FIRST = ("fetril", "fecam", "joint", "ncm", "slda", "ranpac", "klda", "acil", "ds-al")
+FROZEN_AFTER_THE_FIRST = ("fetril", "fecam", "joint", "ncm", "aper", "slda", "ranpac", "klda", "acil", "ds-al")
 
 
 def at(stage: str) -> dict[str, Any]:

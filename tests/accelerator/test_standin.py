@@ -27,6 +27,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "fetril": {"method.fc_epochs": 2},
     "ldc": {"method.projector_epochs": 2},
     "bicyc": SMALL_FEATURES,
+    "apr": {"method.transfer_epochs": 2, "method.transport_candidates": 20},
     "ranpac": {"method.projections": 100},
     "klda": {"method.projections": 100},
     "acil": {"method.projections": 100},

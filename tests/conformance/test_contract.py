@@ -185,6 +185,7 @@ STATISTICS = {
     "dpcr": D + TRIANGLE_D + 1,  # mean, Gram matrix, count
     "apr": D + TRIANGLE_D,
     "ncm": 2 * (D + 1),  # mean and count, in float64
+    "aper": 2 * (2 * D + 1),
     "slda": 2 * (D + 1),
     "ranpac": 2 * (RANDOM + 1),
     "klda": 2 * (RANDOM + 1),

@@ -5,6 +5,7 @@ from gatf.errors import UserError
 from gatf.methods.acil import ACIL
 from gatf.methods.adagauss import AdaGauss
 from gatf.methods.adc import ADC
+from gatf.methods.aper import APER
 from gatf.methods.apr import APR
 from gatf.methods.base import Method
 from gatf.methods.bicyc import BiCyc
@@ -31,7 +32,7 @@ __all__ = ["METHODS", "Method", "is_outside", "method_class"]
 
 SHIPPED: tuple[type[Method], ...] = (
     GATF, GATFRelease, AdaGauss, BiCyc, Finetune, Joint, EWC, LwF, SDC, ADC, LDC, PASS, FeTrIL, FeCAM, EFC, DPCR, APR,
-    NCM, SLDA, RanPAC, KLDA, ACIL, DSAL,
+    NCM, APER, SLDA, RanPAC, KLDA, ACIL, DSAL,
 )  # fmt: skip
 METHODS: dict[str, type[Method]] = {method.name: method for method in SHIPPED}
 

@@ -72,7 +72,9 @@ class APRConfig(MethodConfig):
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "tinyimagenet": {"method": {"steps": 6, "transport_steps": 6, "shrinkage": 40.0}},
-        "imagenet": {"method": {"steps": 2, "transport_steps": 3, "pseudo_batch": 16, "shrinkage": 40.0}},
+        "imagenet": {
+            "method": {"steps": 2, "transport_steps": 3, "pseudo_batch": 32, "step_size": 90.5, "shrinkage": 40.0}
+        },
     }
 
 
