@@ -1071,8 +1071,39 @@ def own_run(name: str) -> str:
     return NOT_RUN
 
 
+SCENARIOS = "cifar100-16px-scenarios"
+
+
+def scenarios() -> str:
+    """A_last / A_inc of every method in the other scenarios."""
+    found = {(each.run.setting, each.run.row): each.run.summary for each in collected(SCENARIOS)}
+    settings = list(dict.fromkeys(run.setting for run in load_plan(SCENARIOS).runs))
+
+    def cell(setting: str, row: str) -> str:
+        summary = found.get((setting, row))
+        return NOT_RUN if summary is None else f"{summary.a_last:.1f} / {summary.a_inc:.1f}"
+
+    rows = [[f"`{row}`", *(cell(setting, row) for setting in settings)] for row in planned_rows(SCENARIOS)]
+    return table(["A_last / A_inc, %", *(f"`{setting}`" for setting in settings)], rows)
+
+
+def mixtures() -> str:
+    """Accuracy with one Gaussian per class and with mixtures, by scenario and readout."""
+    found: dict[tuple[str, str], dict[str, Record]] = {}
+    for one in read(EXPERIMENTS, "mixtures"):
+        found.setdefault((one["setting"], one["readout"]), {})[one["kept"]] = one
+    rows = [
+        [f"`{setting}`", readout, *(fixed(kept[name]["accuracy"]) for name in ("one", "mixture")),
+         f"{kept['mixture']['accuracy'] - kept['one']['accuracy']:+.1f}", kept["mixture"]["gaussians"]]
+        for (setting, readout), kept in found.items()
+    ]  # fmt: skip
+    return table(["recipe", "readout", "one Gaussian %", "mixture %", "difference", "Gaussians"], rows, left=2)
+
+
 PARTS: dict[str, Part] = {
     "reproduced": reproduced,
+    "scenarios": scenarios,
+    "mixtures": mixtures,
     "sentences": sentences,
     "results": front_table,
     "leaderboard": leaderboard,
