@@ -82,9 +82,7 @@ class LwfBase(BaseLearner):
             self.teacher_heads = method.frozen_copy(self.heads)
         method.make(lambda: self.heads.grow(task.new), "head", task.index)
 
-    def phases(
-        self, method: Method, task: TaskInfo, replayed: Callable[[Batch], Tensor] | None = None
-    ) -> list[Phase]:
+    def phases(self, method: Method, task: TaskInfo, replayed: Callable[[Batch], Tensor] | None = None) -> list[Phase]:
         """`replayed` makes images [P, C, H, W] of a batch that only the distillation learns from, in the same pass."""
         stage = method.optimisation.stage(task.index)
         distill, temperature = self.config.distill, self.config.temperature
