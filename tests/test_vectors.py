@@ -74,7 +74,7 @@ def test_unit_length_is_chosen_where_lengths_mislead() -> None:
 def test_another_encoder_or_dimension_is_refused(tmp_path: Path) -> None:
     given, labels = vectors()
     classifier = EmbeddingClassifier(encoder="clip@1").fit(given, labels)
-    with pytest.raises(UserError, match="X has 5 features, but the model is expecting 12 features"):
+    with pytest.raises(UserError, match="X has 5 features, but EmbeddingClassifier is expecting 12 features"):
         classifier.predict(given[:, :5])
     with pytest.raises(UserError, match=r"of encoder 'clip@2', but the model learnt vectors of 'clip@1'"):
         classifier.set_params(encoder="clip@2").partial_fit(given, labels)
@@ -150,7 +150,6 @@ sys.meta_path.insert(0, Hidden())
 """A Python without the optional packages: no Pillow, no backbone."""
 
 
-@pytest.mark.slow
 @pytest.mark.slow
 def test_commands_work_without_pillow_and_backbones(tmp_path: Path) -> None:
     given, labels = vectors()

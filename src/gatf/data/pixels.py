@@ -98,7 +98,7 @@ def as_labels(labels: Any) -> np.ndarray:
         raise UserError(f"labels of shape {answers.shape} are not one label per image")
     if answers.dtype.kind == "O":
         if not all(isinstance(item, str) for item in answers):
-            raise UserError("labels must be all text or all whole numbers")
+            raise UserError("Unknown label type: objects; labels must be all text or all whole numbers")
         answers = answers.astype(str)
     if answers.dtype.kind == "f":
         if not np.isfinite(answers).all():

@@ -49,10 +49,10 @@ def read_vectors(given: Any, model: Model) -> torch.Tensor:
 
 def check_vectors(model: Model, dim: int, encoder: str | None = None) -> None:
     """Refuse vectors of another dimension, or that name another encoder than the model's."""
-    known = model.config.backbone.encoder
-    if dim != model.preprocessing.shape[0]:
+    known, learnt = model.config.backbone.encoder, model.preprocessing.shape[0]
+    if dim != learnt:
         raise UserError(
-            f"X has {dim} features, but the model is expecting {model.preprocessing.shape[0]} features as input"
+            f"X has {dim} features, but EmbeddingClassifier is expecting {learnt} features as input"
             f"{f', of encoder {known}' if known else ''}; gatf upgrade moves a model to another encoder"
         )
     if encoder is not None and known is not None and encoder != known:
