@@ -19,7 +19,7 @@ NAMES = (
     "startup", "photos", "augment", "decode", "scoring", "pushforward", "anchor", "training", "refresh", "memory",
     "whole_run", "growth", "commands",
 )  # fmt: skip
-ASKED_FOR = ("waiting", "compiling", "covariance", "serving")
+ASKED_FOR = ("waiting", "compiling", "covariance", "serving", "vectors")
 """Not quick, and most are no comparisons of speed: only run by name."""
 THREADS = 2
 
