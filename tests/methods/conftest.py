@@ -1,15 +1,30 @@
 """Learning some tasks without files, for tests that look inside a method."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
 from gatf.config import RunConfig
-from gatf.data.loader import TaskData
+from gatf.data.loader import TaskData, TaskInfo
 from gatf.experiment import Experiment
+from gatf.methods.base import Method
 from gatf.training.loop import Position, train_phase
 from gatf.training.phase import Phase
+
+MethodT = TypeVar("MethodT", bound=Method[Any])
+
+
+def begun_task_1(config: RunConfig, kind: type[MethodT]) -> tuple[Experiment, MethodT, TaskInfo]:
+    """A method that has passed task 0 without training and begun task 1."""
+    experiment = Experiment(config)
+    method = experiment.method
+    assert isinstance(method, kind)
+    method.begin_task(experiment.task_info(0))
+    method.end_task(experiment.task_data(0))
+    task = experiment.task_info(1)
+    method.begin_task(task)
+    return experiment, method, task
 
 
 def _ignore(*told: Any) -> None:

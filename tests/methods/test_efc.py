@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from gatf.config import RunConfig
-from gatf.data.loader import Batch, TaskInfo, shuffled
+from gatf.data.loader import Batch, shuffled
 from gatf.experiment import Experiment, resume, start
 from gatf.io import container
 from gatf.io.events import Event, Step, Task
@@ -26,6 +26,8 @@ from gatf.methods.efc import (
 )
 from gatf.training.loop import Interrupted
 from gatf.training.optim import build_optimiser
+
+from .conftest import begun_task_1
 
 Tiny = Callable[..., RunConfig]
 REBALANCED = {"method.preset": "efc++", "method.rebalance_lr": 0.1}
@@ -142,17 +144,6 @@ class TestRehearsal:
         assert rotated_labels(torch.tensor([3]), 10).tolist() == [3, 19, 20, 21]
 
 
-def after_task_0(config: RunConfig) -> tuple[Experiment, EFC, TaskInfo]:
-    experiment = Experiment(config)
-    method = experiment.method
-    assert isinstance(method, EFC)
-    method.begin_task(experiment.task_info(0))
-    method.end_task(experiment.task_data(0))
-    task = experiment.task_info(1)
-    method.begin_task(task)
-    return experiment, method, task
-
-
 def batches(experiment: Experiment, count: int) -> list[Batch]:
     data = experiment.task_data(1).batches("train", batch_size=16, order=shuffled)
     return [
@@ -164,7 +155,7 @@ def batches(experiment: Experiment, count: int) -> list[Batch]:
 class TestLoss:
     def test_terms_by_hand(self, tiny_config: Tiny) -> None:
         """The second step: 2 + 2 classes give 4 prototypes and 4 images of the first batch."""
-        experiment, method, task = after_task_0(tiny_config("efc"))
+        experiment, method, task = begun_task_1(tiny_config("efc"), EFC)
         method._set_mode()
         first, second = batches(experiment, 2)
         method._next_loss(first, task)
@@ -193,7 +184,7 @@ class TestLoss:
         torch.testing.assert_close(terms["rehearsal"], cross_entropy(method.heads(rows), targets))
 
     def test_the_first_step_rehearses_prototypes_only(self, tiny_config: Tiny) -> None:
-        experiment, method, task = after_task_0(tiny_config("efc"))
+        experiment, method, task = begun_task_1(tiny_config("efc"), EFC)
         method._set_mode()
         (first,) = batches(experiment, 1)
         term = method._next_loss(first, task)["rehearsal"]
@@ -203,7 +194,7 @@ class TestLoss:
         assert all(gradient is None or gradient.abs().max() == 0 for gradient in gradients)
 
     def test_prototypes_have_the_stored_moments(self, tiny_config: Tiny) -> None:
-        _, method, _ = after_task_0(tiny_config("efc"))
+        _, method, _ = begun_task_1(tiny_config("efc"), EFC)
         drawn = method._sample(torch.ones(20_000, dtype=torch.long), torch.Generator().manual_seed(0)).double()
         stored = method.memory.get()
         scale = stored.covs[1].diagonal().max().sqrt()
@@ -235,7 +226,7 @@ class TestBatchNorm:
 
     def test_its_weights_are_not_in_the_optimiser(self, tiny_config: Tiny) -> None:
         """Weight decay alone would move them."""
-        _, method, task = after_task_0(tiny_config("efc"))
+        _, method, task = begun_task_1(tiny_config("efc"), EFC)
         (phase,) = method.phases(task)
         trained = {id(p) for group in build_optimiser(phase).param_groups for p in group["params"]}
         norms = [m for m in method.backbone.modules() if isinstance(m, nn.BatchNorm2d)]
@@ -245,7 +236,7 @@ class TestBatchNorm:
 
 class TestMemory:
     def test_the_last_batch_is_no_state_and_gone_after_the_task(self, tiny_config: Tiny) -> None:
-        experiment, method, task = after_task_0(tiny_config("efc"))
+        experiment, method, task = begun_task_1(tiny_config("efc"), EFC)
         method._set_mode()
         before = set(method.state_dict())
         (first,) = batches(experiment, 1)
@@ -298,7 +289,7 @@ def test_runs_and_learns(tiny_config: Tiny, tmp_path: Path, settings: dict[str, 
 
 
 def test_rebalancing_moves_old_means_once_and_trains_the_heads_alone(tiny_config: Tiny) -> None:
-    experiment, method, task = after_task_0(tiny_config("efc", **{"method.preset": "efc++"}))
+    experiment, method, task = begun_task_1(tiny_config("efc", **{"method.preset": "efc++"}), EFC)
     train, rebalance = method.phases(task)
     assert (train.stage.epochs, rebalance.stage.epochs) == (3, 2)
     assert rebalance.modules == {"heads": method.heads}

@@ -18,6 +18,8 @@ from gatf.methods.pass_ import PASS, NoisyPrototypes, PASSConfig, class_variance
 from gatf.settings import StageConfig
 from gatf.training.optim import rate_factor
 
+from .conftest import begun_task_1
+
 Tiny = Callable[..., RunConfig]
 
 TWO_CLASSES = torch.tensor([[0.0, 0.0], [2.0, 0.0], [0.0, 0.0], [0.0, 4.0]])
@@ -26,13 +28,7 @@ LABELS = torch.tensor([0, 0, 1, 1])
 
 def at_task_1(config: RunConfig) -> tuple[PASS, TaskInfo, Batch]:
     """A PASS about to take its first step of task 1, with made-up prototypes of task 0."""
-    experiment = Experiment(config)
-    method = experiment.method
-    assert isinstance(method, PASS)
-    method.begin_task(experiment.task_info(0))
-    method.end_task(experiment.task_data(0))
-    task = experiment.task_info(1)
-    method.begin_task(task)
+    experiment, method, task = begun_task_1(config, PASS)
     method.train()
     method.teacher.eval()
     return method, task, next(iter(experiment.task_data(1).batches("train", batch_size=12)))

@@ -23,6 +23,8 @@ from gatf.training.optim import clip_gradients
 from gatf.training.phase import Phase
 
 Recorded = Callable[..., dict[str, Tensor]]
+Net = Callable[[dict[str, Tensor]], nn.Module]
+Tasks = Callable[..., list[TaskData]]
 Steps = tuple[dict[str, Tensor], dict[str, Tensor]]
 
 

@@ -12,7 +12,8 @@ from gatf.methods.base import TaskInfo
 from gatf.methods.parts.closed_form import ClosedForm
 from gatf.settings import OptimisationConfig
 
-Recorded = Callable[..., dict[str, Tensor]]
+from .conftest import Recorded
+
 SIZES = (3, 2, 2)
 
 

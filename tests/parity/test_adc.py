@@ -4,7 +4,6 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch import Tensor, nn
 from torch.testing import assert_close
 
 from gatf.data.loader import TaskData
@@ -12,11 +11,7 @@ from gatf.methods.adc import ADC, ADCConfig, attack
 from gatf.methods.base import Phase
 
 from .conftest import LWF_STAGES as OPTIMISATION
-from .conftest import check_lwf_task, under
-
-Recorded = Callable[..., dict[str, Tensor]]
-Net = Callable[[dict[str, Tensor]], nn.Module]
-Tasks = Callable[..., list[TaskData]]
+from .conftest import Net, Recorded, Tasks, check_lwf_task, under
 
 
 def test_three_tasks(

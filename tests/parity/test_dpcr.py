@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from gatf.data.loader import TaskData
 from gatf.geometry import gaussians
 from gatf.methods.dpcr import DPCR, DPCRConfig, ridge_classifier, row_space, shift_projection
 from gatf.settings import OptimisationConfig
 
-Recorded = Callable[..., dict[str, Tensor]]
+from .conftest import Recorded
+
 SIZES, RIDGE = [3, 2, 2], 5.0
 OPTIMISATION = OptimisationConfig.model_validate(DPCR.defaults["optimisation"])
 close = torch.testing.assert_close

@@ -14,10 +14,9 @@ from gatf.methods.efc import EFC, EFCConfig, drift_weights, feature_matrix
 from gatf.nets.small import SmallNet
 from gatf.settings import OptimisationConfig, StageConfig
 
-from .conftest import RecordedRun, under
+from .conftest import Recorded, RecordedRun, under
 
 close = partial(torch.testing.assert_close, check_dtype=False)
-Recorded = Callable[..., dict[str, Tensor]]
 SHORT = {"first": {"epochs": 2, "batch_size": 64, "schedule": "constant"}, "next": {"epochs": 2, "batch_size": 16}}
 STAGES = OptimisationConfig(
     **{name: StageConfig(**stage | SHORT[name]) for name, stage in EFC.defaults["optimisation"].items()}

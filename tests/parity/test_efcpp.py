@@ -12,7 +12,8 @@ from gatf.methods import efc
 from gatf.methods.efc import EFC, EFCConfig
 from gatf.settings import OptimisationConfig, StageConfig
 
-Recorded = Callable[..., dict[str, Tensor]]
+from .conftest import Recorded
+
 STAGES = OptimisationConfig(next=StageConfig(epochs=6))
 close = torch.testing.assert_close
 

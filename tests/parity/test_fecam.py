@@ -12,7 +12,8 @@ from gatf.geometry import gaussians, spd
 from gatf.methods.fecam import FeCAM, FeCAMConfig, shrink
 from gatf.settings import OptimisationConfig
 
-Recorded = Callable[..., dict[str, Tensor]]
+from .conftest import Recorded
+
 Learn = Callable[..., tuple[FeCAM, list[Tensor]]]
 SIZES = [3, 2, 2]
 close = torch.testing.assert_close

@@ -12,7 +12,8 @@ from gatf.methods.fetril import FeTrIL, FeTrILConfig, choose_sources, imitations
 from gatf.methods.parts.extraction import class_means, extract
 from gatf.settings import OptimisationConfig
 
-Recorded = Callable[..., dict[str, Tensor]]
+from .conftest import Recorded
+
 Translated = Callable[[int, str], tuple[Tensor, Tensor]]
 SIZES = [3, 2, 2]
 close = torch.testing.assert_close

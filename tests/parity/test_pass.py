@@ -14,10 +14,9 @@ from gatf.methods.pass_ import PASS, PASSConfig
 from gatf.nets.small import SmallNet
 from gatf.settings import OptimisationConfig, StageConfig
 
-from .conftest import RecordedRun, under
+from .conftest import Recorded, RecordedRun, under
 
 close = partial(torch.testing.assert_close, check_dtype=False)
-Recorded = Callable[..., dict[str, Tensor]]
 SHORT = {"epochs": 3, "batch_size": 48, "schedule": "constant", "drop_last": True}
 STAGES = OptimisationConfig(
     **{name: StageConfig(**stage | SHORT) for name, stage in PASS.defaults["optimisation"].items()}

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.testing import assert_close
 
 from gatf.data.loader import TaskData
@@ -14,9 +14,7 @@ from gatf.methods.parts.triplets import triplet_loss
 from gatf.methods.sdc import SDC, SDCConfig, sdc_shift
 from gatf.settings import OptimisationConfig, StageConfig, deep_merge
 
-Recorded = Callable[..., dict[str, Tensor]]
-Net = Callable[[dict[str, Tensor]], nn.Module]
-Tasks = Callable[..., list[TaskData]]
+from .conftest import Net, Recorded, Tasks
 
 STAGE = StageConfig(
     optimiser="adam", epochs=4, batch_size=16, lr=1e-3, weight_decay=2e-4, schedule="constant", clip=None, warmup=0.0

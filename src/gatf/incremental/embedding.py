@@ -59,17 +59,8 @@ class EmbeddingClassifier(IncrementalClassifier):
 
     Attributes
     ----------
-    classes_ : array
-        The labels in the order of `predict_proba`'s columns: sorted after `fit`; each `partial_fit` appends its new
-        ones, sorted.
     n_features_in_ : int
-        The dimension of the vectors.
-    report_ : UpdateRecord
-        The record of the last update; print it.
-    history_ : tuple of UpdateRecord
-        The records of updates: the first and the newest ones.
-    model_ : Model
-        The state itself.
+        The dimension of the vectors. The other attributes are those of `IncrementalClassifier`.
 
     Examples
     --------

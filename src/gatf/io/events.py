@@ -42,6 +42,16 @@ class TaskEvent(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class EpochEvent(TaskEvent):
+    """An event of one epoch."""
+
+    phase: str
+    """What is trained: the name that the method gave the phase."""
+    epoch: int
+    """Its number within the phase."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunStart(Event):
     """The run begins or continues."""
 
@@ -77,14 +87,10 @@ class TaskStart(TaskEvent):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Step(TaskEvent):
+class Step(EpochEvent):
     """An optimiser step is done. Listeners receive it; it is not written to the file."""
 
     kind = "step"
-    phase: str
-    """What is trained: the name that the method gave the phase."""
-    epoch: int
-    """The epoch it belongs to, within the phase."""
     epochs: int
     """Epochs of the phase."""
 
@@ -102,14 +108,10 @@ class FeaturesExtracted(TaskEvent):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Epoch(TaskEvent):
+class Epoch(EpochEvent):
     """An epoch is done."""
 
     kind = "epoch"
-    phase: str
-    """What is trained: the name that the method gave the phase."""
-    epoch: int
-    """Within the phase."""
     losses: dict[str, float]
     """The mean of every term of the loss over the epoch's steps, weights included: their sum is the loss."""
     lr: float
