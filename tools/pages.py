@@ -14,7 +14,7 @@ from functools import cache, partial
 from itertools import combinations
 from pathlib import Path
 from statistics import fmean, mean, stdev
-from typing import Any
+from typing import Any, get_args
 
 from safetensors import safe_open
 
@@ -23,6 +23,7 @@ from gatf.bench.published import load_published
 from gatf.bench.tables import MISSING, aggregate, spread
 from gatf.io.run_folder import parse_summary
 from gatf.methods import METHODS
+from gatf.methods.parts.memory import CovarianceConfig
 from gatf.report.load import Run
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -217,7 +218,7 @@ def reused(runs: Sequence[Collected]) -> str:
 def table_of(bench: str) -> str:
     """A bench of which only the table is stored, in `results/<bench>/table.json`."""
     columns = {
-        "a_last": "A_last %", "a_inc": "A_inc %", "accuracy_new": "after learning %", "forgetting": "forgetting",
+        "a_last": "A_last %", "a_inc": "A_inc %", "forgetting": "forgetting",
     }  # fmt: skip
     rows = [
         [row["row"], row["seeds"], *(spread(row[of], row[f"{of}_std"]) for of in columns),
@@ -556,21 +557,11 @@ def curves() -> dict[str, dict[str, dict[str, Record]]]:
     return {one["what"].split("g = ")[1].split(",")[0]: one["error_curve"] for one in results if "error_curve" in one}
 
 
-def pushforward_errors() -> str:
-    found = curves()
-    kinds = list(next(iter(found.values())))
-    head = ["samples", *(f"{kind}, g = {residual}" for residual in found for kind in kinds)]
-    rows = []
-    for count in next(iter(found.values()))[kinds[0]]:
-        errors = [curve[kind].get(count, {}).get("cov") for curve in found.values() for kind in kinds]
-        rows.append((number(float(count)), *(number(None if one is None else 100 * one, 2) for one in errors)))
-    return table(head, rows)
-
-
 def covariances() -> str:
     rows = []
+    offered = get_args(CovarianceConfig.model_fields["covariance"].annotation)
     for data, kinds in read(BENCHMARKS, "covariance")["results"].items():
-        for kind, row in kinds.items():
+        for kind, row in ((kind, row) for kind, row in kinds.items() if kind in offered):
             cells = [mean_std(row[name]["values"]) for name in ("a_last", "a_inc")]
             rows.append((f"{data}, `{kind}`", len(row["a_last"]["values"]), *cells, number(row["bytes_per_class"])))
     return table(("data, kind", "seeds", "A_last %", "A_inc %", "bytes per class"), rows)
@@ -866,28 +857,6 @@ def few_images() -> str:
     return table(head, rows)
 
 
-def photo_networks() -> str:
-    """Frozen networks and readouts by accuracy on three data sets."""
-    rows: dict[str, dict[str, Any]] = {}
-    for one in read(EXPERIMENTS, "photo_networks"):
-        rows.setdefault(one["row"], {"seconds": one["seconds"]})[one["data"]] = one["accuracy"]
-    sets = {"pets": "Pets %", "cub": "CUB %", "cifar": "CIFAR-100 %"}
-    cells = [[row, *(fixed(found.get(data)) for data in sets), fixed(found["seconds"])] for row, found in rows.items()]
-    return table(["row", *sets.values(), "CPU-seconds per 1000 images"], cells)
-
-
-def refits() -> str:
-    rows = [[one["row"], fixed(100 * one["accuracy"]), number(one["seconds"]), fixed(one["bytes"] / 1e6)]
-            for one in read(EXPERIMENTS, "refits")]  # fmt: skip
-    return table(["classifier", "accuracy %", "CPU-seconds", "MB kept"], rows)
-
-
-def adaptation() -> str:
-    rows = [[one["variant"], *(fixed(one["accuracies"][task]) for task in (0, 4, 9)), number(one["seconds"])]
-            for one in read(EXPERIMENTS, "adaptation")]  # fmt: skip
-    return table(["variant", "20 species %", "100 %", "200 %", "CPU-seconds"], rows)
-
-
 ENCODERS = {
     "lite0": "Lite0", "lite1": "Lite1", "lite2": "Lite2", "mobilenet_v2": "MobileNetV2", "tfidf": "TF-IDF",
     "minilm": "MiniLM", "minilm128": "MiniLM to 128",
@@ -984,9 +953,6 @@ def encoder_chain() -> str:
     return table(head, rows, left=2) if rows else f"{NOT_RUN}\n"
 
 
-METRICS = {"a_last": "A_last %", "a_inc": "A_inc %", "forgetting": "forgetting"}
-
-
 def sentences() -> str:
     """Closed-form methods on BANKING77 in tasks: mean and deviation over class orders."""
     rows = []
@@ -1005,26 +971,6 @@ def grouped(records: Iterable[Record], key: Callable[[Record], tuple[str, ...]])
     return groups
 
 
-def study(name: str) -> str:
-    """The variants of a study, mean over seeds."""
-    groups = grouped(read(EXPERIMENTS, name), lambda record: (record["dataset"], record["what"]))
-    rows = [[*key, len(own), *(mean_std([one[of] for one in own]) for of in METRICS)] for key, own in groups.items()]
-    return table(["data", "variant", "seeds", *METRICS.values()], rows, left=2)
-
-
-def orderings(group: str) -> str:
-    """One group of the study of orderings, with the settings of every row."""
-
-    def key(record: Record) -> tuple[str, ...]:
-        settings = " ".join(f"`{name}={json.dumps(value)}`" for name, value in record["settings"].items())
-        oracle = " (oracle)" if record["oracle"] in ("map", "statistics") else ""
-        return record["dataset"], record["method"], record["what"] + oracle, settings
-
-    groups = grouped((record for record in read(EXPERIMENTS, "orderings") if record["group"] == group), key)
-    rows = [[*row, len(own), *(mean_std([one[of] for one in own]) for of in METRICS)] for row, own in groups.items()]
-    return table(["data", "method", "variant", "settings", "seeds", *METRICS.values()], rows, left=4)
-
-
 def later_tasks() -> str:
     """Variants of `gatf plus` whose network may change more in later tasks."""
     groups = grouped(read(EXPERIMENTS, "later_tasks"), lambda record: (record["data"], record["variant"]))
@@ -1035,37 +981,26 @@ def later_tasks() -> str:
     return table(["data", "variant", "seeds", "A_last %", "A_inc %", "later tasks after learning %"], rows, left=2)
 
 
-def tried() -> str:
-    """Maps and mixtures that did not pay."""
-    rows = []
-    for key, own in grouped(read(EXPERIMENTS, "tried"), lambda record: (record["data"], record["what"])).items():
-        errors = [one["step_error"] for one in own if one["step_error"] is not None]
-        rules = [mean_std([one[rule] for one in own]) for rule in ("bayes", "rda")]
-        error = fixed(fmean(errors), 2) if errors else ""
-        rows.append([*key, len(own), error, *rules, fixed(fmean(one["components"] for one in own), 2)])
-    head = ["data", "variant", "seeds", "error of class means", "`bayes`: A_last %", "`rda`: A_last %",
-            "Gaussians per class"]  # fmt: skip
-    return table(head, rows, left=2)
-
-
 def reproduced() -> str:
-    """A row per published method: the reported number, what the authors' code computed for us, and our run."""
+    """A row per published method: the reported number, what the authors' code computed for us, and our run; then the
+    sources of the numbers."""
     recorded: dict[str, list[str]] = {}
     for line in (ROOT / "tests" / "parity" / "README.md").read_text(encoding="utf-8").splitlines():
         if found := re.match(r"\| (`.+`) \| .+ \| (.+) \|", line):
-            cases = re.findall(r"\((\w+)\.md\)", found[2])
             for name in re.findall(r"`([^`]+)`", found[1]):
-                recorded[name] = [official(case) for case in cases]
+                recorded[name] = [official(case) for case in re.findall(r"\((\w+)\.md\)", found[2])]
     elsewhere = load_published().elsewhere
-    closing = {run.config.method.name for run in load_plan("paper-table1").runs if run.setting == PAPER_SETTING}
+    sources: list[str] = []
     rows = []
     for name, method in METHODS.items():
         if method.card.title:
-            command = f"`gatf bench paper-table1 --methods {name}`" if name in closing else "–"
-            command = elsewhere[name].closing if name in elsewhere else command
-            rows.append([f"`{name}`", reported(name), "; ".join(recorded.get(name, [])) or "–", own_run(name), command])
-    head = ["method", "reported A_last / A_inc", "recorded from the authors' code", "our run", "to close on a GPU"]
-    return table(head, rows, left=5)
+            closing = elsewhere[name].closing if name in elsewhere else "–"
+            numbers = reported(name, sources)
+            cases = "; ".join(dict.fromkeys(recorded.get(name, []))) or "–"
+            rows.append([f"`{name}`", numbers, cases, own_run(name), closing])
+    head = ["method", "reported A_last / A_inc", "recorded from the authors' code", "our run", "other setting"]
+    listed = "; ".join(f"[{number}] {source}" for number, source in enumerate(sources, start=1))
+    return f"{table(head, rows, left=5)}\nSources: {listed}.\n"
 
 
 def official(case: str) -> str:
@@ -1073,15 +1008,22 @@ def official(case: str) -> str:
     with safe_open(ROOT / "tests" / "parity" / f"{case}.safetensors", "pt") as file:
         meta = file.metadata()
     pairs = zip(meta["repository"].split(), meta["commit"].split(), strict=True)
-    return f"{case}: " + ", ".join(f"{repository} at {commit[:7]}" for repository, commit in pairs)
+    return ", ".join(f"{repository}@{commit[:7]}" for repository, commit in pairs)
 
 
-def reported(name: str) -> str:
-    """The number of the method's own paper if a recipe has its setting, else as the first source has it."""
+def reported(name: str, sources: list[str]) -> str:
+    """The number of the method's own paper if a recipe has its setting, else as the first source has it. `sources`
+    receives each source once; the cell has its number."""
+
+    def cite(text: str) -> str:
+        if text not in sources:
+            sources.append(text)
+        return f"[{sources.index(text) + 1}]"
+
     known, numbers = load_published(), load_published().numbers[PAPER_SETTING]
     if name in numbers:
         cell = next((each for each in numbers[name] if each.source == name), numbers[name][0])
-        return f"{cell.a_last:.1f} / {cell.a_inc:.1f}, `{PAPER_SETTING}` ({known.sources[cell.source].text})"
+        return f"{cell.a_last:.1f} / {cell.a_inc:.1f} {cite(known.sources[cell.source].text)}"
     if name not in known.elsewhere:
         return "–"
     other = known.elsewhere[name]
@@ -1153,7 +1095,6 @@ PARTS: dict[str, Part] = {
     "machine": machine,
     "comparisons": partial(comparisons, *COMPARED),
     "serving": partial(comparisons, "serving"),
-    "errors": pushforward_errors,
     "covariances": covariances,
     "precision": precisions,
     "growth": growth,
@@ -1170,18 +1111,11 @@ PARTS: dict[str, Part] = {
     "epochs": epochs,
     "threads": threads,
     "few-images": few_images,
-    "photo-networks": photo_networks,
-    "adaptation": adaptation,
-    "refits": refits,
     "encoders": encoder_upgrades,
     "encoders:short": encoders_short,
     "encoders:goal": encoder_goal,
     "encoders:pairs": encoder_pairs,
     "encoders:shuffled": encoder_shuffled,
     "encoders:chain": encoder_chain,
-    "options": partial(study, "options"),
-    "rotations": partial(study, "rotations"),
-    "tried": tried,
-    **{f"orderings:{group}": partial(orderings, group) for group in ("dpcr", "ewc", "fetril", "adagauss")},
 }
 """What stands between the markers of that name."""

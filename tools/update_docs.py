@@ -354,12 +354,13 @@ def kind(annotation: Any, metadata: Iterable[Any] = ()) -> str:
 
 
 def event_table() -> str:
-    """A row for every kind of event, with its fields."""
-    from gatf.io.events import KINDS
+    """A row for every kind of event, with its fields; those of all events of a task are in the text."""
+    from gatf.io.events import KINDS, TaskEvent
 
     rows = []
     for name, event in KINDS.items():
-        described = "; ".join(f"`{field}`: {text[:-1]}" for field, (_, text) in documented_fields(event).items())
+        described = "; ".join(f"`{field}`: {text[:-1]}" for field, (_, text) in documented_fields(event).items()
+                              if not (field == "task" and issubclass(event, TaskEvent)))  # fmt: skip
         rows.append([f"`{name}`", in_cell(event.__doc__ or ""), described])
     return table(["event", "meaning", "fields"], rows, left=3)
 
