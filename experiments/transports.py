@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from gatf.data.loader import shuffled
 from gatf.errors import UserError
+from gatf.evaluation.accuracy_gap import accuracy
 from gatf.evaluation.diagnostics import SHRINK, mahalanobis_tail, score_margins
-from gatf.evaluation.losses import accuracy
 from gatf.evaluation.observer import DiagnosticsData
 from gatf.experiment import Experiment, reopen
 from gatf.geometry import spd

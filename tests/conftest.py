@@ -134,7 +134,7 @@ def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
         monkeypatch.setattr(sys, "argv", ["gatf", *map(str, arguments)])
         with pytest.raises(SystemExit) as ended:
             cli.main()
-        told = capsys.readouterr()
-        return int(ended.value.code or 0), told.out, told.err
+        reported = capsys.readouterr()
+        return int(ended.value.code or 0), reported.out, reported.err
 
     return run

@@ -2,7 +2,7 @@
 
 Python tells an audit hook of every file that is opened, renamed, linked, removed, and of every folder that is made or
 removed. A child process has such a hook and counts those below a folder: at the chosen one it kills itself, or does so
-once the file is half-written, or is told that the disk is full.
+once the file is half-written, or is reported that the disk is full.
 """
 
 import errno

@@ -72,7 +72,7 @@ def test_moments_of_all_classes_together() -> None:
 
 
 class TestTheChoice:
-    def test_the_frozen_answer_is_that_of_slda_alone(self, make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_the_frozen_candidate_is_slda_alone(self, make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         """Whatever was tried beside it: the same scores to the last bit."""
         monkeypatch.setattr(candidates, "cannot_be_beaten", lambda *args: False)
         chosen = make()
@@ -121,7 +121,7 @@ class TestTheChoice:
         classifier.set_params(adapt="auto").partial_fit(*photos(2, 3))
         assert classifier.report_.chosen == "adapted"
 
-    def test_an_adapted_network_goes_on_from_where_it_is(self, make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_an_adapted_network_continues_from_where_it_is(self, make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(candidates, "MARGIN", -1000.0)
         classifier = make().fit(*photos(0, 1))
         first = network(classifier)
@@ -146,7 +146,9 @@ class TestTheChoice:
         torch.testing.assert_close(stored.means, known.means @ weight.mT + bias, rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(stored.covs[0], weight @ known.covs[0] @ weight.mT, rtol=1e-3, atol=1e-3)
 
-    def test_training_that_diverges_leaves_the_frozen_answer(self, make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_training_that_diverges_leaves_the_frozen_candidate(
+        self, make: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         learn = candidates.update_model
 
         def diverging(model: Any, *args: Any, **kwargs: Any) -> Any:
@@ -243,7 +245,7 @@ class TestTheParameter:
         assert "epochs" not in text
 
     def test_frozen_unless_asked_and_the_choice_is_kept_in_the_file(self, make: Any, tmp_path: Path) -> None:
-        """Parameters of training ask for it too; a later update follows without being told again."""
+        """Parameters of training ask for it too; a later update follows without being reported again."""
 
         def trains(classifier: IncrementalClassifier) -> bool:
             return classifier.choose_strategy(read_images(photos(2)[0])).trained is not None

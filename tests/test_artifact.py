@@ -116,7 +116,7 @@ def test_saving_keeps_the_old_file_until_the_new_one_is_complete(grown: Any, sav
     assert [file.name for file in saved.parent.iterdir()] == ["shop.gatf"]
 
 
-def test_what_is_not_a_model_is_told(saved: Path, tmp_path: Path) -> None:
+def test_a_file_that_is_no_model_is_reported(saved: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="there is no model"):
         model_file.load(tmp_path / "nowhere.gatf")
     with pytest.raises(UserError, match="is a folder"):
@@ -170,7 +170,7 @@ def test_absurd_header_lengths_are_refused(saved: Path, length: int) -> None:
         model_file.load(saved)
 
 
-def test_a_newer_format_says_so(saved: Path) -> None:
+def test_a_newer_format_is_reported(saved: Path) -> None:
     whole = saved.read_bytes()
     saved.write_bytes(whole.replace(b'"format":"3"', b'"format":"4"', 1))
     with pytest.raises(UserError, match="made by a newer gatf; this one reads up to format 3: upgrade gatf"):
@@ -187,24 +187,24 @@ def rewritten(path: Path, change: Any) -> Path:
 
 
 FORGERIES: dict[str, Any] = {
-    "a huge network": lambda told, _: told["config"]["backbone"].update(width=100_000),
-    "a huge feature": lambda told, _: told["config"]["backbone"].update(bottleneck=10**9),
-    "weights from elsewhere": lambda told, _: told["config"]["backbone"].update(pretrained="someone/model"),
-    "code from a hub": lambda told, _: told["config"]["backbone"].update(name="timm:hf-hub:someone/model"),
-    "an unknown method": lambda told, _: told["config"]["method"].update(name="nothing"),
-    "an unknown setting": lambda told, _: told["config"].update(colour="red"),
-    "another method": lambda told, _: told["config"].update(method={"name": "lwf"}),
-    "a label too few": lambda told, _: told["labels"].pop(),
-    "a label twice": lambda told, _: told["labels"].__setitem__(0, told["labels"][1]),
-    "a label of another kind": lambda told, _: told["labels"].__setitem__(0, 5),
-    "no temperature": lambda told, _: told.update(temperature=0.0),
-    "a huge image": lambda told, _: told.update(shape=[1, 10**6, 10**6]),
-    "another image": lambda told, _: told.update(shape=[3, 8, 8]),
-    "no history": lambda told, _: told.update(history=[]),
-    "text for a number": lambda told, _: told.update(mean="0.5"),
-    "nothing of an image": lambda told, _: told.update(central_share=0.0),
-    "more than an image": lambda told, _: told.update(central_share=1.5),
-    "no share of an image": lambda told, _: told.update(central_share=float("nan")),
+    "a huge network": lambda reported, _: reported["config"]["backbone"].update(width=100_000),
+    "a huge feature": lambda reported, _: reported["config"]["backbone"].update(bottleneck=10**9),
+    "weights from elsewhere": lambda reported, _: reported["config"]["backbone"].update(pretrained="someone/model"),
+    "code from a hub": lambda reported, _: reported["config"]["backbone"].update(name="timm:hf-hub:someone/model"),
+    "an unknown method": lambda reported, _: reported["config"]["method"].update(name="nothing"),
+    "an unknown setting": lambda reported, _: reported["config"].update(colour="red"),
+    "another method": lambda reported, _: reported["config"].update(method={"name": "lwf"}),
+    "a label too few": lambda reported, _: reported["labels"].pop(),
+    "a label twice": lambda reported, _: reported["labels"].__setitem__(0, reported["labels"][1]),
+    "a label of another kind": lambda reported, _: reported["labels"].__setitem__(0, 5),
+    "no temperature": lambda reported, _: reported.update(temperature=0.0),
+    "a huge image": lambda reported, _: reported.update(shape=[1, 10**6, 10**6]),
+    "another image": lambda reported, _: reported.update(shape=[3, 8, 8]),
+    "no history": lambda reported, _: reported.update(history=[]),
+    "text for a number": lambda reported, _: reported.update(mean="0.5"),
+    "nothing of an image": lambda reported, _: reported.update(central_share=0.0),
+    "more than an image": lambda reported, _: reported.update(central_share=1.5),
+    "no share of an image": lambda reported, _: reported.update(central_share=float("nan")),
     "fewer Gaussians": lambda _, tensors: tensors.update({"method.memory.means": tensors["method.memory.means"][1:]}),
     "other triangles": lambda _, tensors: tensors.update({"method.memory.triangles": torch.zeros(7, 5)}),
     "a NaN": lambda _, tensors: tensors["method.memory.means"].fill_(float("nan")),
@@ -228,8 +228,8 @@ def test_an_honest_rewrite_is_accepted(saved: Path) -> None:
 def test_tensors_that_lie_over_each_other_are_refused(tmp_path: Path) -> None:
     """Two that share their bytes, with a checksum that fits: a small file must not become a large model."""
     place = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
-    told = {"kind": "gatf-model", "format": "2", "digest": "0" * 32, "model": "{}"}
-    header = json.dumps({"__metadata__": told, "a": place, "b": place}).encode()
+    reported = {"kind": "gatf-model", "format": "2", "digest": "0" * 32, "model": "{}"}
+    header = json.dumps({"__metadata__": reported, "a": place, "b": place}).encode()
     content = len(header).to_bytes(8, "little") + header + bytes(8)
     digest = hashlib.blake2b(content, digest_size=16).hexdigest().encode()
     (tmp_path / "over.gatf").write_bytes(content.replace(b"0" * 32, digest, 1))

@@ -49,8 +49,8 @@ def assert_equal(learner: Any, path: Path, images: np.ndarray) -> None:
 
 
 def test_all_digits_get_the_same_labels(grown: Any, digit_images: Any, tmp_path: Path) -> None:
-    told = export_onnx(grown.model_, tmp_path / "shop.onnx")
-    assert told == "onnxruntime gives the same predictions"
+    reported = export_onnx(grown.model_, tmp_path / "shop.onnx")
+    assert reported == "onnxruntime gives the same predictions"
     assert_equal(grown, tmp_path / "shop.onnx", digit_images[0])
 
 
@@ -102,7 +102,7 @@ def predict(*arguments: str | Path) -> tuple[list[str], list[str]]:
     return done.stdout.splitlines(), done.stderr.split()
 
 
-def test_one_image_is_answered_from_the_export_beside_the_model_without_torch(
+def test_one_image_is_predicted_by_the_export_beside_the_model_without_torch(
     grown: Any, digit_images: Any, tmp_path: Path
 ) -> None:
     model, export = tmp_path / "shop.gatf", tmp_path / "shop.onnx"
@@ -138,7 +138,7 @@ def test_an_export_of_another_version_is_not_asked(grown: Any, tmp_path: Path) -
     )  # fmt: skip
 
 
-def test_large_and_grey_pictures_are_shown_as_python_shows_them(tmp_path: Path) -> None:
+def test_large_and_grey_images_are_resized_as_in_python(tmp_path: Path) -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (90, 120, 3), dtype=np.uint8)
     Image.fromarray(pixels).save(tmp_path / "wide.png")
     for shape in ((1, 16, 16), (3, 16, 16), (3, 72, 72)):

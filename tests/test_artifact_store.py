@@ -117,19 +117,19 @@ def test_an_interrupted_plan_is_taken_up_or_named(store: Store) -> None:
     assert names(store) == set()
 
 
-def test_what_changed_since_an_interruption_is_told(store: Store) -> None:
+def test_changes_since_an_interruption_are_reported(store: Store) -> None:
     """Of somebody who repeats the command after a rollback it is not the options that differ."""
     begun = {"images": "january", "stamp": "1", "model": "a", "parameters": {"epochs": "3"}}
     with store.writing():
         store.plan(begun, restart=False)
         with pytest.raises(UserError, match=r"to finish it \(what differs now: the model\), or add --restart"):
             store.plan({**begun, "model": "b"}, restart=False)
-        with pytest.raises(UserError, match=r"\(what differs now: the pictures, the options\)"):
+        with pytest.raises(UserError, match=r"\(what differs now: the images, the options\)"):
             store.plan({**begun, "stamp": "2", "parameters": {}}, restart=False)
 
 
 def test_a_command_that_is_refused_at_once_leaves_nothing(store: Store, digit_images: Any) -> None:
-    """So that the same command with another method is not told of an update that was interrupted."""
+    """So that the same command with another method is not reported of an update that was interrupted."""
     images, labels = digit_images
     for name in ("d0", "d1"):
         (store.path.parent / "images" / name).mkdir(parents=True)
@@ -250,7 +250,7 @@ def test_photos_can_be_asked_about_without_torch_after_the_first_prediction(
         assert ("sea" in by_model) == (folder == "more")
     assert store.path.read_bytes() == before
     store.path.with_name("shop.gatf.onnx").write_bytes(of_update)
-    assert beside(store.path) == (None, None), "that of another version is not asked, and nobody need be told"
+    assert beside(store.path) == (None, None), "that of another version is not asked, and nobody need be reported"
 
 
 def test_a_prediction_does_not_fail_for_want_of_an_export(
@@ -398,7 +398,7 @@ def test_mode_and_owner_stay_and_new_files_beside_the_model_are_as_private(store
         store.path.unlink()
 
 
-def test_a_linked_model_is_updated_where_it_lies_under_one_lock(store: Store, grown: Any, tmp_path: Path) -> None:
+def test_a_linked_model_is_updated_in_place_under_one_lock(store: Store, grown: Any, tmp_path: Path) -> None:
     teach(store, grown, 0)
     (tmp_path / "elsewhere").mkdir()
     link = tmp_path / "elsewhere" / "link.gatf"
@@ -433,7 +433,7 @@ def test_what_is_no_file_is_one_sentence(tmp_path: Path) -> None:
         update_model_file(tmp_path / "shop.gatf", tmp_path / "more", parameters={"device": "cpu"})
 
 
-def test_a_plan_that_was_carried_out_is_in_nobodys_way(store: Store, grown: Any) -> None:
+def test_a_finished_plan_does_not_block_the_next(store: Store, grown: Any) -> None:
     """As a process leaves it that is killed between writing the model and removing its plan."""
     with store.writing():
         store.plan({"images": "january"}, restart=False)

@@ -141,14 +141,14 @@ def report(load: LOAD, tmp_path: Path) -> Any:
     return load("harness").Report(arguments, {"dim": 4})
 
 
-def test_a_report_says_what_was_met(report: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_report_shows_which_goals_were_met(report: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     report.add("fast", ours=0.5, reference=10.0, ratio=20.0, target=20, note="x")
     report.add("slow", ours=1.0, reference=2.0, ratio=2.0, target=5)
     report.add("large", ours=3.00004, reference=None, ratio=None, unit="MB", at_most=2)
-    report.add("told", ours=1.0, reference=None, ratio=None)
+    report.add("reported", ours=1.0, reference=None, ratio=None)
     report.write("scipy")
-    told = capsys.readouterr().out.splitlines()
-    assert [("PASS" in line, "below target" in line) for line in told] == [
+    reported = capsys.readouterr().out.splitlines()
+    assert [("PASS" in line, "below target" in line) for line in reported] == [
         (True, False), (False, True), (False, True), (False, False),
     ]  # fmt: skip
     whole = json.loads((tmp_path / "new" / "some.json").read_text(encoding="utf-8"))

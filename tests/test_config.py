@@ -113,9 +113,7 @@ PRESETS = [(method, preset) for method in METHODS for preset in METHODS[method].
 
 @pytest.mark.parametrize("recipe", recipe_names())
 @pytest.mark.parametrize(("method", "preset"), PRESETS)
-def test_a_preset_arrives_whatever_the_recipe_says_unless_the_user_says_otherwise(
-    recipe: str, method: str, preset: str
-) -> None:
+def test_a_preset_overrides_the_recipe_and_the_user_overrides_the_preset(recipe: str, method: str, preset: str) -> None:
     usual = flat(load_config(recipe, method=method).model_dump(mode="json"))
     of_recipe = (read_recipe(recipe).get("per_method", {}).get(method) or {}).get("presets", {}).get(preset, {})
     changes = flat(deep_merge(METHODS[method].Config.preset_layer(preset), of_recipe))
@@ -224,7 +222,7 @@ def test_nest_and_merge() -> None:
         ({"name": "triplet", "margin": 0.5}, {"margin": 1.0}, {"name": "triplet", "margin": 1.0}),
     ],
 )
-def test_a_base_learner_of_another_name_starts_anew(below: object, over: object, merged: object) -> None:
+def test_a_base_learner_of_another_name_starts_from_defaults(below: object, over: object, merged: object) -> None:
     assert deep_merge({"base": below}, {"base": over}) == {"base": merged}
     assert deep_merge({"data": {"name": "glyphs", "root": "x"}}, {"data": {"name": "digits"}}) == {
         "data": {"name": "digits", "root": "x"}

@@ -33,7 +33,7 @@ def at(stage: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_every_method_says_what_diverged_and_what_to_change(method: str, tmp_path: Path, tiny_config: Tiny) -> None:
+def test_every_method_reports_what_diverged_and_what_to_change(method: str, tmp_path: Path, tiny_config: Tiny) -> None:
     """In the second task, or in the first for methods whose network stays as it is after that, or begins anew."""
     stage, task = ("first", 1) if method in FROZEN_AFTER_THE_FIRST else ("next", 2)
     folder = tmp_path / "run"
@@ -53,7 +53,7 @@ def test_every_method_says_what_diverged_and_what_to_change(method: str, tmp_pat
     assert "NaN" not in left.events.read_text(encoding="utf-8")
 
 
-def test_the_command_that_goes_on_can_be_pasted() -> None:
+def test_the_resume_command_can_be_pasted() -> None:
     said = str(Diverged("training diverged", "optimisation.next.lr", 5.0).offer(Path("my runs/a")))
     assert said.endswith("gatf run --resume 'my runs/a' --force-config --set optimisation.next.lr=0.5")
 

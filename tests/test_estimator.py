@@ -77,7 +77,7 @@ def test_a_known_class_is_merged_and_not_duplicated(grown: Any, digit_images: Di
     assert grown.classes_.tolist()[-1] == "d6", "the model an update starts from stays as it was"
 
 
-def test_only_known_classes_can_be_gone_on_with(grown: Any, digit_images: Digits) -> None:
+def test_a_loaded_model_learns_more_of_known_classes(grown: Any, digit_images: Digits) -> None:
     again = IncrementalClassifier.from_model(grown.model_, device="cpu").set_params(epochs=1)
     again.partial_fit(*some_digits(digit_images, "d5", most=30))
     assert again.classes_.tolist() == grown.classes_.tolist()
@@ -179,7 +179,7 @@ def test_labels_come_back_as_they_were(labels: list[Any], tiny_classifier: Tiny,
     assert set(learner.predict(images).tolist()) <= set(labels)
 
 
-def test_batches_do_not_change_answers(grown: Any, digit_images: Digits) -> None:
+def test_batches_do_not_change_predictions(grown: Any, digit_images: Digits) -> None:
     images = digit_images[0][:40]
     one_by_one = np.concatenate([grown.predict_proba(images[at : at + 1]) for at in range(40)])
     np.testing.assert_allclose(one_by_one, grown.predict_proba(images), atol=1e-4)
@@ -188,9 +188,9 @@ def test_batches_do_not_change_answers(grown: Any, digit_images: Digits) -> None
 def test_defaults_come_from_the_data_and_are_printed(digit_images: Digits, capsys: Any) -> None:
     learner = IncrementalClassifier(epochs=1, verbose=1, device="cpu")
     learner.fit(*some_digits(digit_images, "d0", "d1", most=40))
-    told = capsys.readouterr().out
-    assert "backbone small (width 32, features 32), 8×8 grey pixels, method gatf; 40 images, 1 epochs" in told
-    assert "First fit: added 2 classes (d0, d1)" in told
+    reported = capsys.readouterr().out
+    assert "backbone small (width 32, features 32), 8×8 grey pixels, method gatf; 40 images, 1 epochs" in reported
+    assert "First fit: added 2 classes (d0, d1)" in reported
 
 
 # --- how sure it is ---------------------------------------------------------------------------------------------------
@@ -254,7 +254,7 @@ def test_certificate_by_hand() -> None:
     )
 
 
-def test_a_shared_covariance_is_judged_as_copies_of_it() -> None:
+def test_a_shared_covariance_scores_like_copies_of_it() -> None:
     draws = torch.Generator().manual_seed(0)
     means, points = (torch.randn(n, 3, generator=draws, dtype=torch.float64) for n in (4, 20))
     factor = torch.randn(3, 3, generator=draws, dtype=torch.float64)
@@ -281,7 +281,7 @@ def test_certificate_by_class_covariance_by_hand() -> None:
     assert not Certifier(stored, errors, (0.5, 1.0)).certificates(points, answers)[0], "the range has no upper end"
 
 
-def test_certified_answers_survive_the_error(grown: Any, digit_images: Digits) -> None:
+def test_certified_predictions_survive_the_error(grown: Any, digit_images: Digits) -> None:
     """Whatever moves old classes within the measured errors changes no certified answer of the rule that gave it."""
     images, _ = some_digits(digit_images, *grown.classes_, test=True)
     answers, certified = grown.predict(images, return_certificate=True)
@@ -354,7 +354,7 @@ def test_unknown_images_are_rejected_at_the_stated_rate(tiny_classifier: Tiny, d
         learner.predict(known)
 
 
-def test_blank_and_noisy_images_are_strange_wherever_their_features_lie() -> None:
+def test_blank_and_noisy_images_are_rejected_wherever_their_features_are() -> None:
     """Two classes at ±4 on the first axis, of unit covariance, which shrinkage makes 1.1: distances by hand."""
     means = torch.tensor([[-4.0, 0.0], [4.0, 0.0]], dtype=torch.float64)
     scorer = NoveltyScorer(Gaussians(means, torch.eye(2, dtype=torch.float64).expand(2, 2, 2)))
@@ -445,7 +445,7 @@ def test_a_dotted_setting_is_a_parameter_of_its_own(tiny_classifier: Tiny, digit
     assert grid.best_estimator_.model_.config.method.anchor.ridge in (0.1, 0.2)
 
 
-def test_its_picture_says_what_is_inside(grown: Any, tiny_classifier: Tiny) -> None:
+def test_a_notebook_shows_its_contents(grown: Any, tiny_classifier: Tiny) -> None:
     page = grown._repr_mimebundle_()["text/html"]
     for words in ("7 classes, 2 updates", "8×8 grey", "d0, d1, d2", "Older classes: expected accuracy about"):
         assert words in page
@@ -516,7 +516,7 @@ def test_a_preset_holds_for_updates_with_its_epochs() -> None:
         assert later.method == first.method
 
 
-def test_who_trains_nothing_is_not_told_to_train_longer(
+def test_no_advice_to_train_longer_without_training(
     tiny_classifier: Callable[..., Any], digit_images: tuple[np.ndarray, np.ndarray]
 ) -> None:
     images, labels = digit_images

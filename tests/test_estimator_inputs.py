@@ -50,7 +50,7 @@ def test_all_forms_of_an_array_are_the_same_images() -> None:
     assert torch.equal(read_images(colour[..., 0]).images((1, 9, 9)), expected[:, :1])
 
 
-def test_files_pictures_and_folders_are_the_same_images(photos: Path) -> None:
+def test_files_pil_images_and_folders_are_the_same_images(photos: Path) -> None:
     paths = sorted(photos.rglob("*.png"))
     pictures = [Image.open(path) for path in paths]
     expected = read_images(photos).images((3, 12, 12))
@@ -62,7 +62,7 @@ def test_files_pictures_and_folders_are_the_same_images(photos: Path) -> None:
     assert labels.tolist() == ["d0"] * 20 + ["d1"] * 20
 
 
-def test_large_files_and_pictures_agree(tmp_path: Path) -> None:
+def test_large_files_and_pil_images_agree(tmp_path: Path) -> None:
     """Large files are decoded on the fly, pictures in memory: one image must not have two views."""
     pixels = np.random.default_rng(0).integers(0, 256, (100, 140, 3), dtype=np.uint8)
     Image.fromarray(pixels).save(tmp_path / "one.png")
@@ -71,7 +71,7 @@ def test_large_files_and_pictures_agree(tmp_path: Path) -> None:
     assert torch.equal(decoded, read_images(Image.open(tmp_path / "one.png")).images((3, 96, 96)))
 
 
-def test_a_folder_is_learnt_and_files_are_answered(photos: Path, tiny_classifier: Tiny) -> None:
+def test_a_folder_is_learnt_and_files_are_predicted(photos: Path, tiny_classifier: Tiny) -> None:
     learner = tiny_classifier(epochs=6, width=8).fit(photos)
     assert learner.classes_.tolist() == ["d0", "d1"]
     assert learner.model_.preprocessing.shape == (3, 12, 12)
@@ -118,7 +118,7 @@ BAD: dict[str, tuple[Any, Any, str]] = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_bad_input_is_told_in_a_sentence(case: str, tiny_classifier: Tiny) -> None:
+def test_bad_input_is_reported_in_a_sentence(case: str, tiny_classifier: Tiny) -> None:
     images, labels, words = BAD[case]
     with pytest.raises(UserError, match=words) as raised:
         tiny_classifier().fit(images, labels)
@@ -160,7 +160,7 @@ def test_new_images_must_fit_the_model(grown: Any) -> None:
     assert len(grown.classes_) == 7
 
 
-def test_pictures_become_grey_for_a_grey_model(grown: Any, digit_images: Digits) -> None:
+def test_images_become_grey_for_a_grey_model(grown: Any, digit_images: Digits) -> None:
     images = digit_images[0][:20]
     assert np.array_equal(grown.predict([Image.fromarray(image) for image in images]), grown.predict(images))
     colour = Image.new("RGB", (8, 8), (200, 30, 90))

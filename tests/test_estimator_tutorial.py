@@ -28,9 +28,9 @@ def test_the_example_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
         assert np.isfinite(table).sum(axis=0).tolist() == [5, 9, 13, 17, 20]
     assert (tmp_path / "picture.svg").read_text(encoding="utf-8").count("<svg") == 1
     assert (tmp_path / "picture.gatf").stat().st_size > 1000
-    told = capsys.readouterr().out
-    assert "Update 4: added 3 classes (R, S, T)" in told
-    assert "certified" in told
+    reported = capsys.readouterr().out
+    assert "Update 4: added 3 classes (R, S, T)" in reported
+    assert "certified" in reported
 
 
 def test_the_text_shows_the_examples_code() -> None:

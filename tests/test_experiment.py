@@ -261,7 +261,7 @@ def test_where_a_run_is_computed_may_change(stopped: Path, tmp_path: Path, tiny_
     assert resume(stopped).config_changes == []
 
 
-def test_a_forced_config_goes_on_and_is_recorded(stopped: Path) -> None:
+def test_a_forced_config_continues_and_is_recorded(stopped: Path) -> None:
     """Also when the run is stopped again, and goes on without being forced: the new config is the run's own then."""
     with pytest.raises(Interrupted):
         resume(stopped, (stop_after_task,), force_config=True, overrides={"optimisation.next.lr": 0.02})
@@ -275,7 +275,7 @@ def test_a_forced_config_goes_on_and_is_recorded(stopped: Path) -> None:
     assert [e["lr"] for e in kept if e["event"] == "epoch"][3] == 0.02
 
 
-def test_a_run_that_diverged_goes_on_at_a_lower_rate(tmp_path: Path, tiny_config: Tiny) -> None:
+def test_a_diverged_run_continues_at_a_lower_rate(tmp_path: Path, tiny_config: Tiny) -> None:
     """To the bits of a run that had that rate from the start."""
     calm = tiny_config("lwf", **{"optimisation.next.warmup": 0.0})
     start(calm, tmp_path / "whole")
@@ -308,7 +308,7 @@ def test_a_half_written_summary_is_one_sentence(stopped: Path) -> None:
     assert resume(stopped).accuracy_matrix == summary.accuracy_matrix
 
 
-def test_a_method_that_keeps_images_says_how_much_room_they_take(tiny_config: Tiny) -> None:
+def test_a_method_that_keeps_images_shows_their_size(tiny_config: Tiny) -> None:
     """40 images of 8×8 bytes of each class, beside what the head takes."""
     joint, finetune = (Experiment(tiny_config(name)) for name in ("joint", "finetune"))
     assert joint.bytes_per_class() == 40 * 64 + joint.method.bytes_per_class()

@@ -69,10 +69,10 @@ def test_events(run: Path) -> None:
     """A run gives every kind but a warning; the fields of the kinds are generated from the classes that write them."""
     documented = {names(row[0])[0]: row[2] for row in tables(section("Events"))[0]}
     assert list(documented) == list(KINDS)
-    told = RunFolder(run).read_events()
-    assert {event.kind for event in told} == set(KINDS) - {"warning", "step", "features_extracted"}
+    reported = RunFolder(run).read_events()
+    assert {event.kind for event in reported} == set(KINDS) - {"warning", "step", "features_extracted"}
     by_name = {names(row[0])[0]: names(row[2]) for row in tables(section("Notices"))[0]}
-    for event in told:
+    for event in reported:
         if isinstance(event, Notice):
             assert set(event.values) <= set(by_name[event.name])
         else:

@@ -174,7 +174,7 @@ def test_nothing_in_a_pulled_file_is_run(tmp_path: Path) -> None:
         (".", r"\. holds no model\.gatf; `gatf push MODEL \.` puts one there"),
     ],
 )
-def test_what_cannot_be_found_is_told(
+def test_a_model_that_cannot_be_found_is_reported(
     source: str, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -14,17 +14,17 @@ from gatf.io.lock import exclusive
 
 def test_a_child_that_outlives_its_parent_does_not_hold_the_lock(tmp_path: Path) -> None:
     """As a data worker does when training is killed."""
-    ready, told = os.pipe()
+    ready, reported = os.pipe()
     parent = os.fork()
     if parent == 0:
         with exclusive(tmp_path / "lock", busy="busy", blocked="blocked"):
             if os.fork() == 0:
-                os.write(told, str(os.getpid()).encode())
-                os.close(told)
+                os.write(reported, str(os.getpid()).encode())
+                os.close(reported)
                 signal.pause()
             os.waitpid(-1, os.WNOHANG)
             os._exit(0)
-    os.close(told)
+    os.close(reported)
     os.waitpid(parent, 0)
     child = int(os.read(ready, 100))
     try:
@@ -36,7 +36,7 @@ def test_a_child_that_outlives_its_parent_does_not_hold_the_lock(tmp_path: Path)
         os.close(ready)
 
 
-def test_what_cannot_be_locked_says_why(tmp_path: Path) -> None:
+def test_what_cannot_be_locked_is_explained(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("", encoding="utf-8")
     with (
         pytest.raises(UserError, match=r"cannot write \(.*\)"),

@@ -160,7 +160,7 @@ def test_a_model_that_is_updated_often_grows_with_its_classes_only(
     print(f"\nfigure: {json.dumps({'updates': figures})}")  # noqa: T201
 
 
-def test_what_a_model_tells_of_its_updates_is_bounded(grown: Any) -> None:
+def test_the_description_of_updates_is_bounded(grown: Any) -> None:
     """The first and the newest records stay, and the number of updates is still known."""
     model = grown.model_
     last = model.history[-1]

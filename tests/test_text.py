@@ -31,7 +31,7 @@ EVIL = "\x1b[2J\x1b]0;owned\x07cat\n[bold red]mat[/]\u202e\x9b31m"
         (3, "3"),
     ],
 )
-def test_a_terminal_is_not_told_what_to_do(text: object, expected: str) -> None:
+def test_a_terminal_gets_no_control_characters(text: object, expected: str) -> None:
     assert harmless(text) == expected
     assert harmless("a\nb\x1b", lines=True) == "a\nb\\u001b"
 
@@ -63,10 +63,10 @@ def test_a_bench_table_in_markdown_and_latex_shows_names_as_they_are() -> None:
 
 
 def test_warnings_of_a_run_are_shown_as_they_are() -> None:
-    told = io.StringIO()
-    LiveDisplay(Console(file=told, width=200))(WarningEvent(text=f"class {EVIL} has no images"))
-    assert told.getvalue().count("\n") == 1
-    assert harmless(EVIL) in told.getvalue()
+    reported = io.StringIO()
+    LiveDisplay(Console(file=reported, width=200))(WarningEvent(text=f"class {EVIL} has no images"))
+    assert reported.getvalue().count("\n") == 1
+    assert harmless(EVIL) in reported.getvalue()
 
 
 @pytest.fixture
@@ -98,22 +98,22 @@ def test_no_command_lets_a_class_name_through(
         monkeypatch.setattr("sys.argv", ["gatf", *map(str, command)])
         with pytest.raises(SystemExit):
             cli.main()
-        told = capsys.readouterr()
-        assert not set("\x1b\x9b\u202e\x07") & set(told.out + told.err), command
-        assert "Traceback" not in told.err
+        reported = capsys.readouterr()
+        assert not set("\x1b\x9b\u202e\x07") & set(reported.out + reported.err), command
+        assert "Traceback" not in reported.err
         if "--json" in command:
-            found = json.loads(told.out)
+            found = json.loads(reported.out)
             names = found["labels"] if command[0] == "inspect" else [item["label"] for item in found[0]["top"]]
             assert EVIL in names
         if "--csv" in command:
-            (row,) = csv.DictReader(io.StringIO(told.out))
+            (row,) = csv.DictReader(io.StringIO(reported.out))
             assert {row["label"], row["label2"]} == {harmless(EVIL), "'=cmd()"}
             assert row["file"] == "'=a.png"
         if command[:1] == ["inspect"] and "--json" not in command:
-            assert harmless(EVIL) in told.out
+            assert harmless(EVIL) in reported.out
 
 
-def test_a_bench_of_a_stranger_is_told_as_it_is(
+def test_names_in_a_foreign_bench_are_shown_as_text(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from gatf import cli
@@ -131,14 +131,14 @@ def test_a_bench_of_a_stranger_is_told_as_it_is(
     monkeypatch.setattr("sys.argv", ["gatf", "bench", str(tmp_path / "bench.yaml"), "--dry-run", "--out", "a[/b]"])
     with pytest.raises(SystemExit) as ended:
         cli.main()
-    told = capsys.readouterr().out
+    reported = capsys.readouterr().out
     assert ended.value.code == 0
-    assert not set("\x1b\x9b\u202e\x07") & set(told)
-    assert told.count(f"{harmless(EVIL)}[/x]") == 3  # the title, the row, and why it has no estimate
-    assert "1 runs into a[/b]" in told
+    assert not set("\x1b\x9b\u202e\x07") & set(reported)
+    assert reported.count(f"{harmless(EVIL)}[/x]") == 3  # the title, the row, and why it has no estimate
+    assert "1 runs into a[/b]" in reported
 
 
-def test_a_run_of_a_stranger_is_told_as_it_is(
+def test_names_in_a_foreign_run_are_shown_as_text(
     tmp_path: Path, tiny_config: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from gatf import cli
@@ -154,12 +154,12 @@ def test_a_run_of_a_stranger_is_told_as_it_is(
     monkeypatch.setattr("sys.argv", ["gatf", "run", "--resume", "a[/b]"])
     with pytest.raises(SystemExit) as ended:
         cli.main()
-    told = capsys.readouterr().out
+    reported = capsys.readouterr().out
     assert ended.value.code == 0
-    assert not set("\x1b\x9b\u202e\x07") & set(told)
-    assert f"finetune on {harmless(EVIL)}[/x], seed 0" in told
-    assert "run folder: a[/b]\n" in told
-    assert "report: a[/b]/report.html\n" in told
+    assert not set("\x1b\x9b\u202e\x07") & set(reported)
+    assert f"finetune on {harmless(EVIL)}[/x], seed 0" in reported
+    assert "run folder: a[/b]\n" in reported
+    assert "report: a[/b]/report.html\n" in reported
 
 
 def test_names_with_commas_are_put_together_again() -> None:
@@ -170,6 +170,6 @@ def test_names_with_commas_are_put_together_again() -> None:
     assert rejoined(["gatf", "gaft"], known) == ["gatf", "gaft"]  # which the caller refuses
 
 
-def test_a_command_tells_nobody_s_folders() -> None:
+def test_a_command_contains_no_private_folders() -> None:
     words = ["run", "--data-root", "/home/ann/photos", "--out=/srv/x", "--set", "data.root=/a/b", "--out", "runs/a b"]
     assert as_typed(words) == "gatf run --data-root photos --out=x --set data.root=b --out 'runs/a b'"

@@ -42,4 +42,4 @@ def test_the_guard_reports_differences_deletions_and_new_runs(load: Load) -> Non
     now = {"same": {"a": "1"}, "other": {"a": "1", "b": "3"}, "new": {"a": "1"}}
     lines, differing = load("guard").differences(before, now)
     assert differing == 1
-    assert lines == ["other: 1 of 2 differ: b", "new: not in the record", "deleted: no longer there"]
+    assert lines == ["other: 1 of 2 differ: b", "new: not in the record", "deleted: no longer exists"]

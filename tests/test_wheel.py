@@ -67,10 +67,10 @@ def test_it_runs_where_it_is_installed(wheel: Path, tmp_path: Path) -> None:
     (site / "borrowed.pth").write_text(sysconfig.get_paths()["purelib"] + "\n", encoding="utf-8")
     clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
 
-    def told(*command: str) -> str:
+    def reported(*command: str) -> str:
         run = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, env=clean)
         assert run.returncode == 0, run.stderr
         return run.stdout
 
-    assert told(str(python), "-c", PROBE).startswith(str(site / "gatf"))
-    assert told(str(python.with_name("gatf")), "--version").startswith("gatf ")
+    assert reported(str(python), "-c", PROBE).startswith(str(site / "gatf"))
+    assert reported(str(python.with_name("gatf")), "--version").startswith("gatf ")

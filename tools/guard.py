@@ -136,7 +136,7 @@ def differences(before: Record, now: Record, wanted: str = "") -> tuple[list[str
             differing += 1
             shown = f"{', '.join(off[:4])}{' …' if len(off) > 4 else ''}"
             lines.append(f"{name}: {len(off)} of {len(known)} differ: {shown} {found.get('error', '')}".rstrip())
-    lines += [f"{name}: no longer there" for name in before if wanted in name and name not in now]
+    lines += [f"{name}: no longer exists" for name in before if wanted in name and name not in now]
     return lines, differing
 
 

@@ -1,6 +1,6 @@
 """The code of the tutorial "From 5 to 20 classes": a classifier that gains classes, beside one that forgets.
 
-python docs/examples/five_to_twenty.py                 # a few minutes on one core, draws the picture
+python docs/examples/five_to_twenty.py                 # a few minutes on one core, draws the figure
 python docs/examples/five_to_twenty.py --quick         # seconds, for a look (and for the tests)
 """
 
@@ -23,7 +23,7 @@ UPDATES = [range(0, 5), range(5, 9), range(9, 13), range(13, 17), range(17, 20)]
 
 
 def load_letters(images_per_class, tests_per_class):
-    """Small pictures of the letters A to T, as arrays: training images and labels, test images and labels."""
+    """Small images of the letters A to T, as arrays: training images and labels, test images and labels."""
     glyphs = GlyphsConfig(
         classes=20, train_per_class=images_per_class, test_per_class=tests_per_class, size=16, difficulty=0.3
     )
@@ -80,14 +80,14 @@ def main(quick, out):
     images = data[2]
     labels, certain = again.predict(images, return_certificate=True)
     right = labels == data[3]
-    print(f"{certain.sum()} of {len(labels)} answers are certified, and {(right & certain).sum()} of those are right;")
-    print(f"of the {(~certain).sum()} others {(right & ~certain).sum()} are right")
+    print(f"{certain.sum()} of {len(labels)} predictions are certified, {(right & certain).sum()} of those are correct;")
+    print(f"of the {(~certain).sum()} others {(right & ~certain).sum()} are correct")
     return tables
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="few images, few epochs: to see that it runs")
-    parser.add_argument("--out", type=Path, default=Path("five-to-twenty.svg"), help="the picture")
+    parser.add_argument("--out", type=Path, default=Path("five-to-twenty.svg"), help="the figure")
     options = parser.parse_args()
     main(options.quick, options.out)

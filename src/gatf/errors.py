@@ -1,4 +1,4 @@
-"""The one exception a person is meant to read, and what a process says with its exit code."""
+"""The exception that users read, and exit codes."""
 
 import importlib
 import shlex
@@ -24,7 +24,7 @@ class ExitCode(IntEnum):
 
 
 class UserError(ValueError):
-    """A mistake of the user's: one sentence that says what was wrong, where, and what to do.
+    """A mistake of the user's: one sentence: what was wrong, where, and what to do.
 
     >>> gatf.load_config("digits", overrides={"sede": 1})
     Traceback (most recent call last):
@@ -59,7 +59,7 @@ class Diverged(UserError):
     def offer(self, folder: object) -> "Diverged":
         """The same error with the command that resumes from the last checkpoint at a tenth of the learning rate."""
         command = f"gatf run --resume {shlex.quote(str(folder))} --force-config --set {self.setting}={self.rate / 10:g}"
-        return Diverged(f"{self}; go on from the last checkpoint with: {command}", self.setting, self.rate)
+        return Diverged(f"{self}; continue from the last checkpoint with: {command}", self.setting, self.rate)
 
 
 def near_misses(word: str, known: Iterable[str]) -> str:
@@ -72,7 +72,7 @@ def near_misses(word: str, known: Iterable[str]) -> str:
 
 
 def extra(module: str, extra_name: str = "data") -> Any:
-    """A module of an optional extra, or one sentence that says how to get it."""
+    """A module of an optional extra, or one sentence with how to get it."""
     try:
         return importlib.import_module(module)
     except ImportError:

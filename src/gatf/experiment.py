@@ -403,7 +403,7 @@ class _Run:
         self.progress.add(result, seconds, processor_seconds, memory, repaired)
         if distributed.is_first():
             names = self.experiment.scenario.class_names
-            pairs = result.answered.tolist()
+            pairs = result.predictions.tolist()
             self.folder.write_confusion((names[true], names[answer], count) for true, answer, count in pairs)
         rounded = self.progress.seconds[-1]
         self.emit(events.Task(task=task, seen=result.seen, accuracies=result.by_task, seconds=rounded))

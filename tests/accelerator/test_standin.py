@@ -198,7 +198,7 @@ def test_a_run_on_the_device_has_the_cpus_bits_and_never_waits(name: str, outcom
 
 
 @pytest.mark.parametrize("name", of(RESUMED))
-def test_a_checkpoint_goes_on_with_the_same_bits_on_another_device(name: str, outcome: Outcome) -> None:
+def test_a_checkpoint_continues_with_the_same_bits_on_another_device(name: str, outcome: Outcome) -> None:
     found = outcome(name)
     assert "failed" not in found, found["failed"]
     assert found["differs"] == []

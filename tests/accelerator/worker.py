@@ -124,7 +124,7 @@ def trained(experiment: Experiment, context: RunContext) -> dict[str, Tensor]:
     results = {}
     for task in range(len(experiment.scenario)):
         experiment.session.learn_task(experiment.task_data(task), context)
-        results[f"answers of task {task}"] = experiment.evaluate(task).answered
+        results[f"answers of task {task}"] = experiment.evaluate(task).predictions
     return {**experiment.method.state_dict(), **results}
 
 
@@ -175,7 +175,7 @@ def resume(case: dict[str, Any], device: standin.StandIn) -> dict[str, Any]:
         path = Path(folder) / "checkpoint.safetensors"
         first = Experiment(config_of(case, case["from"]))
         first.session.learn_task(first.task_data(0), RunContext())
-        answers = {"answers of task 0": first.evaluate(0).answered}
+        answers = {"answers of task 0": first.evaluate(0).predictions}
         steps = iter(range(100))
 
         def save(phase: int, position: Position, optimiser: torch.optim.Optimizer) -> None:
@@ -187,7 +187,7 @@ def resume(case: dict[str, Any], device: standin.StandIn) -> dict[str, Any]:
         tensors, meta = checkpoint.load(path)
         resumed = second.session.restore(tensors, meta, second.task_info(1))
         second.session.learn_task(second.task_data(1), RunContext(), resumed=resumed)
-        answers["answers of task 1"] = second.evaluate(1).answered
+        answers["answers of task 1"] = second.evaluate(1).predictions
     return {"differs": same(expected, {**second.method.state_dict(), **answers})}
 
 

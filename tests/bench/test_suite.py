@@ -43,7 +43,7 @@ def quiet() -> Console:
     return Console(file=io.StringIO(), width=200)
 
 
-def test_a_stopped_bench_goes_on(plan: Plan, tmp_path: Path) -> None:
+def test_a_stopped_bench_continues(plan: Plan, tmp_path: Path) -> None:
     class StopsInTheSecond(InProcess):
         def execute(self, jobs: Any, folder: Path, watcher: Any) -> None:
             watcher.listener = self.stopping(jobs[1].name)
@@ -126,13 +126,13 @@ def test_an_estimate_scales_with_the_epochs_of_the_run(
 
     def one_second_epochs(self: experiment.Experiment, folder: Path, listeners: Any) -> Summary:
         summary = run(self, folder, listeners)
-        told = RunFolder(folder).read_events()
+        reported = RunFolder(folder).read_events()
         write = JsonLines(folder / "metrics.jsonl")
         write.truncate(0)
-        for event in told:
+        for event in reported:
             write(replace(event, seconds=1.0) if isinstance(event, Epoch) else event)
         write.close()
-        per_task = [sum(isinstance(e, Epoch) and e.task == task for e in told) for task in range(summary.tasks)]
+        per_task = [sum(isinstance(e, Epoch) and e.task == task for e in reported) for task in range(summary.tasks)]
         return replace(summary, seconds=[float(epochs) for epochs in per_task])
 
     monkeypatch.setattr(experiment.Experiment, "run", one_second_epochs)
@@ -167,7 +167,7 @@ def test_the_live_table_follows_runs_in_other_processes(plan: Plan, tmp_path: Pa
         assert table._state[run.name] == "task 2/2, epoch 6"
 
 
-def test_a_run_that_diverges_or_breaks_is_told_and_the_others_are_done(
+def test_a_run_that_diverges_or_breaks_is_reported_and_the_others_are_done(
     plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second, *others = plan.runs

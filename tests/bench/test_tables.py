@@ -17,14 +17,14 @@ from gatf.methods import METHODS
 
 def summary(method: str, a_last: float, a_inc: float, forgetting: float | None = 5.0, **more: Any) -> Summary:
     """Of a run of one task, or of tasks that have equally many test images."""
-    told = {
+    reported = {
         "method": method, "dataset": "digits", "tasks": 1, "seed": 0, "class_order": [0], "class_names": ["0"],
         "a_last": a_last, "a_inc": a_inc, "a_last_task_weighted": a_last, "a_inc_task_weighted": a_inc,
         "forgetting": forgetting, "accuracy_matrix": [[a_last]], "accuracy_seen": [a_last], "task_aware": [[a_last]],
         "accuracy_by_class": [[a_last]], "old_to_new": [None], "seconds": [60.0], "total_seconds": 60.0,
         "peak_memory_mb": [1.0], "bytes_per_class": 8576, "versions": {},
     }  # fmt: skip
-    return Summary(**(told | more))
+    return Summary(**(reported | more))
 
 
 def results(setting: str = "cifar100-t10", row: str = "gatf") -> list[Result]:

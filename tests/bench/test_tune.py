@@ -56,13 +56,13 @@ def test_ranges_and_lists() -> None:
         ("method.anchor=[sylvester, sylvestre]", "setting 'method.anchor.kind'"),
     ],
 )
-def test_what_cannot_be_searched_is_told(text: str, sentence: str) -> None:
-    with pytest.raises(UserError) as told:
+def test_settings_that_cannot_be_searched_are_reported(text: str, sentence: str) -> None:
+    with pytest.raises(UserError) as reported:
         digits(text)
-    assert sentence in str(told.value)
+    assert sentence in str(reported.value)
 
 
-def test_a_trial_is_judged_by_validation_images_of_the_newest_task_alone(
+def test_a_trial_is_scored_on_validation_images_of_the_newest_task_only(
     tiny_config: Callable[..., RunConfig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The images that are looked at, counted: none of a test set, none of an older task."""
@@ -111,14 +111,14 @@ def test_a_missing_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_a_search_finds_what_is_best_and_begins_with_the_defaults(tmp_path: Path) -> None:
     pytest.importorskip("optuna")
-    told: list[Tried] = []
-    found = search(digits(), tmp_path, 25, score=by_ridge, report=told.append)
-    assert [tried.number for tried in told] == list(range(1, 26))
-    assert told[0].settings == digits().defaults
-    assert found[0].accuracy == max(tried.accuracy for tried in told)
+    reported: list[Tried] = []
+    found = search(digits(), tmp_path, 25, score=by_ridge, report=reported.append)
+    assert [tried.number for tried in reported] == list(range(1, 26))
+    assert reported[0].settings == digits().defaults
+    assert found[0].accuracy == max(tried.accuracy for tried in reported)
     assert 0.05 < found[0].settings["method.ridge"] < 0.2
-    assert {tried.settings["method.anchor"] for tried in told} == {"sylvester", "identity"}
-    for tried in told:
+    assert {tried.settings["method.anchor"] for tried in reported} == {"sylvester", "identity"}
+    for tried in reported:
         assert float(f"{tried.settings['method.ridge']:.3g}") == tried.settings["method.ridge"]
 
 
@@ -150,7 +150,7 @@ def test_another_search_in_the_same_folder_is_refused(tmp_path: Path) -> None:
         search(digits(tasks=2), tmp_path, 1, score=by_ridge)
 
 
-def test_divergence_counts_as_nothing_learnt_and_settings_are_judged_once(tmp_path: Path) -> None:
+def test_divergence_counts_as_nothing_learnt_and_settings_are_tried_once(tmp_path: Path) -> None:
     pytest.importorskip("optuna")
     judged: list[str] = []
 
@@ -168,7 +168,7 @@ def test_divergence_counts_as_nothing_learnt_and_settings_are_judged_once(tmp_pa
     }  # fmt: skip
 
 
-def test_the_command_line_says_what_it_looked_at_and_ends_with_a_command(
+def test_the_command_line_shows_the_search_and_ends_with_a_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("optuna")

@@ -12,7 +12,7 @@ from gatf import cli
 from gatf.methods import METHODS
 
 
-def test_help_tells_the_defaults(call, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_help_shows_the_defaults(call, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     for command, words in (("run", "[default: digits]"), ("learn", "[default: gatf]"), ("bench", "runs/bench-RECIPE]")):
         assert words in call(command, "--help")[1]
@@ -64,7 +64,7 @@ def test_doctor(call, monkeypatch: pytest.MonkeyPatch) -> None:
         assert word in text
 
 
-def test_doctor_tells_the_truth_about_data(call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_reports_which_data_are_available(call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GATF_DATA", str(tmp_path / "nowhere"))
     code, text, _ = call("doctor")
     assert code == 1

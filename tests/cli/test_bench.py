@@ -43,13 +43,13 @@ def test_bench_resumes_and_writes_tables(call, recipe: Path, tmp_path: Path) -> 
     assert "finetune" in error
 
 
-def test_a_run_that_cannot_be_is_told_and_the_others_are_done(recipe: Path, tmp_path: Path) -> None:
+def test_an_impossible_run_is_reported_and_the_others_are_done(recipe: Path, tmp_path: Path) -> None:
     rows = "[finetune, {row: too many, method: finetune, set: {scenario.tasks: 11, scenario.stop_after: null}}]"
     (tmp_path / "b.yaml").write_text(f"recipe: {recipe}\nmethods: {rows}\nseeds: [0]\n", encoding="utf-8")
-    told = CliRunner().invoke(cli.app, ["bench", str(tmp_path / "b.yaml"), "--out", str(tmp_path / "out")])
-    assert told.exit_code == 1
-    assert "too-many-seed0 failed: 10 classes cannot be split" in told.output
-    assert "1 of 2 runs failed" in told.output
+    reported = CliRunner().invoke(cli.app, ["bench", str(tmp_path / "b.yaml"), "--out", str(tmp_path / "out")])
+    assert reported.exit_code == 1
+    assert "too-many-seed0 failed: 10 classes cannot be split" in reported.output
+    assert "1 of 2 runs failed" in reported.output
     assert (tmp_path / "out" / "report.html").is_file()
 
 
@@ -57,10 +57,10 @@ def test_the_plan_is_printed_with_an_estimate(recipe: Path, tmp_path: Path) -> N
     text = f"recipe: {recipe}\nmethods: [finetune, joint]\nseeds: [0, 1]\n"
     (tmp_path / "bench.yaml").write_text(text, encoding="utf-8")
     arguments = ["bench", str(tmp_path / "bench.yaml"), "--dry-run", "--methods", "finetune"]
-    told = CliRunner().invoke(cli.app, arguments)
-    assert told.exit_code == 0, told.output
-    assert "2 runs into" in told.output
-    assert "sequentially" in told.output
+    reported = CliRunner().invoke(cli.app, arguments)
+    assert reported.exit_code == 0, reported.output
+    assert "2 runs into" in reported.output
+    assert "sequentially" in reported.output
     assert not (tmp_path / "runs").exists()
 
 
@@ -78,10 +78,10 @@ def test_data_that_is_not_there_gives_no_estimate(tmp_path: Path, monkeypatch: p
         "--data-root",
         str(tmp_path),
     ]
-    told = CliRunner().invoke(cli.app, arguments)
-    assert told.exit_code == 0, told.output
-    assert "4 runs into" in told.output
-    assert "no estimate:" in told.output
+    reported = CliRunner().invoke(cli.app, arguments)
+    assert reported.exit_code == 0, reported.output
+    assert "4 runs into" in reported.output
+    assert "no estimate:" in reported.output
 
 
 def test_durations_read_well() -> None:
@@ -93,6 +93,6 @@ def test_durations_read_well() -> None:
     [(["--executor", "ray", "-j", "2"], "--jobs is for"), (["--address", "auto"], "are for --executor ray")],
 )
 def test_options_that_do_not_go_together(options: list[str], words: str) -> None:
-    told = CliRunner().invoke(cli.app, ["bench", "digits", *options])
-    assert isinstance(told.exception, UserError)
-    assert words in str(told.exception)
+    reported = CliRunner().invoke(cli.app, ["bench", "digits", *options])
+    assert isinstance(reported.exception, UserError)
+    assert words in str(reported.exception)

@@ -51,8 +51,8 @@ def undisturbed(made_once: MadeOnce, tiny_config: Tiny) -> Path:
             for node in range(2)
         ]  # fmt: skip
         for node, job in enumerate(jobs):
-            printed, told = job.communicate(timeout=300)
-            assert (job.returncode, told) == (0, "")
+            printed, reported = job.communicate(timeout=300)
+            assert (job.returncode, reported) == (0, "")
             (folder / f"printed by node {node}").write_text(printed)
 
     return made_once("undisturbed", make)
@@ -75,7 +75,7 @@ def test_the_first_process_prints_and_writes(undisturbed: Path) -> None:
     assert events.count("run_start") == events.count("run") == 1
 
 
-def test_a_stopped_and_a_killed_job_go_on(undisturbed: Path, tmp_path: Path) -> None:
+def test_a_stopped_and_a_killed_job_continue(undisturbed: Path, tmp_path: Path) -> None:
     """Two processes of one launcher are stopped in the first task, and one is killed in the second. They end with the
     bits of two launchers. One process can end the run as well."""
     folder, alone = tmp_path / "run", tmp_path / "alone"
@@ -91,9 +91,9 @@ def test_a_stopped_and_a_killed_job_go_on(undisturbed: Path, tmp_path: Path) -> 
     job = subprocess.Popen([*command, "--resume", str(folder)], env=ALONE, stderr=subprocess.PIPE, text=True)
     wait_for_task(1, job, folder)
     os.kill(second_process(job.pid), signal.SIGKILL)
-    _, told = job.communicate(timeout=60)
+    _, reported = job.communicate(timeout=60)
     assert job.returncode == 1
-    assert told.splitlines() == [
+    assert reported.splitlines() == [
         f"gatf: process 1 of 2 was killed by SIGKILL, so the others were stopped; saved checkpoints are kept. "
         f"Continue with: gatf run --resume {folder} --devices 2"
     ]
@@ -117,7 +117,7 @@ def second_process(launcher: int) -> int:
     raise AssertionError("the launcher has no second process")
 
 
-def test_a_mistake_is_told_once(tmp_path: Path) -> None:
+def test_a_mistake_is_reported_once(tmp_path: Path) -> None:
     """Only the processes notice that there is no such data."""
     done = together(
         sys.executable, "-m", "gatf", "run", "--dataset", "cifar100", "--data-root", str(tmp_path / "none"), "--out",
@@ -131,8 +131,8 @@ def test_a_folder_that_holds_a_run_is_refused_before_processes_start(
     undisturbed: Path, call: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gatf.cli.run.launch", lambda *_, **__: pytest.fail("launched"))
-    code, _, told = call("run", "--out", undisturbed / "run", "--devices", 2)
-    assert (code, told.count("already contains a run"), len(told.splitlines())) == (2, 1, 1)
+    code, _, reported = call("run", "--out", undisturbed / "run", "--devices", 2)
+    assert (code, reported.count("already contains a run"), len(reported.splitlines())) == (2, 1, 1)
 
 
 def test_several_nodes_need_to_know_of_each_other(monkeypatch: pytest.MonkeyPatch) -> None:

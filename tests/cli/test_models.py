@@ -77,7 +77,7 @@ def test_learn_creates_then_extends_then_rolls_back(call: Any, photos: Path, tmp
     assert "no older version" in error
 
 
-def test_predict_prints_for_people_and_programs(call: Any, shop: Path, photos: Path) -> None:
+def test_predict_prints_for_users_and_programs(call: Any, shop: Path, photos: Path) -> None:
     one, folder = photos / "january" / "d0" / "00.png", photos / "january" / "d1"
     code, text, _ = call("predict", shop, one, folder)
     assert code == 0
@@ -97,13 +97,13 @@ def test_predict_prints_for_people_and_programs(call: Any, shop: Path, photos: P
     assert set(rows[0]) == {"file", "label", "probability", "label2", "probability2"}
 
 
-def test_predict_says_unknown(call: Any, shop: Path, photos: Path) -> None:
+def test_predict_shows_unknown(call: Any, shop: Path, photos: Path) -> None:
     code, text, _ = call("predict", shop, photos / "january", "--unknown", "0.5")
     assert code == 0
     assert 5 < text.count("unknown (nearest: d") < 75, "half of the known images may be rejected, and only half"
 
 
-def test_inspect_tells_everything(call: Any, shop: Path) -> None:
+def test_inspect_shows_everything(call: Any, shop: Path) -> None:
     code, text, _ = call("inspect", shop)
     assert code == 0
     for words in (
@@ -185,7 +185,7 @@ def undisturbed(base: Path, photos: Path, tmp_path_factory: pytest.TempPathFacto
 
 
 @pytest.mark.slow
-def test_an_interrupted_learn_leaves_the_model_and_goes_on(
+def test_an_interrupted_learn_leaves_the_model_and_continues(
     call: Any, shop: Path, photos: Path, undisturbed: dict[str, torch.Tensor]
 ) -> None:
     """A real process and Ctrl-C in the middle of training; the same command then ends as if nothing had been. For kills
@@ -199,11 +199,11 @@ def test_an_interrupted_learn_leaves_the_model_and_goes_on(
         while not state.exists() and process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.005)
         process.send_signal(signal.SIGINT)
-        told = process.communicate()[0]
+        reported = process.communicate()[0]
     assert state.exists(), "it was over before it could be stopped"
     assert shop.read_bytes() == before
     assert process.returncode == 130
-    assert "Repeat the command to continue" in told
+    assert "Repeat the command to continue" in reported
     code, _, error = call("learn", shop, photos / "january")
     assert code == 2
     assert "was interrupted" in error
@@ -223,19 +223,19 @@ def test_evaluate_measures_a_model_on_a_folder(call, base: Path, photos: Path, t
     assert "skipped: 40 images of 'd2', a class that the model does not know" in notes
     assert "accuracy on 80 images, among 2 classes:" in text
     _, text, _ = call("evaluate", str(base), str(tmp_path / "test"), "--json")
-    told = json.loads(text)
-    table = np.array(told["confusion"])
-    assert told["classes"] == ["d0", "d1"]
-    assert table.sum(1).tolist() == [40, 40] == [each["images"] for each in told["by_class"]]
-    assert told["accuracy"] == pytest.approx(100 * np.trace(table) / 80)
-    assert sum(each["images"] for each in told["reliability"]) == 80
+    reported = json.loads(text)
+    table = np.array(reported["confusion"])
+    assert reported["classes"] == ["d0", "d1"]
+    assert table.sum(1).tolist() == [40, 40] == [each["images"] for each in reported["by_class"]]
+    assert reported["accuracy"] == pytest.approx(100 * np.trace(table) / 80)
+    assert sum(each["images"] for each in reported["reliability"]) == 80
 
 
 def test_evaluate_refuses_a_folder_of_other_classes(call, base: Path, photos: Path) -> None:
-    code, _, told = call("evaluate", str(base), str(photos / "february"))
+    code, _, reported = call("evaluate", str(base), str(photos / "february"))
     assert code == 2
-    assert "the model knows no class of" in told
-    assert "d2" in told
+    assert "the model knows no class of" in reported
+    assert "d2" in reported
 
 
 def test_a_run_s_folder_is_a_model(call, photos: Path, tmp_path: Path) -> None:
@@ -287,7 +287,7 @@ def test_push_and_pull_through_a_folder(call: Any, shop: Path, tmp_path: Path, m
     assert not (tmp_path / "x").exists()
 
 
-def test_few_images_are_answered_by_the_network_as_it_is_and_alike(
+def test_few_images_do_not_fold_the_network_and_predictions_agree(
     call: Any, shop: Path, photos: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Folding the network takes longer than they do; many are worth it."""

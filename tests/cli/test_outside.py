@@ -146,7 +146,7 @@ def test_a_mistake_is_one_sentence(
     assert not (folder / "runs").exists()
 
 
-def test_resuming_without_the_module_says_so(call: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resuming_without_the_module_is_reported(call: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "run").mkdir()
     config = load_config("digits", method="mine:Mine").to_yaml().replace("mine:Mine", "gone:Mine")
     (folder / "run" / "config.yaml").write_text(config, encoding="utf-8")

@@ -9,13 +9,13 @@ from gatf import cli
 
 
 @pytest.mark.parametrize("wanted", [True, False])
-def test_a_run_leaves_a_report_unless_told_not_to(tmp_path: Path, wanted: bool) -> None:
+def test_a_run_writes_a_report_unless_switched_off(tmp_path: Path, wanted: bool) -> None:
     small = ["data.max_per_class=20", "backbone.width=4", "scenario.stop_after=2"]
     arguments = ["run", "--method", "finetune", "--epochs", "1", "--quiet", "--out", str(tmp_path / "run")]
     for setting in small:
         arguments += ["--set", setting]
-    told = CliRunner().invoke(cli.app, arguments if wanted else [*arguments, "--no-report"])
-    assert told.exit_code == 0, told.output
+    reported = CliRunner().invoke(cli.app, arguments if wanted else [*arguments, "--no-report"])
+    assert reported.exit_code == 0, reported.output
     assert (tmp_path / "run" / "report.html").is_file() == wanted
 
 

@@ -29,7 +29,7 @@ def test_run_prints_the_table_and_the_folder(call, tmp_path: Path) -> None:
     assert summary["seed"] == 3
 
 
-def test_ctrl_c_saves_says_how_to_go_on_and_exits_with_130(call, tmp_path: Path, monkeypatch) -> None:
+def test_ctrl_c_saves_prints_the_resume_command_and_exits_with_130(call, tmp_path: Path, monkeypatch) -> None:
     from gatf.io.events import Event, Step
     from gatf.training.display import LiveDisplay
 
@@ -101,7 +101,7 @@ def test_a_run_that_diverges_exits_with_2_and_the_command_it_offers_works(call, 
     assert call("run", "--force-config")[0] == 2
 
 
-def test_a_run_goes_on_on_another_device(call, tmp_path: Path) -> None:
+def test_a_run_continues_on_another_device(call, tmp_path: Path) -> None:
     """A config that asks for a device which this machine lacks; `--device` with `--resume` changes only that."""
     out = tmp_path / "run"
     small = ["optimisation.first.epochs=1", "optimisation.next.epochs=1", "scenario.stop_after=1", "device=cpu"]

@@ -45,8 +45,8 @@ def test_the_matrix_loses_decimals_before_it_is_left_out() -> None:
     assert "59.1" not in narrow
     assert " 59 " in narrow
     assert " 59 " not in narrowest
-    for text, told in ((wide, False), (narrow, False), (narrowest, True)):
-        assert ("summary.json" in text) == told
+    for text, reported in ((wide, False), (narrow, False), (narrowest, True)):
+        assert ("summary.json" in text) == reported
 
 
 def test_a_large_first_task_gets_the_harmonic_mean() -> None:

@@ -242,7 +242,7 @@ def test_the_pipeline_takes_grey_odd_single_and_empty(shape: tuple[int, ...]) ->
     assert result.is_contiguous(memory_format=torch.channels_last)
 
 
-def test_the_pipeline_says_what_it_cannot_take() -> None:
+def test_the_pipeline_reports_what_it_cannot_process() -> None:
     pipeline = Pipeline((), (0.5, 0.5, 0.5), (0.2, 0.2, 0.2))
     with pytest.raises(ValueError, match=r"must be uint8 .* not torch.float32 \[2, 3, 4, 4\]"):
         pipeline(torch.zeros(2, 3, 4, 4))

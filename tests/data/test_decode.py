@@ -68,7 +68,7 @@ def test_one_pixel_fills_the_image() -> None:
     assert (decoded(saved(Image.new("RGB", (1, 1), (9, 8, 7)), "PNG")) == [9, 8, 7]).all()
 
 
-def test_a_photo_is_turned_as_its_exif_says() -> None:
+def test_a_photo_is_rotated_by_its_exif_tag() -> None:
     pixels = np.zeros((8, 8, 3), np.uint8)
     pixels[:, :4] = 255  # the left half is white
     exif = Image.Exif()

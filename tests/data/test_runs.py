@@ -1,4 +1,4 @@
-"""Whole runs on other data than digits: images on the fly, a backbone from Python, warnings that are told."""
+"""Whole runs on other data than digits: images on the fly, a backbone from Python, warnings that are reported."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -55,10 +55,10 @@ def test_augmentation_that_does_not_fit_is_found_before_the_run(photos: Path) ->
         Experiment(config(photos, **{"data.augment": ["resized_crop:32"]}))
 
 
-def test_what_is_off_about_the_data_is_told(tmp_path: Path, photos: Path) -> None:
+def test_odd_folders_are_reported(tmp_path: Path, photos: Path) -> None:
     (photos / "test" / "ufo").mkdir()
     (photos / "test" / "ufo" / "x.png").write_bytes(b"")
-    told: list[events.Event] = []
-    start(config(photos), tmp_path / "run", (told.append,))
-    warnings = [event.text for event in told if isinstance(event, events.WarningEvent)]
+    reported: list[events.Event] = []
+    start(config(photos), tmp_path / "run", (reported.append,))
+    warnings = [event.text for event in reported if isinstance(event, events.WarningEvent)]
     assert warnings == [f"{photos / 'test'}: class ufo has no training images and is left out"]

@@ -68,7 +68,7 @@ def test_a_setting_that_would_be_ignored_is_refused(name: str, setting: dict[str
 
 
 @pytest.mark.usefixtures("few_classes")
-def test_the_card_of_data_at_hand(tmp_path: Path, cub: Build) -> None:
+def test_the_card_of_available_data(tmp_path: Path, cub: Build) -> None:
     rows = dict(source_card("cub200", DataConfig(root=str(cub(tmp_path)))))
     assert rows["classes"] == "2"
     assert rows["images"] == "4 for training, 2 for testing"
@@ -77,7 +77,7 @@ def test_the_card_of_data_at_hand(tmp_path: Path, cub: Build) -> None:
     assert "expected 29 to 30" in rows["checks"]
 
 
-def test_the_card_of_other_data_says_so(tmp_path: Path, cub: Build) -> None:
+def test_the_card_of_other_data_names_them(tmp_path: Path, cub: Build) -> None:
     rows = dict(source_card("cub200", DataConfig(root=str(cub(tmp_path)))))
     assert str(tmp_path) in rows["found in"]
     assert "holds 2 classes, but cub200 has 200" in rows["missing"]
@@ -122,7 +122,7 @@ def test_glyphs_characters_and_fonts() -> None:
         assert {ord(character) for character in CHARACTERS} <= known.keys(), name
 
 
-def test_glyphs_are_harder_when_asked_and_can_be_told_apart() -> None:
+def test_glyphs_are_harder_when_asked_and_can_be_distinguished() -> None:
     """A nearest-mean classifier on contrast-free pixels: far above chance, and worse on harder images."""
 
     def accuracy(difficulty: float) -> float:
@@ -196,8 +196,8 @@ def test_what_cannot_be_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.usefixtures("no_network", "few_classes")
 def test_the_commands_fetch_and_show(tmp_path: Path, hub: Path, call: Callable[..., tuple[int, str, str]]) -> None:
     mine = tmp_path / "mine"
-    code, told, _ = call("data", "get", "cifar100", "--data-root", mine, "--hub", hub)
-    assert (code, told.splitlines()[-1]) == (0, f"cifar100 is in {mine / 'cifar100'}")
+    code, reported, _ = call("data", "get", "cifar100", "--data-root", mine, "--hub", hub)
+    assert (code, reported.splitlines()[-1]) == (0, f"cifar100 is in {mine / 'cifar100'}")
     code, card, _ = call("data", "show", "cifar100", "--data-root", mine, "--set", "data.image_size=16")
     assert code == 0
     cells = dict(re.split(r"  +", line, maxsplit=1) for line in card.splitlines())
@@ -211,8 +211,8 @@ def test_the_commands_say_what_they_cannot(call: Callable[..., tuple[int, str, s
         (("get", "digits"), "'digits' needs no download"),
         (("get", "cub200"), "name one with --hub"),
     ):
-        code, told, error = call("data", *words)
-        assert (code, told.strip()) == (2, ""), words
+        code, reported, error = call("data", *words)
+        assert (code, reported.strip()) == (2, ""), words
         assert wanted in " ".join(error.split()), error
 
 
@@ -234,7 +234,7 @@ def test_the_hubs_imagenet100_is_fetched_only_as_what_it_is(tmp_path: Path, monk
         open_source(DataConfig(name="imagenet100", root=root, class_list="cmc"))
 
 
-def test_the_card_says_which_imagenet100() -> None:
+def test_the_card_names_the_imagenet100_list() -> None:
     assert dict(source_card("imagenet100", DataConfig()))["class list"] == "AdaGauss's ImageNet-100"
     rows = dict(source_card("imagenet100", DataConfig(class_list="cmc")))
     assert rows["class list"] == "CMC's ImageNet-100"

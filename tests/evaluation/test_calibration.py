@@ -16,7 +16,7 @@ def test_reliability_by_hand() -> None:
     assert expected_calibration_error(bins) == pytest.approx((3 * 0.45 + 0.84) / 6)
 
 
-def test_answers_as_right_as_they_say_have_no_error() -> None:
+def test_calibrated_predictions_have_no_error() -> None:
     draws = torch.Generator().manual_seed(0)
     confidence = torch.rand(200_000, generator=draws, dtype=torch.float64)
     right = torch.rand(200_000, generator=draws, dtype=torch.float64) < confidence

@@ -158,9 +158,9 @@ def test_the_plane_shows_the_drift() -> None:
     place = {(row["class"], row["kind"]): complex(float(row["x"]), float(row["y"])) for row in table}
     for number in (0, 1):
         assert abs(place[number, "new"] - place[number, "old"]) == pytest.approx(3, abs=0.05)
-        assert place[number, "carried"] == pytest.approx(place[number, "new"])
+        assert place[number, "transported"] == pytest.approx(place[number, "new"])
     assert abs(place[0, "old"] - place[1, "old"]) == pytest.approx(10, abs=0.05)
-    assert not [row for row in diagnostics.transport_plane(old, new, None, labels) if row["kind"] == "carried"]
+    assert not [row for row in diagnostics.transport_plane(old, new, None, labels) if row["kind"] == "transported"]
 
 
 def test_spectra_are_geometric_means() -> None:

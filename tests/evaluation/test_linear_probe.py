@@ -13,7 +13,7 @@ def test_one_feature_two_classes_by_hand() -> None:
     assert readout.bias.tolist() == pytest.approx([0, 0], abs=1e-6)
 
 
-def test_one_class_alone_is_every_answer() -> None:
+def test_a_single_class_is_every_prediction() -> None:
     assert linear_probe(torch.randn(3, 2), torch.zeros(3).long(), classes=1).scores(torch.randn(5, 2)).shape == (5, 1)
 
 

@@ -37,9 +37,9 @@ def test_evaluation_by_hand() -> None:
     assert result.task_aware == pytest.approx([100, 200 / 3])
     assert result.by_class == pytest.approx([50, 100, 100, 0, 0])
     assert result.old_to_new == pytest.approx(100 / 3)  # one of the three old-class images
-    assert result.answered.tolist() == [[0, 0, 1], [0, 2, 1], [1, 1, 1], [2, 2, 1], [3, 2, 1], [4, 0, 1]]
+    assert result.predictions.tolist() == [[0, 0, 1], [0, 2, 1], [1, 1, 1], [2, 2, 1], [3, 2, 1], [4, 0, 1]]
     twice = judged(scores[[0, 0, 5]], labels[[0, 0, 5]], torch.tensor([0, 0, 1, 1, 1]))
-    assert twice.answered.tolist() == [[0, 0, 2], [4, 0, 1]]
+    assert twice.predictions.tolist() == [[0, 0, 2], [4, 0, 1]]
 
 
 def test_seen_is_weighted_by_images_not_by_tasks() -> None:

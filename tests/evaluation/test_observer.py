@@ -55,7 +55,7 @@ def test_every_table_is_there(watched: Path) -> None:
     phases = 1 if watched.name == "gatf" else 1 + 1 / 3  # AdaGauss has an adapter phase of one epoch
     assert [row["epoch"] for row in drift if row["task"] == "1"] == [str(e) for e in range(4, 4 + round(3 * phases))]
     assert len(table(watched, "errors")) == 2 + 4 + 6
-    assert {row["map"] for row in table(watched, "tail")} == {"none", "carried"}
+    assert {row["map"] for row in table(watched, "tail")} == {"none", "transported"}
     assert {row["form"] for row in table(watched, "margins")} == {"score", "mahalanobis", "likelihood"}
     assert [row["after_task"] for row in table(watched, "certified")] == ["0", "1", "2"]
 
@@ -72,8 +72,8 @@ def test_tables_agree_with_the_summary_and_with_what_is_known(watched: Path) -> 
         rows = table(watched, name)
         assert len(rows) == sum(map(len, summary[key]))
         for row in rows:
-            told = summary[key][int(row["after_task"])][int(row[column])]
-            assert 100 * float(row["accuracy"]) == pytest.approx(told)
+            reported = summary[key][int(row["after_task"])][int(row[column])]
+            assert 100 * float(row["accuracy"]) == pytest.approx(reported)
     for row in table(watched, "errors"):
         if row["after_task"] == row["past_task"]:  # just learnt, nothing was transported: float32 storage alone
             assert float(row["mean_l2"]) < 1e-5

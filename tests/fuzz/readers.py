@@ -314,7 +314,7 @@ def readers(run: Path, interrupted: Path, old: Path) -> list[Reader]:
         return copies(*((path, str(path.relative_to(place))) for path in chosen))
 
     newest = RunFolder(interrupted).saved_checkpoints()[-1]
-    told = ("config.yaml", "metrics.jsonl", "summary.json", "explain.csv", "confusion.csv")
+    reported = ("config.yaml", "metrics.jsonl", "summary.json", "explain.csv", "confusion.csv")
     return [
         Reader("model", copies((run / "model.safetensors", "model.gatf")), read_model),
         Reader("old model", copies((old / "v1-lwf.gatf", "model.gatf")), read_model, share=0.5),
@@ -323,8 +323,8 @@ def readers(run: Path, interrupted: Path, old: Path) -> list[Reader]:
             copies((newest, f"checkpoints/{newest.name}"), (interrupted / "metrics.jsonl", "metrics.jsonl")),
             read_checkpoint, "checkpoints/*",
         ),
-        Reader("run", whole(run, *told), read_finished),
-        Reader("report", whole(run, *told, "diagnostics"), read_report, share=0.02),
+        Reader("run", whole(run, *reported), read_finished),
+        Reader("report", whole(run, *reported, "diagnostics"), read_report, share=0.02),
         Reader("update", make_store, read_store, "*.learning/*.json"),
         Reader("config", make_config, read_config),
         Reader("bench", make_bench, read_bench),

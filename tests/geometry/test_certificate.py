@@ -169,7 +169,7 @@ def test_whitened_bounds_hold_and_are_never_looser_than_the_printed_one(make_spd
 
 
 @pytest.mark.parametrize("adversarial", [False, True])
-def test_a_whitened_certificate_never_lies_and_says_more(make_spd, adversarial):
+def test_a_whitened_certificate_is_sound_and_tighter(make_spd, adversarial):
     generator = torch.Generator().manual_seed(0)
     shares = {"printed": 0, "whitened": 0, "range": 0}
     changed = 0

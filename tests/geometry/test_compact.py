@@ -61,7 +61,7 @@ class TestFit:
         for before, after in pairwise(errors):
             assert (after <= before * (1 + 1e-9) + 1e-9).all()
 
-    def test_steps_go_on_where_principal_components_stop(self) -> None:
+    def test_steps_continue_where_principal_components_stop(self) -> None:
         """Leading eigenpairs spend themselves on the diagonal, which is stored anyway."""
         truth = low_rank(6, 12, 3)
         plain, more, many = (fit_low_rank(truth.dense(), 3, steps=steps) for steps in (1, compact.FIT_STEPS, 500))
@@ -85,7 +85,7 @@ class TestFit:
         assert fit_low_rank(torch.zeros(0, 4, 4), 2).dense().shape == (0, 4, 4)
 
     @pytest.mark.parametrize("rank", [0, 5])
-    def test_what_cannot_be_fitted_is_told(self, rank: int) -> None:
+    def test_data_that_cannot_be_fitted_are_reported(self, rank: int) -> None:
         with pytest.raises(ValueError, match="rank"):
             fit_low_rank(torch.eye(4)[None], rank)
 
@@ -139,7 +139,7 @@ class TestLowRankDistances:
         assert distances.isfinite().all()
         assert (distances >= 0).all()
 
-    def test_entries_that_are_not_finite_are_told(self) -> None:
+    def test_entries_that_are_not_finite_are_reported(self) -> None:
         covs = LowRank(torch.zeros(1, 2, 1), torch.tensor([[1.0, torch.nan]]))
         with pytest.raises(ValueError, match="not finite"):
             low_rank_readout(torch.zeros(1, 2), covs, 1.0, normalise=True)

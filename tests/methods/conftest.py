@@ -27,7 +27,7 @@ def begun_task_1(config: RunConfig, kind: type[MethodT]) -> tuple[Experiment, Me
     return experiment, method, task
 
 
-def _ignore(*told: Any) -> None:
+def _ignore(*reported: Any) -> None:
     pass
 
 

@@ -104,7 +104,7 @@ class TestWarmUp:
             )  # fmt: skip
         return before, experiment.method.backbone.state_dict()
 
-    def test_backbone_rests_and_batch_norm_does_not(self, tiny_config: Tiny) -> None:
+    def test_backbone_is_frozen_and_batch_norm_is_not(self, tiny_config: Tiny) -> None:
         config = tiny_config("adagauss", **{"optimisation.first.warmup": 0.4, "optimisation.first.epochs": 5})
         assert config.optimisation.first.warmup_epochs == 2
         before, after = self.train(config, epochs=2)
@@ -237,7 +237,7 @@ class TestMemory:
             assert memory.scores(torch.tensor([[2.0, 3.0]])).item() == pytest.approx(-distance)
 
     @pytest.mark.parametrize("rule", ["bayes", "mahalanobis", "nmc"])
-    def test_every_rule_tells_far_classes_apart(self, rule: str) -> None:
+    def test_every_rule_distinguishes_far_classes(self, rule: str) -> None:
         memory = GaussianMemory(4, rule=rule, seed=0)  # type: ignore[arg-type]
         means = 10 * torch.eye(4)[:3]
         memory.set(Gaussians(means, torch.eye(4).repeat(3, 1, 1)))

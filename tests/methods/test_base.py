@@ -18,7 +18,7 @@ WORDS: dict[str, Any] = {
 
 
 class TestDeclarations:
-    def test_a_method_that_says_everything_is_a_class(self) -> None:
+    def test_a_complete_method_is_a_class(self) -> None:
         assert type("Mine", (Method,), WORDS).name == "mine"
 
     @pytest.mark.parametrize("missing", WORDS)
@@ -45,7 +45,7 @@ class Learner(nn.Module):
 
 
 class TestForTask:
-    def test_reading_it_outside_a_task_says_so(self) -> None:
+    def test_reading_it_outside_a_task_is_reported(self) -> None:
         learner = Learner()
         with pytest.raises(RuntimeError, match="Learner has no 'head' now"):
             learner.head(torch.zeros(1, 2))

@@ -197,8 +197,8 @@ class TestRidge:
         method = build("ranpac", ridge=None)
         first, later = labels < 2, labels == 2
         learn(method, [(features[first], labels[first]), (features[later], labels[later])])
-        told = [notice.values["ridge"] for notice in method.notices]
-        assert told[-1] == RIDGES[int(method.errors.argmin())]  # type: ignore[operator]
+        reported = [notice.values["ridge"] for notice in method.notices]
+        assert reported[-1] == RIDGES[int(method.errors.argmin())]  # type: ignore[operator]
         one = learn(build("ranpac", ridge=None), [(features[first], labels[first])])
         assert bool((method.errors > one.errors).all())  # type: ignore[operator]
 
@@ -359,7 +359,7 @@ class TestFeaturesAreComputedOnce:
     ) -> None:
         assert Experiment(tiny_config("slda", **FROZEN["slda"] | settings)).features is None
 
-    def test_and_are_gone_with_the_task(self, tiny_config: Callable[..., RunConfig], own_cache: Path) -> None:
+    def test_and_are_deleted_with_the_task(self, tiny_config: Callable[..., RunConfig], own_cache: Path) -> None:
         data = Experiment(tiny_config("ncm", **FROZEN["ncm"])).task_data(0)
         assert data.known_features() is not None
         data.close()
@@ -388,7 +388,7 @@ def classifier(name: str, **parameters: Any) -> IncrementalClassifier:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_an_update_goes_on_with_known_classes_exactly(name: str, digit_images: Digits) -> None:
+def test_an_update_continues_with_known_classes_exactly(name: str, digit_images: Digits) -> None:
     """In three updates, and the second and third together."""
     one, other = classifier(name, held_out=0.0), classifier(name, held_out=0.0)
     for learner in (one, other):
@@ -409,7 +409,9 @@ def test_an_update_goes_on_with_known_classes_exactly(name: str, digit_images: D
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_model_file_gives_the_same_answers_and_learns_on(name: str, digit_images: Digits, tmp_path: Any) -> None:
+def test_a_model_file_gives_the_same_predictions_and_continues_learning(
+    name: str, digit_images: Digits, tmp_path: Any
+) -> None:
     learner = classifier(name).fit(*some(digit_images, "d0", "d1", "d2"))
     learner.save(tmp_path / "model.gatf")
     read = IncrementalClassifier.load(tmp_path / "model.gatf", device="cpu")
@@ -420,7 +422,7 @@ def test_a_model_file_gives_the_same_answers_and_learns_on(name: str, digit_imag
     assert model_file.load(tmp_path / "model.gatf").method.bytes_per_class() == learner.report_.bytes_per_class
 
 
-def test_slda_rejects_unknown_images_and_certifies_answers(digit_images: Digits) -> None:
+def test_slda_rejects_unknown_images_and_certifies_predictions(digit_images: Digits) -> None:
     """Nothing is transported, so nothing is off: an answer is certified where it has the nearest mean."""
     learner = classifier("slda", unknown=0.1, held_out=0.3)
     learner.fit(*some(digit_images, "d0", "d1", "d2")).partial_fit(*some(digit_images, "d3", "d4"))
@@ -437,7 +439,7 @@ def test_slda_rejects_unknown_images_and_certifies_answers(digit_images: Digits)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_onnx_gives_the_same_answers(name: str, digit_images: Digits, tmp_path: Any) -> None:
+def test_onnx_gives_the_same_predictions(name: str, digit_images: Digits, tmp_path: Any) -> None:
     pytest.importorskip("onnx", reason="the extra 'onnx' is not installed")
     pytest.importorskip("onnxruntime", reason="the extra 'onnx' is not installed")
     from gatf.model.onnx import export_onnx

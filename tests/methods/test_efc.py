@@ -235,7 +235,7 @@ class TestBatchNorm:
 
 
 class TestMemory:
-    def test_the_last_batch_is_no_state_and_gone_after_the_task(self, tiny_config: Tiny) -> None:
+    def test_the_last_batch_is_no_state_and_deleted_after_the_task(self, tiny_config: Tiny) -> None:
         experiment, method, task = begun_task_1(tiny_config("efc"), EFC)
         method._set_mode()
         before = set(method.state_dict())

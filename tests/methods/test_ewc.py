@@ -198,7 +198,7 @@ def test_batch_norm_in_the_fisher_pass(
     assert set(modes) == {by_batch}
 
 
-def test_batch_norm_rests_after_the_first_task(tiny_config: Tiny, learn: Learn) -> None:
+def test_batch_norm_is_fixed_after_the_first_task(tiny_config: Tiny, learn: Learn) -> None:
     one, two = (learn(tiny_config("ewc"), tasks=tasks).method.backbone for tasks in (1, 2))
     buffers = dict(two.named_buffers())
     assert all(torch.equal(buffer, buffers[name]) for name, buffer in one.named_buffers())
@@ -213,7 +213,7 @@ def test_old_heads_move_and_are_tied_in_pycils_form(tiny_config: Tiny, learn: Le
     assert max(importance.max() for _, importance, _ in two.springs.items()) <= 1e-4
 
 
-def test_it_tells_importance_and_stability(tiny_config: Tiny, learn: Learn) -> None:
+def test_it_reports_importance_and_stability(tiny_config: Tiny, learn: Learn) -> None:
     method = learn(tiny_config("ewc"), tasks=1).method
     (notice,) = method.notices
     assert notice.values["bound"] == pytest.approx(3.8)

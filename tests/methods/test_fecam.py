@@ -153,7 +153,7 @@ def test_statistics_do_not_depend_on_when_a_class_comes(tiny_config: Tiny, covar
     torch.testing.assert_close(whole.memory.spreads, split.memory.spreads, atol=1e-6, rtol=1e-6)
 
 
-def test_the_first_task_is_told_apart_by_the_head(tiny_config: Tiny) -> None:
+def test_the_first_task_is_classified_by_the_head(tiny_config: Tiny) -> None:
     experiment, method = trained_on(tiny_config("fecam"), 1)
     images = next(iter(experiment.task_data(0).batches("test"))).images
     with torch.no_grad():
@@ -198,7 +198,7 @@ def test_vit_preset() -> None:
 
 
 def test_a_network_taken_as_it_is(tiny_config: Tiny, learn: Callable[..., Experiment]) -> None:
-    """Nothing is trained, and the first task has no head to be told apart by."""
+    """Nothing is trained, and the first task has no head to be reported apart by."""
     config = tiny_config("fecam", **{"method.train_network": False, "method.first_task_rule": "maha"})
     before, after = (
         experiment.method.backbone.state_dict() for experiment in (Experiment(config), learn(config, tasks=2))

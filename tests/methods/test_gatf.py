@@ -182,16 +182,16 @@ def test_ablation_row_one_is_adagauss_tensor_for_tensor(tiny_config: Tiny, tmp_p
     states, losses = {}, {}
     for name, extra in (("adagauss", {}), ("gatf", switches)):
         experiment = Experiment(tiny_config(name, **extra))
-        told: list[dict[str, float]] = []
+        reported: list[dict[str, float]] = []
         folder = tmp_path / name
         (folder / "checkpoints").mkdir(parents=True)
 
-        def listen(event: Event, told: list[dict[str, float]] = told) -> None:
+        def listen(event: Event, reported: list[dict[str, float]] = reported) -> None:
             if isinstance(event, Epoch):
-                told.append(event.losses)
+                reported.append(event.losses)
 
         experiment.run(folder, (listen,))
-        states[name], losses[name] = experiment.method.state_dict(), told
+        states[name], losses[name] = experiment.method.state_dict(), reported
     assert losses["gatf"] == losses["adagauss"]
     assert states["gatf"].keys() == states["adagauss"].keys()
     for name, tensor in states["adagauss"].items():

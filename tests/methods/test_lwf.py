@@ -103,7 +103,7 @@ def at_task_1(learn: Learn, config: RunConfig) -> tuple[Experiment, LwF, Any, An
     return experiment, method, data, method.phases(data.info)[-1]
 
 
-def test_with_batch_norm_at_rest_the_first_step_feels_no_distillation(tiny_config: Tiny, learn: Learn) -> None:
+def test_with_fixed_batch_norm_the_first_step_has_no_distillation_gradient(tiny_config: Tiny, learn: Learn) -> None:
     _, method, data, phase = at_task_1(learn, tiny_config("lwf", **{"method.fix_bn": True}))
     phase.set_mode()
     batch = next(data.batches("train", batch_size=48))

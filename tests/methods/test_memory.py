@@ -96,13 +96,13 @@ def test_no_class_at_all(kind: str) -> None:
     assert all(tensor.isfinite().all() for tensor in memory.state_dict().values())
 
 
-def test_a_rank_beyond_the_dimension_is_told() -> None:
+def test_a_rank_beyond_the_dimension_is_reported() -> None:
     with pytest.raises(UserError, match=r"method\.covariance_rank is 9, but features have 6 dimensions"):
         empty("lowrank", rank=9)
     assert len(empty("full", rank=9)) == 0
 
 
-def test_an_unknown_kind_is_told() -> None:
+def test_an_unknown_kind_is_reported() -> None:
     with pytest.raises(UserError, match=r"method\.covariance"):
         load_config("digits", method="gatf", overrides={"method.covariance": "diagonal"})
 
@@ -279,7 +279,7 @@ def test_a_readout_does_not_outlive_a_move_to_another_device(rule: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("rule", ["bayes", "mahalanobis", "nmc", "rda"])
-def test_every_rule_tells_far_classes_apart(kind: str, rule: str) -> None:
+def test_every_rule_distinguishes_far_classes(kind: str, rule: str) -> None:
     memory, means = empty(kind, 4, rule=rule), 20 * torch.eye(4)[:3]
     memory.set(Gaussians(means, some(3, 4).covs))
     noise = torch.randn(20, 3, 4, generator=torch.Generator().manual_seed(0))
@@ -305,7 +305,7 @@ def learnt_from(features: Tensor, labels: Tensor, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize(("spread", "mixtures"), [(1.0, (0.75, 1.0)), (5.0, (0.0, 0.25))])
-def test_rda_chooses_what_tells_the_images_apart_that_it_held_back(
+def test_rda_chooses_by_held_out_images(
     spread: float, mixtures: tuple[float, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Over 20 tasks: few images of equal spread share a covariance, a class five times as wide has its own."""
@@ -319,7 +319,7 @@ def test_what_rda_holds_back_is_part_of_the_statistics(monkeypatch: pytest.Monke
     torch.testing.assert_close(memory.get().means[0], features[labels == 0].mean(0), rtol=1e-5, atol=1e-5)
 
 
-def test_the_evidence_of_rda_is_how_many_images_held_back_are_told_right(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_evidence_of_rda_is_the_accuracy_on_held_out_images(monkeypatch: pytest.MonkeyPatch) -> None:
     features, labels = two_classes(1, 2.0)
     memory = learnt_from(features, labels, monkeypatch)
     held = torch.arange(400) % 5 == 0
@@ -331,10 +331,10 @@ def test_the_evidence_of_rda_is_how_many_images_held_back_are_told_right(monkeyp
     assert memory.evidence[number] == 2 * right.sum()  # plain and mirrored
 
 
-def test_what_rda_is_told_is_not_chosen(tiny_config: Tiny) -> None:
+def test_given_rda_settings_are_not_chosen(tiny_config: Tiny) -> None:
     features = torch.randn(9, 6, generator=torch.Generator().manual_seed(1))
-    for told, used in (((0.9, None), (0.9, 0.03)), ((0.0, 0.2), (0.0, 0.2))):
-        memory = filled("full", rule="rda", rda=told)
+    for reported, used in (((0.9, None), (0.9, 0.03)), ((0.0, 0.2), (0.0, 0.2))):
+        memory = filled("full", rule="rda", rda=reported)
         torch.testing.assert_close(memory.scores(features), readout.rda_readout(memory.get(), *used).scores(features))
     for method in ("gatf", "adagauss"):
         config = tiny_config(method, **{"method.rda_mixture": 0.9, "method.rda_shrinkage": 0.2})
@@ -362,8 +362,8 @@ def test_a_model_that_chooses_comes_back_from_its_file(
     method: str, kind: str, tiny_classifier: Tiny, digit_images: Any, tmp_path: Path
 ) -> None:
     images, labels = digit_images
-    told = {"method.samples": 100, "method.readout": "rda", "method.covariance": kind}
-    classifier = tiny_classifier(method=method, epochs=10, settings=told)
+    reported = {"method.samples": 100, "method.readout": "rda", "method.covariance": kind}
+    classifier = tiny_classifier(method=method, epochs=10, settings=reported)
     for names in (("d0", "d1", "d2"), ("d1", "d3")):
         chosen = np.isin(labels, names)
         classifier.partial_fit(images[chosen][:240], labels[chosen][:240])
@@ -408,8 +408,8 @@ def test_the_default_is_the_whole_covariance() -> None:
 def grown_compact(request: Any, tiny_classifier: Tiny, digit_images: Any) -> Any:
     """A classifier that learnt d0 … d2, then d1 again together with d3."""
     images, labels = digit_images
-    told = {"method.samples": 100, "method.covariance": request.param, "method.covariance_rank": 2}
-    classifier = tiny_classifier(epochs=15, width=16, settings=told)
+    reported = {"method.samples": 100, "method.covariance": request.param, "method.covariance_rank": 2}
+    classifier = tiny_classifier(epochs=15, width=16, settings=reported)
     for names in (("d0", "d1", "d2"), ("d1", "d3")):
         chosen = np.isin(labels, names)
         classifier.partial_fit(images[chosen][:240], labels[chosen][:240])
@@ -467,20 +467,20 @@ def test_the_exported_graph_gives_the_methods_scores(grown_compact: Any, digit_i
     torch.testing.assert_close(scores, expected, rtol=1e-5, atol=1e-4)
 
 
-def test_noise_on_stored_moments_is_told_and_stored(tmp_path: Path, tiny_config: Callable[..., RunConfig]) -> None:
+def test_noise_on_stored_moments_is_reported_and_stored(tmp_path: Path, tiny_config: Callable[..., RunConfig]) -> None:
     """With little noise (a large ε) the moments are those of clipped features, and nothing is longer than the norm."""
     small = {"scenario.stop_after": 1, "optimisation.first.epochs": 1, "data.max_per_class": 20}
     noise = {"method.noise_epsilon": 100.0, "method.noise_clip": 0.5}
-    told: list[Event] = []
+    reported: list[Event] = []
     experiment = Experiment(tiny_config("adagauss", **small, **noise))
     (tmp_path / "checkpoints").mkdir()
-    experiment.run(tmp_path, (told.append,))
-    (notice,) = [event for event in told if isinstance(event, Notice) and event.name == "privacy"]
+    experiment.run(tmp_path, (reported.append,))
+    (notice,) = [event for event in reported if isinstance(event, Notice) and event.name == "privacy"]
     assert notice.values == {"epsilon": 100.0, "delta": 1e-5, "clip": 0.5}
     assert experiment.method.stored().means.norm(dim=1).max() < 0.6
 
 
-def test_noise_and_a_readout_that_looks_at_single_images_do_not_go_together(
+def test_noise_is_refused_with_a_readout_that_uses_single_images(
     tmp_path: Path, tiny_config: Callable[..., RunConfig]
 ) -> None:
     small = {"scenario.stop_after": 1, "optimisation.first.epochs": 1, "data.max_per_class": 20}

@@ -246,8 +246,8 @@ def test_timm_models_with_the_weights_that_timm_has_for_them(monkeypatch: pytest
     assert net.pretrained
     assert net.normalisation == ((0.5,) * 3, (0.25,) * 3)
     assert net.central_share is None
-    for told, expected in ((1, 1.0), (0.95, 0.95), (0, None), (1.5, None), ("0.9", None), (None, None)):
-        model.pretrained_cfg["crop_pct"] = told  # type: ignore[index]
+    for reported, expected in ((1, 1.0), (0.95, 0.95), (0, None), (1.5, None), ("0.9", None), (None, None)):
+        model.pretrained_cfg["crop_pct"] = reported  # type: ignore[index]
         assert build_backbone(config, 3).central_share == expected
 
 

@@ -239,7 +239,7 @@ def test_a_state_dict_inside_a_checkpoint(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["efficientnet_lite0", "efficientnet_lite2"])
-def test_lite_takes_the_installed_weights_unless_told_otherwise(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lite_uses_the_installed_weights_by_default(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert BackboneConfig(name=name).pretrained == "package"
     assert BackboneConfig(name=name, pretrained=None).pretrained is None
     assert BackboneConfig().pretrained is None
@@ -275,7 +275,9 @@ def test_what_the_weights_expect_of_pixels(tmp_path: Path) -> None:
     ("setting", "pretrained", "moves"),
     [("auto", False, True), ("auto", True, False), ("train", True, True), ("fixed", False, False)],
 )
-def test_batch_norm_of_a_pretrained_network_rests(setting: str, pretrained: bool, moves: bool, tmp_path: Path) -> None:
+def test_batch_norm_of_a_pretrained_network_is_fixed(
+    setting: str, pretrained: bool, moves: bool, tmp_path: Path
+) -> None:
     save_file(ResNet18(width=4, bottleneck=5).state_dict(), tmp_path / "w.safetensors")
     given = {"pretrained": str(tmp_path / "w.safetensors")} if pretrained else {}
     net = build_backbone(BackboneConfig(width=4, bottleneck=5, batch_norm=setting, **given), 3)

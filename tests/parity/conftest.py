@@ -194,7 +194,7 @@ def exact_net() -> Callable[[dict[str, Tensor]], ToyNet]:
 def train() -> Callable[[Phase, TaskData], None]:
     """`train(phase, data)`: the loop of a run, saving and telling nothing."""
 
-    def ignore(*told: Any) -> None:
+    def ignore(*reported: Any) -> None:
         pass
 
     def run(phase: Phase, data: TaskData) -> None:

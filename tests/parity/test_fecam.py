@@ -80,7 +80,7 @@ def test_distances(recorded: Recorded, learn: Learn) -> None:
         close(-scores[task], expected[f"distances{task}"].double(), rtol=5e-6, atol=2e-6)
 
 
-def test_the_first_task_is_told_apart_by_the_head(recorded: Recorded, learn: Learn) -> None:
+def test_the_first_task_is_classified_by_the_head(recorded: Recorded, learn: Learn) -> None:
     """There: squared distances 2 − 2·cos to the rows of the head, without the power transform. Here: scale·cos."""
     given, expected = recorded("fecam", "input/"), recorded("fecam", "per_class/expected/")
     _, scores = learn()

@@ -52,7 +52,7 @@ def write_run(
     (folder / "config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
     if confused:
         lines = [f"class {n},class {n},8\nclass {n},class {(n + 1) % classes},2\n" for n in range(classes)]
-        (folder / "confusion.csv").write_text("class,answered,images\n" + "".join(lines), encoding="utf-8")
+        (folder / "confusion.csv").write_text("class,predicted,images\n" + "".join(lines), encoding="utf-8")
     return summary
 
 

@@ -118,5 +118,5 @@ def test_tables_say_that_they_scroll_and_can_be_copied(seen: dict[str, Any]) -> 
     assert "@inproceedings{gatf2026," in copied["bibtex"]
 
 
-def test_what_a_pointer_rests_on_tells_its_value(seen: dict[str, Any]) -> None:
+def test_the_value_under_the_pointer_is_shown(seen: dict[str, Any]) -> None:
     """Squares that are not seen, in front of all else; those of 100 classes have the classes' names."""

@@ -47,7 +47,7 @@ def test_what_was_learnt_in_one_task_is_a_level_across(fake_run: Callable[..., d
     assert axes.lines[1].get_ydata().tolist() == pytest.approx([ceiling["a_last"]] * 5)
 
 
-def test_the_map_of_answers_grows_with_the_classes_and_not_with_their_square(
+def test_the_confusion_map_grows_linearly_with_the_classes(
     fake_run: Callable[..., dict[str, Any]], tmp_path: Path
 ) -> None:
     classes = 2 * figures.MOST_LINES + 500
@@ -179,7 +179,7 @@ def test_time_is_counted_in_tasks() -> None:
     assert [row["time"] for row in in_tasks(rows)] == [1.5, 2.0, 3.0]
 
 
-def test_a_task_ends_with_what_is_told_of_it() -> None:
+def test_a_task_ends_with_its_line() -> None:
     """The drift after a task's transport, mean over classes: the line's last point, the sentence and the table."""
     drift = [{"task": 1, "epoch": number, "past_task": 0, "drift": 5.0} for number in (10, 20)]
     errors = [
@@ -200,12 +200,12 @@ def epoch(task: int, number: int, lr: float, **losses: float) -> Epoch:
 
 def test_losses_and_rates_over_tasks(tmp_path: Path) -> None:
     """Two epochs of task 0, three of task 1; a term that task 0 does not have begins with task 1."""
-    told = [
+    reported = [
         epoch(0, 0, 0.1, ce=4.0),
         epoch(0, 1, 0.1, ce=2.0),
         *(epoch(1, n, 0.01, ce=1.0, kd=n + 1.0) for n in range(3)),
     ]
-    lines = [json.dumps(event.record()) for event in told]
+    lines = [json.dumps(event.record()) for event in reported]
     (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
     run = Run(tmp_path, "digits", "gatf", {}, {})
     assert costs.losses(run) == {

@@ -1,4 +1,4 @@
-"""Runs are found in folders, and what cannot be read is told."""
+"""Runs are found in folders, and what cannot be read is reported."""
 
 import json
 from collections.abc import Callable
@@ -94,9 +94,21 @@ class TestReferences:
 
     def test_bring_their_decomposition(self, fake_run: Callable[..., Any], tmp_path: Path) -> None:
         fake_run(tmp_path / "a", "gatf")
-        names = ("after_task", "own", "probe", "stored", "anew", "joint", "transport", "readout", "representation")
-        (tmp_path / "a" / "explain.json").write_text(json.dumps({"rows": [dict.fromkeys(names, 4)]}))
-        assert load_runs([tmp_path / "a"])[0].explained == [dict.fromkeys(names, 4)]
+        names = ("after_task", "own", "probe", "stored", "joint", "transport", "readout", "representation")
+        for name in ("reestimated", "anew"):  # today, and in older files
+            (tmp_path / "a" / "explain.json").write_text(json.dumps({"rows": [dict.fromkeys((*names, name), 4)]}))
+            assert load_runs([tmp_path / "a"])[0].explained == [dict.fromkeys((*names, "reestimated"), 4)]
+
+    def test_of_older_versions_have_other_names(self, fake_run: Callable[..., Any], tmp_path: Path) -> None:
+        fake_run(tmp_path / "a", "gatf", confused=True)
+        confusion, plane = tmp_path / "a" / "confusion.csv", tmp_path / "a" / "diagnostics" / "plane.csv"
+        now = load_runs([tmp_path / "a"])[0].confusion
+        confusion.write_text(confusion.read_text().replace("predicted", "answered"))
+        plane.parent.mkdir(exist_ok=True)
+        plane.write_text("after_task,class,kind,x,y\n1,0,carried,0.5,0.25\n")
+        (run,) = load_runs([tmp_path / "a"])
+        assert run.confusion == now != []
+        assert run.diagnostics["plane"][0]["kind"] == "transported"
 
     @pytest.mark.parametrize("content", ["[]", '{"rows": [{"own": 3}]}', '{"rows": 3}', "{"])
     def test_a_foreign_decomposition_is_one_sentence(

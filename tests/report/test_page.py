@@ -90,7 +90,7 @@ def test_the_page_is_whole_described_and_needs_nothing_else(page: str) -> None:
     assert len(page.encode()) < LIGHT_ENOUGH
 
 
-def test_the_page_says_what_the_runs_say(page: str, fake_bench: Path) -> None:
+def test_the_page_agrees_with_the_runs(page: str, fake_bench: Path) -> None:
     summaries = [json.loads(path.read_text()) for path in sorted(fake_bench.glob("gatf-*/summary.json"))]
     mean = sum(summary["a_last"] for summary in summaries) / 3
     assert f"gatf ends at {mean:.1f} %" in page
@@ -99,23 +99,23 @@ def test_the_page_says_what_the_runs_say(page: str, fake_bench: Path) -> None:
     assert "Configuration of gatf" in page
     assert "torch 2.6.0" in page
     assert "Traceback" not in page
-    assert str(fake_bench.parent) not in page  # nobody's folders are told
+    assert str(fake_bench.parent) not in page  # nobody's folders are reported
 
 
 def test_backward_transfer_and_the_area_stand_in_the_tables(fake_run: FakeRun, tmp_path: Path) -> None:
     for method in ("gatf", "lwf"):
         fake_run(tmp_path / method, method)
     runs = load_runs([tmp_path])
-    told = dict(zip([name for name, _ in results_table(runs).headings], results_table(runs).rows[0], strict=True))
+    reported = dict(zip([name for name, _ in results_table(runs).headings], results_table(runs).rows[0], strict=True))
     summary = runs[0].summary
     seen, matrix = summary.accuracy_seen, summary.accuracy_matrix
-    assert told["method"].text == "gatf"
-    assert told["area %"].key == pytest.approx((seen[0] / 2 + sum(seen[1:-1]) + seen[-1] / 2) / 4)
+    assert reported["method"].text == "gatf"
+    assert reported["area %"].key == pytest.approx((seen[0] / 2 + sum(seen[1:-1]) + seen[-1] / 2) / 4)
     changed = [matrix[-1][task] - matrix[task][task] for task in range(4)]
-    assert told["backward transfer"].key == pytest.approx(sum(changed) / 4)
+    assert reported["backward transfer"].key == pytest.approx(sum(changed) / 4)
     notes = " ".join(tasks_table(runs[0]).notes)
     assert f"since they were learnt: {sum(changed) / 4:+.1f}." in notes
-    assert f"accuracy curve: {told['area %'].text} %" in notes
+    assert f"accuracy curve: {reported['area %'].text} %" in notes
 
 
 def test_settings_are_not_compared_with_each_other(fake_run: FakeRun, tmp_path: Path) -> None:
@@ -131,8 +131,8 @@ def test_settings_are_not_compared_with_each_other(fake_run: FakeRun, tmp_path: 
 
 def test_rows_can_be_chosen(fake_bench: Path, tmp_path: Path) -> None:
     arguments = ["report", str(fake_bench), "-o", str(tmp_path / "r.html"), "--methods", "gatf,lwf"]
-    told = CliRunner().invoke(cli.app, arguments)
-    assert told.exit_code == 0, told.output
+    reported = CliRunner().invoke(cli.app, arguments)
+    assert reported.exit_code == 0, reported.output
     text = (tmp_path / "r.html").read_text(encoding="utf-8")
     assert "<title>2 methods on" in text
     assert text.index('id="matrix-gatf"') < text.index('id="matrix-lwf"')
@@ -175,7 +175,7 @@ def rename(folder: Path, names: list[str]) -> None:
     [["007", "00"], ["1_000", "1e3"], ["nan", "inf"], ["=a", "@b"], ["$\\frac{$", "US$ _^"], ["猫", "ก"], ["", " "]],
     ids=str,
 )  # fmt: skip
-def test_odd_names_of_classes_are_told_apart_and_drawn(names: list[str], fake_run: FakeRun, tmp_path: Path) -> None:
+def test_odd_names_of_classes_are_distinguished_and_drawn(names: list[str], fake_run: FakeRun, tmp_path: Path) -> None:
     """Numbers with zeros in front, spreadsheet formulas, what Matplotlib takes for mathematics or has no letters for; a
     warning would be an error here."""
     fake_run(tmp_path / "a", "gatf", classes=10)
@@ -197,10 +197,10 @@ def test_names_with_escape_sequences_are_shown_as_such(fake_run: FakeRun, tmp_pa
     assert "“\\u001b[2Jcat\\u0007\\u202e” is predicted as “\\u0009=b” for 20 % of its images" in text
 
 
-def test_answers_that_are_no_classes_of_the_run_are_refused(fake_run: FakeRun, tmp_path: Path) -> None:
+def test_predictions_that_are_no_classes_of_the_run_are_refused(fake_run: FakeRun, tmp_path: Path) -> None:
     fake_run(tmp_path / "a", "gatf", confused=True)
-    (tmp_path / "a" / "confusion.csv").write_text("class,answered,images\nclass 0,nobody,3\n", encoding="utf-8")
-    with pytest.raises(UserError, match=r"confusion.csv is not a table of this run's answers: no class is called 'nob"):
+    (tmp_path / "a" / "confusion.csv").write_text("class,predicted,images\nclass 0,nobody,3\n", encoding="utf-8")
+    with pytest.raises(UserError, match=r"confusion.csv is not a table of this run's predictions: no class is called 'nob"):
         load_runs([tmp_path / "a"])
 
 
@@ -225,18 +225,18 @@ def test_the_command(fake_run: FakeRun, tmp_path: Path, monkeypatch: pytest.Monk
     fake_run(tmp_path / "runs" / "a b", "gatf")
     monkeypatch.chdir(tmp_path)
     for given in (Path("runs/a b"), tmp_path / "runs" / "a b"):
-        told = CliRunner().invoke(cli.app, ["report", str(given)])
+        reported = CliRunner().invoke(cli.app, ["report", str(given)])
         page = (tmp_path / "runs" / "a b" / "report.html").read_text(encoding="utf-8")
         assert "gatf report &#39;runs/a b&#39;" in page  # as it can be typed again
-    assert told.exit_code == 0, told.output
-    assert "report of 1 run: " in told.output
+    assert reported.exit_code == 0, reported.output
+    assert "report of 1 run: " in reported.output
 
 
 def test_machines_and_classes_are_listed(fake_run: FakeRun, tmp_path: Path) -> None:
     for seed, day in enumerate(("01", "03")):
-        told = fake_run(tmp_path / f"s{seed}", "gatf", seed)
-        told["machine"] = {"date": f"2026-11-{day}T10:00:00+00:00", "processor": "Abacus 2", "threads": "1"}
-        (tmp_path / f"s{seed}" / "summary.json").write_text(json.dumps(told), encoding="utf-8")
+        reported = fake_run(tmp_path / f"s{seed}", "gatf", seed)
+        reported["machine"] = {"date": f"2026-11-{day}T10:00:00+00:00", "processor": "Abacus 2", "threads": "1"}
+        (tmp_path / f"s{seed}" / "summary.json").write_text(json.dumps(reported), encoding="utf-8")
     runs = load_runs([tmp_path])
     assert machines(runs) == ["2 runs on Abacus 2, 1 thread; 2026-11-01 to 2026-11-03"]
     table = classes_table("gatf", runs)
@@ -246,12 +246,12 @@ def test_machines_and_classes_are_listed(fake_run: FakeRun, tmp_path: Path) -> N
     assert [cell.key for cell in table.rows[3][2:]] == [new, end]
 
 
-def test_the_head_says_how_it_was_made_and_what_lies_beside(fake_run: FakeRun, tmp_path: Path) -> None:
+def test_the_head_of_a_report_has_its_command_and_files(fake_run: FakeRun, tmp_path: Path) -> None:
     machine = {"date": "2026-11-01T10:00:00+00:00", "processor": "Abacus 2", "threads": "2"}
     for seed in range(2):
-        told = fake_run(tmp_path / f"gatf seed{seed}", "gatf", seed, confused=True)
-        told["machine"] = machine | {"command": "gatf bench <digits>", "commit": "0123456789ab-dirty"}
-        (tmp_path / f"gatf seed{seed}" / "summary.json").write_text(json.dumps(told), encoding="utf-8")
+        reported = fake_run(tmp_path / f"gatf seed{seed}", "gatf", seed, confused=True)
+        reported["machine"] = machine | {"command": "gatf bench <digits>", "commit": "0123456789ab-dirty"}
+        (tmp_path / f"gatf seed{seed}" / "summary.json").write_text(json.dumps(reported), encoding="utf-8")
     (tmp_path / "results.csv").write_text("a,b", encoding="utf-8")
     write_report([tmp_path], tmp_path / "report.html")
     text = (tmp_path / "report.html").read_text(encoding="utf-8")
@@ -270,10 +270,10 @@ def test_the_head_says_how_it_was_made_and_what_lies_beside(fake_run: FakeRun, t
     write_report([alone], alone / "report.html")
     text = (alone / "report.html").read_text(encoding="utf-8")
     assert Page(text).outside == ["summary.json", "confusion.csv", "config.yaml", "diagnostics/confusion.csv"]
-    assert ">diagnostics/confusion.csv</a>" in text  # two files of one name are told apart
+    assert ">diagnostics/confusion.csv</a>" in text  # two files of one name are reported apart
 
 
-def test_what_is_taken_for_what_is_drawn_and_told(fake_run: FakeRun, tmp_path: Path) -> None:
+def test_confusions_are_drawn_and_the_most_frequent_is_named(fake_run: FakeRun, tmp_path: Path) -> None:
     fake_run(tmp_path / "a", "gatf", confused=True)
     write_report([tmp_path / "a"], tmp_path / "r.html")
     text = (tmp_path / "r.html").read_text(encoding="utf-8")
@@ -295,9 +295,9 @@ def test_a_certificate_that_never_holds_is_a_note_and_not_a_column(fake_run: Fak
 
 def test_the_publications_of_a_table(fake_run: FakeRun, tmp_path: Path) -> None:
     for method in ("gatf", "finetune", "lwf"):
-        told = fake_run(tmp_path / method, method)
-        told["method"] = method.replace("lwf", "ewc")
-        (tmp_path / method / "summary.json").write_text(json.dumps(told), encoding="utf-8")
+        reported = fake_run(tmp_path / method, method)
+        reported["method"] = method.replace("lwf", "ewc")
+        (tmp_path / method / "summary.json").write_text(json.dumps(reported), encoding="utf-8")
     text = bibtex(load_runs([tmp_path]))
     assert text.count("@") == 3  # finetune has no paper
     assert "@article{ewc2017,\n  author = {James Kirkpatrick and Razvan Pascanu and " in text
@@ -320,8 +320,8 @@ def test_the_publications_of_a_table(fake_run: FakeRun, tmp_path: Path) -> None:
 def test_publications_have_whole_titles_and_all_authors(
     fake_run: FakeRun, tmp_path: Path, method: str, author: str, title: str
 ) -> None:
-    told = fake_run(tmp_path / "run", "gatf") | {"method": method}
-    (tmp_path / "run" / "summary.json").write_text(json.dumps(told), encoding="utf-8")
+    reported = fake_run(tmp_path / "run", "gatf") | {"method": method}
+    (tmp_path / "run" / "summary.json").write_text(json.dumps(reported), encoding="utf-8")
     entry, _ = bibtex(load_runs([tmp_path])).split("\n\n")
     assert author in entry
     assert title in entry
@@ -336,9 +336,9 @@ def test_ones_own_row_has_its_place_among_stored_ones(fake_run: FakeRun, tmp_pat
         about = {"setting": "digits, 5 tasks", "row": row}
         (tmp_path / "known" / row / "about.json").write_text(json.dumps(about), encoding="utf-8")
     fake_run(tmp_path / "mine", "lwf")
-    told = CliRunner().invoke(cli.app, ["report", str(tmp_path / "mine"), "--against", str(tmp_path / "known")])
-    assert told.exit_code == 0, told.output
-    assert "digits, 5 tasks: lwf is number 2 of 3 with A_last" in told.output
+    reported = CliRunner().invoke(cli.app, ["report", str(tmp_path / "mine"), "--against", str(tmp_path / "known")])
+    assert reported.exit_code == 0, reported.output
+    assert "digits, 5 tasks: lwf is number 2 of 3 with A_last" in reported.output
     page = (tmp_path / "mine" / "report.html").read_text(encoding="utf-8")
     results = page[page.index("<table") : page.index("</table>")]
     assert results.index(">gatf<") < results.index(">lwf<") < results.index(">finetune<")

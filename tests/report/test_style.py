@@ -13,7 +13,7 @@ from gatf.report.sections import build_sections
 from gatf.report.style import DARK, NAMES, SERIES, inline_svg, line_styles, save_figure
 
 
-def test_a_method_looks_the_same_in_every_report_and_no_two_look_alike() -> None:
+def test_a_method_has_one_style_in_every_report_and_no_two_share_one() -> None:
     names = [
         "finetune",
         "ewc",

@@ -77,16 +77,16 @@ class Page:
         return found
 
     def _hear(self, said: dict[str, Any]) -> None:
-        told = said.get("params", {})
+        reported = said.get("params", {})
         match said.get("method"):
-            case "Runtime.consoleAPICalled" if told["type"] in ("error", "warning", "assert"):
-                self.complaints.append(json.dumps(told["args"]))
+            case "Runtime.consoleAPICalled" if reported["type"] in ("error", "warning", "assert"):
+                self.complaints.append(json.dumps(reported["args"]))
             case "Runtime.exceptionThrown":
-                self.complaints.append(json.dumps(told["exceptionDetails"]))
-            case "Log.entryAdded" if told["entry"]["level"] in ("error", "warning"):
-                self.complaints.append(told["entry"]["text"])
+                self.complaints.append(json.dumps(reported["exceptionDetails"]))
+            case "Log.entryAdded" if reported["entry"]["level"] in ("error", "warning"):
+                self.complaints.append(reported["entry"]["text"])
             case "Network.requestWillBeSent":
-                url = told["request"]["url"]
+                url = reported["request"]["url"]
                 if not url.startswith(("http://127.0.0.1:", "blob:", "data:", "about:")):
                     self.complaints.append(f"asked {url}")
 

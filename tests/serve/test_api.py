@@ -241,7 +241,7 @@ def test_the_documentation_needs_no_other_machine(client: Client) -> None:
     assert client.get("/").status == 404  # the page is the studio's
 
 
-def test_a_replaced_model_answers_without_a_dropped_request(
+def test_a_replaced_model_drops_no_request(
     shop: Path, tmp_path: Path, digits: Digits, digit_images: tuple[np.ndarray, np.ndarray]
 ) -> None:
     """As `gatf learn` replaces it: whole, by rename, with more classes."""
@@ -311,7 +311,7 @@ def test_a_model_that_could_not_be_loaded_is_tried_again(
         assert failures == []
 
 
-def test_predictions_are_answered_while_a_model_is_loaded(
+def test_predictions_continue_while_a_model_is_loaded(
     shop: Path, tmp_path: Path, digits: Digits, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, new = tmp_path / "live.gatf", tmp_path / "new"
@@ -346,7 +346,7 @@ def test_a_pipe_in_place_of_the_model_is_refused(shop: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("side", [8, 21])
-def test_colour_pictures_of_any_size_are_read(client: Client, side: int) -> None:
+def test_colour_images_of_any_size_are_read(client: Client, side: int) -> None:
     noise = np.random.default_rng(0).integers(0, 256, (side, side + 3, 3), dtype=np.uint8)
     reply: Any = client.send("/v1/predict", [("image", png(noise))])
     assert reply.status == 200

@@ -57,18 +57,18 @@ def values(schema: dict[str, Any]) -> st.SearchStrategy[Any]:
 @st.composite
 def requests(draw: st.DrawFn, path: str, method: str) -> tuple[str, bytes | None, dict[str, str]]:
     """An address with parameters, a body and its type: as the document says, or not quite."""
-    told = DOCUMENT["paths"][path][method]
+    reported = DOCUMENT["paths"][path][method]
     query = {}
-    for parameter in told.get("parameters", ()):
+    for parameter in reported.get("parameters", ()):
         value = draw(values(parameter["schema"]) | st.text(max_size=10))
         if parameter["in"] == "path":
             path = path.replace("{" + parameter["name"] + "}", quote(str(value), safe="") or "x")
         elif value is not None and draw(st.booleans()):
             query[parameter["name"]] = value
     address = path + (f"?{urlencode(query, errors='surrogatepass')}" if query else "")
-    if "requestBody" not in told:
+    if "requestBody" not in reported:
         return address, None, {}
-    content = told["requestBody"]["content"]
+    content = reported["requestBody"]["content"]
     kind = draw(st.sampled_from([*content, "text/plain", ""]))
     if kind == "multipart/form-data" and draw(st.booleans()):
         part = st.tuples(st.sampled_from([*content[kind]["schema"]["properties"], "other"]), st.binary(max_size=40))
@@ -89,9 +89,9 @@ def client(shop: Path) -> Iterator[Client]:
 def test_the_document_describes_every_address() -> None:
     assert len(OPERATIONS) >= 15
     for path, method in OPERATIONS:
-        told = DOCUMENT["paths"][path][method]
-        assert told["description"], path
-        assert "4XX" in told["responses"], path
+        reported = DOCUMENT["paths"][path][method]
+        assert reported["description"], path
+        assert "4XX" in reported["responses"], path
 
 
 @pytest.mark.parametrize(("path", "method"), [item for item in OPERATIONS if "onnx" not in item[0]])
@@ -114,17 +114,17 @@ def test_nothing_that_is_sent_breaks_the_server(client: Client, path: str, metho
     check()
 
 
-def test_what_the_document_promises_of_an_answer_holds(client: Client) -> None:
+def test_responses_match_the_openapi_document(client: Client) -> None:
     import numpy as np
 
     picture = png(np.zeros((8, 8), np.uint8))
     reply = client.send("/v1/predict?top=2&certificate=true&explain=true", [("image", picture)])
-    for path, told in (
+    for path, reported in (
         ("/v1/predict", reply.json), *((path, client.get(path).json) for path in
                                        ("/v1/classes", "/v1/model", "/v1/map", "/v1/updates", "/healthz")),
     ):  # fmt: skip
         operation = DOCUMENT["paths"][path]["post" if path == "/v1/predict" else "get"]
-        conforms(told, operation["responses"]["200"]["content"]["application/json"]["schema"])
+        conforms(reported, operation["responses"]["200"]["content"]["application/json"]["schema"])
 
 
 def conforms(value: Any, schema: dict[str, Any]) -> None:

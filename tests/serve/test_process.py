@@ -67,9 +67,9 @@ def first_event(client: Client, name: str) -> dict[str, Any]:
     try:
         for line in response:
             if line.startswith(b"data: "):
-                told: dict[str, Any] = json.loads(line[6:])
-                if told["progress"]["epoch"]:
-                    return told
+                reported: dict[str, Any] = json.loads(line[6:])
+                if reported["progress"]["epoch"]:
+                    return reported
     finally:
         connection.close()
     raise AssertionError("the stream ended")
@@ -128,9 +128,9 @@ def test_an_update_survives_sigterm_and_kill_and_ends_as_if_nothing_had_been(
         assert {file.stat().st_mode & 0o077 for file in (*stored, folder)} == {0}
         kept = tmp_path / "kept"
         shutil.copytree(stored[0].parent, kept)
-        told = first_event(client, name)
-        assert told["state"] == "running"
-        assert told["progress"]["epochs"] == EPOCHS
+        reported = first_event(client, name)
+        assert reported["state"] == "running"
+        assert reported["progress"]["epochs"] == EPOCHS
         until((workspace / "state.safetensors").exists)
         learner = learners(server.pid)[0]
         os.kill(learner, signal.SIGSTOP)  # it must not be done before all has been looked at
@@ -287,7 +287,7 @@ def test_an_update_that_was_just_done_is_not_done_again_by_the_next_server(
     assert sorted(file.name for file in tmp_path.iterdir()) == ["shop.gatf", "shop.gatf.v0"]
 
 
-def test_a_process_whose_server_is_gone_does_not_stumble_over_what_it_would_say() -> None:
+def test_a_process_whose_server_has_ended_can_still_report() -> None:
     read, write = os.pipe()
     reporter = ProgressReporter(os.fdopen(write, "w"))
     reporter.report("progress", epoch=1)
@@ -324,7 +324,7 @@ def test_a_request_for_an_update_may_choose_whether_to_adapt(
     assert job["parameters"] == {"adapt": used}
 
 
-def test_without_the_extra_one_sentence_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_the_extra_one_sentence_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from typer.testing import CliRunner
 
     from gatf.cli import app

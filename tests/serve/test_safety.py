@@ -72,7 +72,7 @@ def test_this_machine_needs_no_token(host: str) -> None:
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "192.168.1.7", "shop.example", "::", "127.0.0.1.evil.example"])
-def test_another_address_needs_a_token_and_says_so(host: str) -> None:
+def test_another_host_needs_a_token(host: str) -> None:
     with pytest.raises(UserError, match=r"a token is needed: put one into GATF_TOKEN .* 'Authorization: Bearer TOKEN'"):
         check_address(host, None)
     check_address(host, TOKEN)
@@ -83,7 +83,7 @@ def test_a_token_that_can_be_guessed_is_refused() -> None:
         check_address("0.0.0.0", "secret")
 
 
-def test_with_a_token_nothing_is_told_without_it(taught: Path, digits: Digits) -> None:
+def test_with_a_token_nothing_is_returned_without_it(taught: Path, digits: Digits) -> None:
     with serving(Options(taught, page=True, token=TOKEN)) as (client, _):
         parts = [("image", digits("d0", 1)[0])]
         for reply in (
@@ -130,7 +130,7 @@ def test_cross_site_requests_without_origin_are_refused(client: Client, site: st
     assert client.get("/v1/model", sec_fetch_site="none").status == 200  # an address that was typed
 
 
-def test_the_own_page_may_ask_and_no_other_site_is_told(client: Client, digits: Digits) -> None:
+def test_the_own_page_may_ask_without_cors(client: Client, digits: Digits) -> None:
     reply = client.send("/v1/predict", [("image", digits("d0", 1)[0])], origin=f"http://127.0.0.1:{client.port}")
     assert reply.status == 200
     assert not any(name.startswith("access-control") for name in reply.headers)
@@ -143,7 +143,7 @@ def test_a_foreign_name_that_points_here_is_refused(client: Client) -> None:
     assert client.get("/v1/model", host=f"localhost:{client.port}").status == 200
 
 
-def test_a_site_that_was_allowed_is_answered(taught: Path) -> None:
+def test_an_allowed_site_gets_responses(taught: Path) -> None:
     site = "https://shop.example"
     with serving(Options(taught, origins=(site,))) as (client, _):
         reply = client.get("/v1/classes", origin=site)
@@ -298,7 +298,7 @@ def test_descriptions_of_the_model_leave_time_for_predictions(
     assert order == ["map", "image", "map", "map", "map"]
 
 
-def test_requests_are_answered_during_a_rollback(
+def test_requests_are_served_during_a_rollback(
     running: tuple[Client, Studio], digits: Digits, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client, _ = running
@@ -457,11 +457,11 @@ def test_bodies_in_memory_share_a_limit_and_small_ones_always_get_in(
 
 
 @pytest.mark.parametrize("data", [b"", b"hello", b"\x89PNG\r\n\x1a\n", b"%!PS-Adobe-3.0 EPSF-3.0", bomb(50, 50)])
-def test_what_is_no_picture_is_a_sentence(client: Client, data: bytes) -> None:
+def test_a_file_that_is_no_image_is_one_sentence(client: Client, data: bytes) -> None:
     assert "image 0" in problem(client.send("/v1/predict", [("image", data)]), 422)
 
 
-def test_who_comes_when_too_many_wait_is_told_to_come_back(
+def test_requests_beyond_the_queue_get_a_retry_time(
     running: tuple[Client, Studio], digits: Digits, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client, studio = running
@@ -565,7 +565,7 @@ def test_clients_take_turns_in_decoding() -> None:
     assert [number for number, client in enumerate(order) if client == "b"] == [1, 5, 9]
 
 
-def test_very_many_answers_are_refused(taught: Path, digits: Digits) -> None:
+def test_very_many_predictions_are_refused(taught: Path, digits: Digits) -> None:
     with serving(Options(taught, limits=Limits(answers=5))) as (client, _):
         pictures = [("image", data) for data in digits("d0", 3)]
         assert client.send("/v1/predict?top=1", pictures).status == 200
@@ -712,7 +712,7 @@ def test_what_happens_very_often_is_logged_seldom() -> None:
     assert passes(170, "out of descriptors")
 
 
-def test_an_answer_that_takes_too_long_is_given_up(
+def test_a_slow_prediction_times_out(
     running: tuple[Client, Studio], digits: Digits, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client, studio = running
@@ -748,7 +748,7 @@ def test_updates_have_limits_and_leave_nothing(
     assert studio.updates.folder.stat().st_mode & 0o077 == 0
 
 
-# --- what is told
+# --- what is reported
 
 
 def test_a_batch_of_photos_is_smaller_than_one_of_small_images() -> None:
@@ -786,7 +786,7 @@ def test_what_was_sent_is_not_repeated(client: Client) -> None:
     problem(client("POST", "/v1/predict?top=0", b"", content_type="application/json"), 422)
 
 
-def test_every_answer_says_what_browsers_may_do_with_it(client: Client) -> None:
+def test_every_response_has_security_headers(client: Client) -> None:
     for reply in (client.get("/v1/model"), client.get("/docs"), client.get("/nowhere")):
         policy = reply.headers["content-security-policy"]
         assert "default-src 'none'" in policy

@@ -96,7 +96,7 @@ def test_a_line_of_a_log_file_is_one_line_however_many_losses_there_are(monkeypa
     assert line.endswith("[term 8] 0.500  ≈ 8 min left")
 
 
-def test_nothing_is_said_of_epochs_before_the_first() -> None:
+def test_no_epoch_is_shown_before_the_first() -> None:
     display = LiveDisplay(Console(file=io.StringIO(), width=80))
     display(RunStart(tasks=1, method="slda", resumed_at=None))
     display(TaskStart(task=0, classes=5, images=640, steps=0))

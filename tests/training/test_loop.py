@@ -32,11 +32,11 @@ def experiment(tiny_config: Tiny) -> Experiment:
     return Experiment(tiny_config("finetune", **{"data.max_per_class": 12}))  # 24 images: 3 steps of 8
 
 
-def train(experiment: Experiment, phase: Phase, position: Position | None = None, **told: Any) -> None:
+def train(experiment: Experiment, phase: Phase, position: Position | None = None, **reported: Any) -> None:
     nothing: dict[str, Any] = {"save": lambda *where: None, "restore": None, "stop": lambda: False, "save_every": None}
     train_phase(
         phase, experiment.task_data(0), experiment.session.fabric, listener=lambda event: None,
-        position=position or Position(), **nothing | told,
+        position=position or Position(), **nothing | reported,
     )  # fmt: skip
 
 

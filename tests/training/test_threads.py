@@ -67,14 +67,14 @@ def test_light_work_gets_one_thread_and_the_others_come_back() -> None:
         assert torch.get_num_threads() == 2
 
 
-def test_who_says_how_many_threads_gets_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_given_number_of_threads_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     with one_thread_if(True):
         assert torch.get_num_threads() == 2
 
 
 @pytest.mark.parametrize(("limit", "threads"), [(LIGHT, "1"), (0, "2")])
-def test_a_run_says_how_many_threads_it_had(
+def test_a_run_records_its_number_of_threads(
     tmp_path: Path, tiny_config, monkeypatch: pytest.MonkeyPatch, limit: int, threads: str
 ) -> None:
     monkeypatch.setattr("gatf.session.LIGHT", limit)
@@ -88,7 +88,7 @@ def test_a_run_says_how_many_threads_it_had(
     [({}, "3000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, None)],
     ids=["nothing", "a number", "a policy"],
 )
-def test_threads_of_a_command_sleep_soon_unless_told_otherwise(said: dict[str, str], heard: str | None) -> None:
+def test_threads_of_a_command_sleep_soon_by_default(said: dict[str, str], heard: str | None) -> None:
     script = (
         "import json, os, sys; sys.argv = ['gatf', '--version']\n"
         "from gatf.cli import main\n"

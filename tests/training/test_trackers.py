@@ -45,7 +45,7 @@ def test_a_run_as_numbers_over_epochs(tmp_path: Path, tiny_config: Callable[...,
     assert recorder.written[-1][1]["summary/forgetting"] == summary.forgetting
 
 
-def test_a_resumed_run_goes_on_counting(tmp_path: Path) -> None:
+def test_a_resumed_run_continues_counting(tmp_path: Path) -> None:
     write = JsonLines(tmp_path / "metrics.jsonl")
     for event in (RunStart(tasks=2, method="gatf", resumed_at=None), EPOCH, replace(EPOCH, epoch=1), TASK):
         write(event)

@@ -103,7 +103,7 @@ class Processes:
         tries: dict[str, int],
     ) -> None:  # fmt: skip
         """Handle the end of a process: success, a requested stop, an error, or a signal (negative code: retry)."""
-        said = process.communicate()[1].strip()
+        output = process.communicate()[1].strip()
         if process.returncode == ExitCode.DONE:
             watcher.finished(run)
         elif process.returncode == ExitCode.INTERRUPTED:
@@ -112,7 +112,7 @@ class Processes:
             tries[run.name] += 1
             waiting.insert(0, run)
         else:
-            last = said.splitlines()[-1] if said else f"its process ended with code {process.returncode}"
+            last = output.splitlines()[-1] if output else f"its process ended with code {process.returncode}"
             watcher.failed(run, last.removeprefix("gatf: "))
 
 

@@ -116,11 +116,11 @@ def _data(say: Callable[[str], object]) -> list[str]:
         reason = entry.missing(config)
         own = fetch_folder(config)
         if reason is None:
-            said = "available"
+            status = "available"
         elif name in BENCHMARKS and own.is_dir() and any(own.iterdir()):
-            said = "unusable"
+            status = "unusable"
             problems.append(f"{name} is in {own} but cannot be used: {reason}")
         else:
-            said = f"not available ({reason})"
-        say(f"data {name:<12} {said}")
+            status = f"not available ({reason})"
+        say(f"data {name:<12} {status}")
     return problems

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from gatf.evaluation.losses import Explained
+    from gatf.evaluation.accuracy_gap import Explained
 
 
 def report(
@@ -63,11 +63,11 @@ def explain_run(
     """Decompose a run's accuracy gap into transport, readout and representation."""
     from rich.console import Console
 
-    from gatf.report import points
+    from gatf.report import accuracy_gap
 
     console = Console()
     settings = {"data.root": data_root, "device": device}
-    rows = points.explain_run(
+    rows = accuracy_gap.explain_run(
         folder, every_task=every_task, joint=joint,
         overrides={path: value for path, value in settings.items() if value is not None},
         report=lambda text: print_plain(console, text),
@@ -82,7 +82,7 @@ def _explained_table(rows: list["Explained"]) -> "Table":
 
     table = Table(header_style="bold", title="accuracy in % over all seen classes", title_justify="left")
     shown = {
-        "task": "after_task", "own": "own", "stored": "stored", "re-estimated": "anew", "linear probe": "probe",
+        "task": "after_task", "own": "own", "stored": "stored", "re-estimated": "reestimated", "linear probe": "probe",
         "joint": "joint",
     }  # fmt: skip
     if all(row.stored is None or row.stored == row.own for row in rows):

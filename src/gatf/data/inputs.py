@@ -32,7 +32,7 @@ Shape = tuple[int, ...]
 
 
 class ImageInput:
-    """Images of a user: uint8 pixels [N, C, H, W], or encoded pictures of any size. Small pictures are decoded once."""
+    """Images of a user: uint8 pixels [N, C, H, W], or encoded images of any size. Small images are decoded once."""
 
     def __init__(self, images: Tensor | Encoded) -> None:
         self.source = images
@@ -53,13 +53,13 @@ class ImageInput:
         return [source.name(number) for number in range(len(self))]
 
     def stamp(self) -> str:
-        """A digest that identifies the same pictures later."""
+        """A digest that identifies the same images later."""
         if isinstance(self.source, Tensor):
             raise ValueError("pixels have no stamp: nobody asks for the same ones again")
         return self.source.stamp()
 
     def natural_shape(self) -> Shape:
-        """The shape a first fit would use: of pixels their own; small pictures of one size keep it, else 224."""
+        """The shape a first fit would use: of pixels their own; small images of one size keep it, else 224."""
         if isinstance(self.source, Tensor):
             channels, height, width = self.source.shape[1:]
             return channels, height, width
@@ -112,7 +112,7 @@ class ImageInput:
         return _first_places(read)
 
     def without_bad(self, shape: Shape) -> tuple["ImageInput", np.ndarray]:
-        """The images that can be decoded, and a mask of them, bool [N]. Small decoded pictures are kept."""
+        """The images that can be decoded, and a mask of them, bool [N]. Small decoded images are kept."""
         if isinstance(self.source, Tensor):
             return self, np.ones(len(self), dtype=bool)
         if shape[1] > SMALL:

@@ -1,4 +1,4 @@
-"""How a model turns pictures into the input of its network."""
+"""How a model turns images into the input of its network."""
 
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -16,7 +16,7 @@ from gatf.settings import DataConfig
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """From pictures to the network's input: (pixels/255 − mean)/std of a central square of uint8 pixels."""
+    """From images to the network's input: (pixels/255 − mean)/std of a central square of uint8 pixels."""
 
     shape: tuple[int, ...]
     """Channels, height, width; of vectors their dimension alone."""
@@ -58,7 +58,7 @@ class Preprocessing:
         return suited
 
     def images(self, given: ImageInput | Tensor, labels: Tensor | None = None) -> ImageSet:
-        """The test views of pictures, not yet normalised, or vectors, with class numbers."""
+        """The test views of images, not yet normalised, or vectors, with class numbers."""
         images = given if isinstance(given, Tensor) else given.images(self.shape, self.central_share)
         return ImageSet(images, torch.zeros(len(given), dtype=torch.int64) if labels is None else labels)
 

@@ -157,13 +157,13 @@ def accuracy_by_class(predicted: Tensor, labels: Tensor, task_of_class: Tensor) 
 
 def transport_plane(old: Tensor, new: Tensor, transported: Tensor | None, labels: Tensor) -> Table:
     """Class means of z_old, z_new and, where there is a map, A(z_old), in the plane of the two principal axes fitted
-    once on both spaces together. Arrows old → new show the drift; a good map has `carried` (transported) near new."""
+    once on both spaces together. Arrows old → new show the drift; a good map has `transported` near new."""
     both = torch.cat([old, new]).double()
     origin = both.mean(0)
     _, _, axes = torch.linalg.svd(both - origin, full_matrices=False)
     plane = axes[:2]  # [2, S]
     plane = plane * plane.gather(1, plane.abs().argmax(1, keepdim=True)).sign()  # the SVD leaves the sign open
-    kinds = {"old": old, "new": new} | ({} if transported is None else {"carried": transported})
+    kinds = {"old": old, "new": new} | ({} if transported is None else {"transported": transported})
     rows: Table = []
     for kind, features in kinds.items():
         flat = (features.double() - origin) @ plane.T  # [N, ≤2]

@@ -20,7 +20,7 @@ class Evaluation:
     by_class: list[float]
     old_to_new: float | None
     """Share of old-class images predicted as a class of the newest task; None at task 0."""
-    answered: Tensor
+    predictions: Tensor
     """int64 [pairs, 3]: true class, predicted class and number of images, for the pairs that occur."""
 
 
@@ -46,7 +46,7 @@ def evaluate(chosen: Tensor, labels: Tensor, task_of_class: Tensor, tasks: Tenso
         task_aware=_group_means((aware == labels).double(), tasks, newest + 1),
         by_class=_group_means(right, labels, len(task_of_class)),
         old_to_new=100 * float(confused.mean()) if newest > 0 and bool((task_of_class == newest).any()) else None,
-        answered=_pairs(labels, predicted),
+        predictions=_pairs(labels, predicted),
     )
 
 

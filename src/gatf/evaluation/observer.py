@@ -184,7 +184,7 @@ class DiagnosticsObserver:
         new, labels = self.data.test(self.method.backbone, task - 1)
         device = next(self.method.backbone.parameters()).device
         transported = self._transported(old, device)
-        tails = {"none": old, "carried": transported}
+        tails = {"none": old, "transported": transported}
         for name, moved in tails.items():
             if moved is not None:
                 rows = diagnostics.mahalanobis_tail(moved, new)

@@ -248,7 +248,7 @@ def linear_discriminant(means: Tensor, cov: Tensor, share: float, counts: Tensor
 
     With the number of images of each class, [C], the noise in their means is allowed for. Measured by M, it makes
     ‖μ_c − o‖² too long by v_c = tr(M⁻¹Σ)/n_c, so that a class of few images seems far from every image, its own
-    included. What is left of ‖μ_c − o‖² on average, τ, says how far classes really lie apart. So μ_c − o is multiplied
+    included. What is left of ‖μ_c − o‖² on average, τ, is the real distance of the means. So μ_c − o is multiplied
     by k_c = τ/(τ + v_c), which brings it nearest to the true mean (James & Stein, 1961), and ‖k_c(μ_c − o)‖² is taken
     without the k_c²·v_c that is noise.
     """

@@ -52,7 +52,7 @@ class IncrementalClassifier(TransformerMixin, ClassifierMixin, BaseEstimator):
     adapt : "never", "auto", "always" or None
         How updates use a pretrained backbone. "never": it stays frozen, with linear discriminants (slda). "auto": it
         stays frozen unless training has a clearly higher expected accuracy over all classes: adapting it to the new
-        images (by `method`), or in the first fit of small images a network from scratch. `report_` tells the choice and
+        images (by `method`), or in the first fit of small images a network from scratch. `report_` has the choice and
         both accuracies. "always": it is adapted without comparison. None: as in earlier updates, at first "never"; with
         parameters that matter only in training (`method`, `epochs`, ...) "auto". A network with random weights is
         always trained.

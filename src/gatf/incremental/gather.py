@@ -171,8 +171,8 @@ class Gathered:
         self.sample = everything
         stay = everything.ranks() < self._most()
         if not stay.all():
-            gone = everything.take(~stay)
-            self._sum(gone.vectors, gone.numbers, gone.copies)
+            removed = everything.take(~stay)
+            self._sum(removed.vectors, removed.numbers, removed.copies)
             self.sample = everything.take(stay)
         ends = np.flatnonzero(np.r_[self.sample.numbers[1:] != self.sample.numbers[:-1], True])
         full = self.sample.ranks()[ends] + 1 == self._most()

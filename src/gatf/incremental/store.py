@@ -31,15 +31,15 @@ from gatf.settings import VECTORS
 
 PLAN, DONE, ROLLBACK, LOCK = "plan.json", "done.json", "rollback.json", "lock"
 PLANNED = {
-    "images": "the folder", "stamp": "the pictures", "skip_bad": "--skip-bad", "model": "the model",
+    "images": "the folder", "stamp": "the images", "skip_bad": "--skip-bad", "model": "the model",
     "parameters": "the options", "gatf": "gatf's version",
 }  # fmt: skip
-"""What a plan holds, in the words for people."""
+"""What a plan holds, in words for users."""
 
 
 @dataclass(frozen=True)
 class Identity:
-    """What tells one model file from another."""
+    """What identifies a model file."""
 
     digest: str
     lineage: str
@@ -69,7 +69,7 @@ class Store:
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Inside, no other process updates this model, and what killed ones left half-written is gone. The lock goes
+        """Inside, no other process updates this model, and half-written files of killed ones are deleted. The lock goes
         with the process, however it ends."""
         busy = f"{self.path} is being updated by another process; wait until that has ended"
         try:

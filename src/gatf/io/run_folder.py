@@ -214,7 +214,7 @@ class RunFolder:
         """Write triples of true class, predicted class and number of images."""
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(("class", "answered", "images"))
+        writer.writerow(("class", "predicted", "images"))
         writer.writerows((csv_cell(name), csv_cell(answer), count) for name, answer, count in pairs)
         write_text(self.confusion, text.getvalue())
 

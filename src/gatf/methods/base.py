@@ -75,7 +75,7 @@ class Method(nn.Module, ABC, Generic[ConfigT]):
     card: ClassVar[MethodCard]
     """Publication and properties; those of shipped methods are in `cards.yaml`."""
     exemplar_free: ClassVar[bool] = True
-    """Only `joint` says False, and is then handed the data of all tasks so far."""
+    """False only for `joint`, which receives the data of all seen tasks."""
     mirrored: ClassVar[bool] = False
     """Whether what it keeps of a class also counts the mirror images of its images; diagnostics compare likewise."""
     revisits: ClassVar[bool] = False
@@ -122,7 +122,7 @@ class Method(nn.Module, ABC, Generic[ConfigT]):
     @abstractmethod
     def begin_task(self, task: TaskInfo) -> None:
         """Make what lives for one task: heads, frozen teacher, auxiliary modules. Depends on nothing but `task`, the
-        seed and the state kept so far, so that a resumed run can call it again before loading its checkpoint."""
+        seed and the state of earlier tasks, so that a resumed run can call it again before loading its checkpoint."""
 
     @abstractmethod
     def phases(self, task: TaskInfo) -> list[Phase]:
@@ -158,7 +158,7 @@ class Method(nn.Module, ABC, Generic[ConfigT]):
     def reestimated(self, plain: Tensor, mirrored: Tensor, labels: Tensor) -> Callable[[Tensor], Tensor] | None:
         """How features [B, S] would be scored by the method's own rule, were the classes in `labels` [N] measured now,
         from the features of their images and of the images' mirror images, [N, S] each. Other classes stay as stored,
-        and so does the method. None where what was measured of classes does not tell them apart.
+        and so does the method. None where the measurements of classes do not distinguish them.
 
         For diagnostics, which may use old images (`gatf explain run`); a method never calls it."""
         return None

@@ -34,8 +34,8 @@ class MethodCard:
         if not self.title:
             return "no paper"
         surnames = [_surname(name) for name in self.authors]
-        people = f"{surnames[0]} et al." if len(surnames) > 2 else " & ".join(surnames)
-        return f"{people}, {self.title}, {self.venue} {self.year}"
+        names = f"{surnames[0]} et al." if len(surnames) > 2 else " & ".join(surnames)
+        return f"{names}, {self.title}, {self.venue} {self.year}"
 
     def bibtex(self, key: str) -> str:
         """A BibTeX entry, without the address since a report names none; "" where there is no paper."""

@@ -140,7 +140,7 @@ class GramMemory(Growing):
         return float(torch.cat(ranks).mean()) if cip else float(self.dim)
 
     def learn(self, net: nn.Module, data: TaskData, view: Literal["train", "test"]) -> None:
-        """Append the classes of a task: images as `view` says, `net` in eval mode."""
+        """Append the classes of a task: images as in `view`, `net` in eval mode."""
         passed = [(net(batch.images), batch.labels) for batch in data.batches(view, purpose="gram")]
         features, labels = (torch.cat(part) for part in zip(*passed, strict=True))
         new = class_moments(features, labels - data.info.old, classes=data.info.new)
@@ -251,7 +251,7 @@ class DPCR(Method[DPCRConfig]):
 
     def reestimated(self, plain: Tensor, mirrored: Tensor, labels: Tensor) -> Callable[[Tensor], Tensor]:
         """Of plain images all of it, where the classifier that `end_task` builds may take augmented ones of the newest
-        classes: even with no class measured anew it may differ a little from that one."""
+        classes: even with no re-estimated class it may differ a little from that one."""
         memory, config = self.memory.reestimated(plain, labels), self.config
         weight = ridge_classifier(memory.total(), memory.targets(), config.ridge, normalise=config.cn).float()
         return lambda features: features.to(weight) @ weight

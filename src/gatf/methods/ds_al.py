@@ -24,7 +24,7 @@ class DSALConfig(AnalyticConfig):
 
 
 class ResidualSums(Growing):
-    """Gram matrix, as a packed triangle, and products with real-valued targets of all images so far; float64."""
+    """Gram matrix, as a packed triangle, and products with real-valued targets of all images seen; float64."""
 
     triangle: Tensor
     products: Tensor

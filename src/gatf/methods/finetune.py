@@ -1,4 +1,4 @@
-"""Fine-tuning: the floor. Each task trains the backbone and its own head with cross-entropy and nothing else."""
+"""Fine-tuning: the lower bound. Each task trains the backbone and its own head with cross-entropy and nothing else."""
 
 from torch import Tensor, nn
 

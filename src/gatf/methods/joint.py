@@ -1,4 +1,4 @@
-"""Joint training: the ceiling. In every task a fresh network learns all seen classes, old images included."""
+"""Joint training: the upper bound. In every task a fresh network learns all seen classes, old images included."""
 
 from copy import deepcopy
 from typing import Any

@@ -9,7 +9,7 @@ from gatf.io.text import harmless
 from gatf.model.file import describe
 from gatf.model.record import UpdateRecord
 
-OWN = "<!-- Written by gatf, and anew at every push. Remove this line to keep a card of your own. -->"
+OWN = "<!-- Written by gatf, and again at every push. Remove this line to keep a card of your own. -->"
 """Marks a card that may be replaced; an edited card does not have this line."""
 MOST = 200
 """Classes that a card names."""

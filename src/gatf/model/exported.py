@@ -57,14 +57,14 @@ class Exported:
 
 
 def own_export(model: Path) -> Path | None:
-    """Where updates of a model write it as ONNX by themselves: shop.gatf.onnx; None where a person's own export would
-    have that name. `gatf export shop.gatf shop.onnx` is a person's."""
+    """Where updates of a model write it as ONNX by themselves: shop.gatf.onnx; None where a user's own export would
+    have that name. `gatf export shop.gatf shop.onnx` is a user's."""
     return model.with_name(f"{model.name}.onnx") if model.suffix not in ("", ".onnx") else None
 
 
 def beside(model: Path) -> tuple[Exported | None, str | None]:
-    """The export of this very model that lies beside it, shop.gatf.onnx or shop.onnx; None where there is none or no
-    onnxruntime, and a sentence where a person's is of another version of the model."""
+    """The export of this very model beside it, shop.gatf.onnx or shop.onnx; None where there is none or no
+    onnxruntime, and a sentence where a user's is of another version of the model."""
     own = own_export(model)
     found = _export_of(model, own)[0] if own is not None else None
     return (found, None) if found is not None else _export_of(model, model.with_suffix(".onnx"))

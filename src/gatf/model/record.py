@@ -41,7 +41,7 @@ class EncoderUpgrade(Strict):
     high: float
     """Accuracy in percent on items like the pairs, before and after, with the range of the latter."""
     enough: PositiveInt | None
-    """Pairs with which the loss would be small; None: cannot be told from these pairs."""
+    """Pairs with which the loss would be small; None: these pairs do not show it."""
     recall: float
     """Share of the ten nearest neighbours among re-embedded vectors that mapped vectors find, on left-out pairs."""
 

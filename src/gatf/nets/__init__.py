@@ -30,7 +30,7 @@ BACKBONES = (*RESNETS, *MOBILE, "small", VECTORS)
 def build_backbone(
     config: BackboneConfig, channels: int, notes: list[str] | None = None, *, side: int = 32
 ) -> Backbone:
-    """The network a config names: [B, C, H, W] → [B, feature_dim], with pretrained weights if it says so.
+    """The network a config names: [B, C, H, W] → [B, feature_dim], with pretrained weights if it asks for them.
 
     What loading those left out is added to `notes`, a sentence each. A plugin is a function from the number of channels
     to a module that returns features; images of this side show their dimension.

@@ -190,7 +190,7 @@ def check_folding(net: nn.Module, image_shape: tuple[int, ...]) -> None:
     """Mark a foreign network as not foldable if its folded copy gives other features for two random images.
 
     That happens, for instance, because tracing does not see that `x += y` changes every other name of the same tensor.
-    A network without values, made to compare sizes, answers nothing.
+    A network without values, made to compare sizes, has no output.
     """
     if any(parameter.is_meta for parameter in net.parameters()):
         return

@@ -357,7 +357,7 @@ def tail_curve(runs: Sequence[Run], among: Sequence[str] = ()) -> Figure:
     last = last_task(runs[0].diagnostics["tail"])
     styles = line_styles(among or by_row(runs))
     without = curves(runs, "tail", "k", "tail", lambda row: row["after_task"] == last and row["map"] == "none")
-    found = curves(runs, "tail", "k", "tail", lambda row: row["after_task"] == last and row["map"] == "carried")
+    found = curves(runs, "tail", "k", "tail", lambda row: row["after_task"] == last and row["map"] == "transported")
     if len(by_row(runs)) == 1:
         found |= {"not transported": next(iter(without.values()))}
         styles |= {"not transported": LineStyle(style.MUTED, "", "--", 1.5)}
@@ -440,12 +440,12 @@ def transport_plane(run: Run) -> Figure:
                 short(run.summary.class_names[number]), new, xytext=(5, 4), textcoords="offset points", fontsize=8.5,
                 color=style.MUTED,
             )  # fmt: skip
-        transported = place.get((number, "carried"))
+        transported = place.get((number, "transported"))
         if transported is not None:
             axes.plot(*zip(transported, new, strict=True), color=style.SERIES[1], linewidth=1, linestyle=":")
     looks = {
         "old": ("before", "o", style.MUTED, 5), "new": ("after", "o", style.SERIES[0], 6),
-        "carried": ("transported", "x", style.SERIES[1], 6),
+        "transported": ("transported", "x", style.SERIES[1], 6),
     }  # fmt: skip
     for kind, (label, marker, color, size) in looks.items():
         points = [xy for (_, one), xy in place.items() if one == kind]

@@ -31,10 +31,12 @@ NEEDED: dict[str, tuple[str, ...]] = {
     "explain": ("after_task", "own", "probe"),
 }
 """Required columns of each table; other columns are optional."""
-MAYBE = {"explain": ("stored", "anew", "joint", "transport", "readout", "representation")}
+MAYBE = {"explain": ("stored", "reestimated", "joint", "transport", "readout", "representation")}
 """Required columns whose cells may be empty."""
 WORDS = ("form", "kind", "of", "map")
 """Columns of text; all others are numbers."""
+FORMER = {"anew": "reestimated", "answered": "predicted"}
+"""Columns by their names in older files."""
 COUNTED = ("after_task", "past_task", "task", "epoch", "class", "rank")
 """Columns of whole numbers."""
 
@@ -161,9 +163,16 @@ def _explained(files: RunFolder) -> Rows:
     problem = "is no decomposition of a run; remove it, or get it again"
     rows = _read_mapping(files.explained_in_words, problem).get("rows")
     columns = {*NEEDED["explain"], *MAYBE["explain"]}
-    if not isinstance(rows, list) or not all(isinstance(row, dict) and row.keys() >= columns for row in rows):
+    found = [_renamed(row) for row in rows if isinstance(row, dict)] if isinstance(rows, list) else None
+    if found is None or len(found) < len(rows) or not all(row.keys() >= columns for row in found):
         raise UserError(f"{files.explained_in_words} {problem}")
-    return rows
+    return found
+
+
+def _renamed(row: dict[str, Any]) -> dict[str, Any]:
+    """A row with the names of today."""
+    row = {FORMER.get(name, name): value for name, value in row.items()}
+    return row | {name: "transported" for name in WORDS if row.get(name) == "carried"}
 
 
 def _read_mapping(path: Path, problem: str, parse: Callable[[str], Any] = parse_json) -> dict[str, Any]:
@@ -206,15 +215,15 @@ def read_confusion(path: Path, names: Sequence[str]) -> list[tuple[int, int, int
     place = {csv_cell(name): number for number, name in enumerate(names)}
     found = []
     for row in _read_rows(path):
-        if set(row) != {"class", "answered", "images"} or not re.fullmatch("[0-9]{1,15}", row["images"]):
-            raise UserError(f"{path} is not a table of answers; remove it, or get it again")
-        for name in (row["class"], row["answered"]):
+        if set(row) != {"class", "predicted", "images"} or not re.fullmatch("[0-9]{1,15}", row["images"]):
+            raise UserError(f"{path} is not a table of predictions; remove it, or get it again")
+        for name in (row["class"], row["predicted"]):
             if name not in place:
                 raise UserError(
-                    f"{path} is not a table of this run's answers: no class is called {name[:80]!r}; remove it, or get "
-                    "it again"
+                    f"{path} is not a table of this run's predictions: no class is called {name[:80]!r}; remove it, or "
+                    "get it again"
                 )
-        found.append((place[row["class"]], place[row["answered"]], int(row["images"])))
+        found.append((place[row["class"]], place[row["predicted"]], int(row["images"])))
     return found
 
 
@@ -227,7 +236,7 @@ def _read_rows(path: Path) -> list[dict[str, str]]:
         raise UserError(f"{path} cannot be read as a table: {error}") from None
     if any(None in row or None in row.values() for row in rows):
         raise UserError(f"{path} is not a table: it has a row with too few or too many cells")
-    return rows
+    return [_renamed(row) for row in rows]
 
 
 def _value(column: str, text: str) -> Any:

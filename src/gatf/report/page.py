@@ -14,7 +14,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from gatf import __version__
 from gatf.bench.published import OUTSIDE, difference, is_outside, load_published, own_column, published, weighting
 from gatf.bench.tables import ALSO, AVERAGED, MISSING, aggregate, shown_columns, spread
-from gatf.evaluation.losses import Explained
+from gatf.evaluation.accuracy_gap import Explained
 from gatf.io.files import write_text
 from gatf.io.run_folder import CONFIG, CONFUSION, EVENTS, SUMMARY, RunFolder
 from gatf.io.run_folder import EXPLAINED as EXPLAINED_FILE
@@ -368,7 +368,7 @@ def explained_table(runs: Sequence[Run]) -> Table | None:
     run`; None if there are none."""
     columns = {
         "own %": ("accuracy of the method itself", "own"),
-        "re-estimated %": ("its readout with re-estimated statistics of old classes (oracle)", "anew"),
+        "re-estimated %": ("its readout with re-estimated statistics of old classes (oracle)", "reestimated"),
         "linear probe %": ("a linear classifier on the features of all training images", "probe"),
         "joint %": ("a network trained on all images at once", "joint"),
         "transport": ("accuracy gap because old statistics are transported, not re-estimated", "transport"),

@@ -1,4 +1,4 @@
-"""The figures of a report, by setting, with a caption that says what to see in each."""
+"""The figures of a report, by setting, with captions."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -357,9 +357,9 @@ def _plane(row: str, run: Run) -> FigureSpec:
     place = {(one["class"], one["kind"]): complex(one["x"], one["y"]) for one in rows if one["after_task"] == last}
     classes = sorted({number for number, _ in place})
     sentence = "This method does not transport features."
-    if (classes[0], "carried") in place:
+    if (classes[0], "transported") in place:
         moved = fmean(abs(place[number, "new"] - place[number, "old"]) for number in classes)
-        left = fmean(abs(place[number, "new"] - place[number, "carried"]) for number in classes)
+        left = fmean(abs(place[number, "new"] - place[number, "transported"]) for number in classes)
         sentence = f"In this plane the transport error is {100 * left / max(moved, 1e-12):.0f} % of the arrows' length."
     title = f"{row}, seed {run.summary.seed}"
     return FigureSpec(f"plane-{slug(row)}", title, sentence, lambda: figures.transport_plane(run), group=PLANE)

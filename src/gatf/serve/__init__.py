@@ -1,1 +1,1 @@
-"""A model behind an address: `gatf serve` for programs, `gatf studio` with a page for people."""
+"""A model behind an address: `gatf serve` for programs, `gatf studio` with a page for users."""

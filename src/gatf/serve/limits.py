@@ -45,7 +45,7 @@ class Limits:
     downloads: int = 16
     """Of one client at the same time: each has a file open; twice as many for all clients."""
     seconds: float = 60.0
-    """For a prediction to arrive, and again for its answer."""
+    """For a prediction to arrive, and again for its response."""
     header_seconds: float = 10.0
     """For the headers of a request, and for a client that does not read its response."""
     slowest: int = 16 * 1024

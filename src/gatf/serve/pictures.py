@@ -96,7 +96,7 @@ def multipart_reader(content_type: str, sink: ImageSink, limits: Limits) -> "Mul
 class MultipartReader:
     """Hands the parts of a multipart body to a sink while they arrive: `label` and `image`, in the order they are sent.
 
-    A label counts for the images after it. File names are not looked at.
+    A label counts for the images after it. File names are ignored.
     """
 
     def __init__(self, boundary: bytes, sink: ImageSink, limits: Limits) -> None:

@@ -87,7 +87,7 @@ class Answer(BaseModel):
 
 
 class Answers(BaseModel):
-    model: str = Field(description="Digest of the model that answered.")
+    model: str = Field(description="Digest of the model that predicted.")
     answers: list[Answer]
     note: str | None = Field(description="A note about the rate of false rejections.")
 

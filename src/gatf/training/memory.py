@@ -19,7 +19,7 @@ def keep_freed_memory() -> bool:
     """Let glibc keep what is freed, for the next step to reuse; returns whether it will.
 
     By default blocks of some megabytes go back to the system when they are freed. A step allocates each of its
-    activations anew, so that the system has to clear and map the same pages again, several thousand per step of a small
+    activations again, so that the system has to clear and map the same pages, several thousand per step of a small
     network. What that costs depends on the machine and the size of images (benchmarks/training.py). If the user has set
     one of glibc's own variables, nothing changes.
 

@@ -33,7 +33,7 @@ def read_folder(folder: Path, config: DataConfig) -> Listing:
 
 
 def two_folders(train: Path, test: Path, names: tuple[str, ...], *, unlisted_ok: bool) -> Listing:
-    """The named classes of a training and a test folder; one that only the test folder has is left out, and said."""
+    """The named classes of a training and a test folder; one that only the test folder has is left out."""
     tested = class_folders(test)
     if not tested:
         raise UserError(f"{test} holds no class folders; sort its images into folders named like those in {train}")

@@ -1,7 +1,7 @@
 """Classifiers solved from sums over images, on a network that is frozen after the first task, or from the start.
 
 Sums do not care in which order they are added: classes and tasks may come in any order, a known class may come back,
-and the answer is that of all images at once. An image is looked at once.
+and the answer is that of all images at once. Each image needs one forward pass.
 """
 
 from abc import ABC
@@ -65,7 +65,7 @@ AnalyticConfigT = TypeVar("AnalyticConfigT", bound=AnalyticConfig, covariant=Tru
 
 
 class ClosedForm(FeatureMethod[ClosedFormConfigT], ABC):
-    """A method whose classifier is solved from sums over the features of all images so far."""
+    """A method whose classifier is solved from sums over the features of all images seen."""
 
     revisits = True
     defaults: ClassVar[dict[str, Any]] = {"backbone": {"bottleneck": None}, "optimisation": FIRST_TASK_OPTIMISATION}
@@ -171,7 +171,7 @@ class RandomFeatures(nn.Module):
 
 
 class MomentMemory(Growing):
-    """`PooledMoments` of all images so far, float64: in float32 what many small updates add would be rounded away.
+    """`PooledMoments` of all images seen, float64: in float32 what many small updates add would be rounded away.
 
     The scatter that all classes share is kept as a packed triangle.
     """

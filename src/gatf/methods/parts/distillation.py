@@ -1,6 +1,6 @@
 """Base learners, and the one that distils logits, as LwF: a network trained against a frozen copy of itself.
 
-A base learner trains the backbone and says which network its features come from; what is done with the features
+A base learner trains the backbone and defines which network its features come from; what is done with the features
 (prototypes, drift compensation, ridge regression) is the method's. Its `teacher` is the network of the last task and
 lives until `end`, so that a method can embed an image with both.
 """

@@ -42,12 +42,12 @@ class GaussianClassifier(Protocol):
 
 
 def keeps_gaussians_only(method: Method) -> TypeGuard[GaussianClassifier]:
-    """Whether between tasks there is nothing but the backbone and one Gaussian per class, whose covariance classes may
+    """Whether between tasks there are only the backbone and one Gaussian per class, whose covariance classes may
     share. Then images can be certified and rejected."""
     return isinstance(method, FeatureMethod) and method.gaussians_only
 
 
 def transports_gaussians(method: Method) -> TypeGuard[GaussianMethod[MethodConfig]]:
     """Whether these Gaussians follow the network as well. Then the transport's error can be measured, and a class that
-    comes back is merged into what was carried."""
+    comes back is merged into its transported Gaussian."""
     return isinstance(method, GaussianMethod) and method.gaussians_only

@@ -196,11 +196,11 @@ class GaussianMemory(Growing):
     def reestimated(self, features: Tensor, labels: Tensor) -> "GaussianMemory":
         """A copy in which the classes of these features [N, S], [N] are what `learn` would have made of them."""
         found = moments.class_moments(features.to(self.means.device), labels, classes=len(self))
-        anew, stored = labels.unique().to(self.means.device), self.get()
-        covs = found.covariance()[anew]
+        classes, stored = labels.unique().to(self.means.device), self.get()
+        covs = found.covariance()[classes]
         copy = deepcopy(self)
         copy.set(gaussians.Gaussians(
-            stored.means.index_copy(0, anew, found.mean[anew]), stored.covs.index_copy(0, anew, covs)
+            stored.means.index_copy(0, classes, found.mean[classes]), stored.covs.index_copy(0, classes, covs)
         ))  # fmt: skip
         return copy
 

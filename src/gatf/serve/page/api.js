@@ -24,7 +24,7 @@ export async function call(path, options = {}) {
     throw new Refused(0, "The server does not respond. Is it still running?");
   }
   if (response.ok) return response;
-  let sentence = `The server answered ${response.status}.`;
+  let sentence = `The server returned ${response.status}.`;
   try {
     sentence = (await response.json()).detail;
   } catch { /* not JSON: only the status is known */ }

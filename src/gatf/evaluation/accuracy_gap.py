@@ -23,7 +23,7 @@ class Explained:
     """The method itself."""
     stored: float | None
     """Its readout, rebuilt from the stored statistics; differs from `own` if it used more than is stored (DPCR)."""
-    anew: float | None
+    reestimated: float | None
     """Its readout with statistics of old classes re-estimated on their training images (oracle)."""
     probe: float
     """A linear classifier trained on the features of all training images of seen classes."""
@@ -33,12 +33,12 @@ class Explained:
     @property
     def transport(self) -> float | None:
         """Accuracy gap because old statistics are transported, not re-estimated."""
-        return None if self.anew is None or self.stored is None else self.anew - self.stored
+        return None if self.reestimated is None or self.stored is None else self.reestimated - self.stored
 
     @property
     def readout(self) -> float:
         """Accuracy gap between the method's readout and a linear probe on the same features."""
-        return self.probe - (self.own if self.anew is None else self.anew)
+        return self.probe - (self.own if self.reestimated is None else self.reestimated)
 
     @property
     def representation(self) -> float | None:
@@ -51,14 +51,14 @@ class Explained:
         if self.transport is not None:
             sentences.append(
                 f"Transport {_verb(self.transport)}: with re-estimated statistics of old classes the readout has "
-                f"{self.anew:.1f} % instead of {self.stored:.1f} %."
+                f"{self.reestimated:.1f} % instead of {self.stored:.1f} %."
             )
         if self.stored is not None and abs(self.stored - self.own) > 0.05:
             sentences.append(
                 f"The method itself has {self.own:.1f} %: it also uses augmented images of the newest classes, "
                 "which are not stored."
             )
-        before = self.own if self.anew is None else self.anew
+        before = self.own if self.reestimated is None else self.reestimated
         sentences.append(
             f"The readout {_verb(self.readout)}: a linear probe on all training images has {self.probe:.1f} %, the "
             f"method's readout {before:.1f} %."
@@ -92,14 +92,14 @@ def explain_task(method: Observed, data: DiagnosticsData, task: int, joint: floa
     tasks = data.task_of_class(task)
     old = tasks[of_class] < task
     rebuilt = method.reestimated(plain[:0], mirrored[:0], of_class[:0])
-    anew = method.reestimated(plain[old], mirrored[old], of_class[old])
+    reestimated = method.reestimated(plain[old], mirrored[old], of_class[old])
     probe = linear_probe(plain, of_class, classes=len(tasks))
     device = next(method.backbone.parameters()).device
     return Explained(
         after_task=task,
         own=accuracy(scores, labels),
         stored=None if rebuilt is None else accuracy(rebuilt(test.to(device)).cpu(), labels),
-        anew=None if anew is None else accuracy(anew(test.to(device)).cpu(), labels),
+        reestimated=None if reestimated is None else accuracy(reestimated(test.to(device)).cpu(), labels),
         probe=accuracy(probe.scores(test), labels),
         joint=joint,
     )

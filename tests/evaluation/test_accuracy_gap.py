@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from gatf.config import RunConfig
-from gatf.evaluation.losses import Explained, explain_task
+from gatf.evaluation.accuracy_gap import Explained, explain_task
 from gatf.evaluation.observer import DiagnosticsData
 from gatf.experiment import Experiment, reopen, start
 from gatf.geometry.readout import nearest_mean_distances
@@ -69,38 +69,39 @@ def explained(method: NearestMean, task: int = 1, joint: float | None = None) ->
 
 def test_without_drift_transport_loses_nothing() -> None:
     found = explained(NearestMean([0, 1, 2, 3]), joint=100.0)
-    assert found == Explained(after_task=1, own=100, stored=100, anew=100, probe=100, joint=100)
+    assert found == Explained(after_task=1, own=100, stored=100, reestimated=100, probe=100, joint=100)
     assert (found.transport, found.readout, found.representation) == (0, 0, 0)
 
 
 def test_a_class_believed_elsewhere_is_transports_loss() -> None:
-    """Class 0, a quarter of the images, is believed at 9: its images go to class 1. Measured anew, all are right."""
+    """Class 0, a quarter of the images, is believed at 9: its images go to class 1. Re-estimated, all
+    are right."""
     found = explained(NearestMean([9, 1, 2, 3]))
-    assert (found.own, found.stored, found.anew, found.probe) == (75, 75, 100, 100)
+    assert (found.own, found.stored, found.reestimated, found.probe) == (75, 75, 100, 100)
     assert found.transport == 25
     assert found.representation is None
 
 
-def test_new_classes_are_not_measured_anew() -> None:
+def test_new_classes_are_not_re_estimated() -> None:
     """Class 3, of the newest task, is believed at 9: that is not transport's fault."""
     found = explained(NearestMean([0, 1, 2, 9]))
-    assert (found.own, found.anew, found.probe) == (75, 75, 100)
+    assert (found.own, found.reestimated, found.probe) == (75, 75, 100)
     assert (found.transport, found.readout) == (0, 25)
 
 
 def test_a_method_that_measures_nothing_has_no_transport() -> None:
     found = explained(NearestMean([9, 1, 2, 3], measures=False), joint=90.0)
-    assert (found.stored, found.anew, found.transport) == (None, None, None)
+    assert (found.stored, found.reestimated, found.transport) == (None, None, None)
     assert (found.readout, found.representation) == (25, -10)
 
 
 def test_sentences_say_which_way() -> None:
-    found = Explained(after_task=9, own=26.3, stored=26.3, anew=26.5, probe=28.0, joint=27.0)
+    found = Explained(after_task=9, own=26.3, stored=26.3, reestimated=26.5, probe=28.0, joint=27.0)
     transport, readout, representation = found.sentences()
     assert transport.startswith("Transport loses 0.2 points")
     assert readout.startswith("The readout loses 1.5 points")
     assert representation.startswith("The representation gains 1.0 points")
-    other = Explained(after_task=9, own=60.0, stored=61.0, anew=61.0, probe=61.0, joint=None)
+    other = Explained(after_task=9, own=60.0, stored=61.0, reestimated=61.0, probe=61.0, joint=None)
     assert [sentence.split(":")[0] for sentence in other.sentences()] == [
         "Transport loses nothing", "The method itself has 60.0 %", "The readout loses nothing",
     ]  # fmt: skip
@@ -128,7 +129,7 @@ def test_measuring_again_what_was_just_measured_changes_nothing(method: str, tmp
 
 
 def test_statistics_that_are_wrong_are_put_right(tmp_path: Path, tiny_config: Tiny) -> None:
-    """What is stored of old classes is spoilt; measured anew they are as they were."""
+    """What is stored of old classes is spoilt; re-estimated they are as they were."""
     start(tiny_config("gatf"), tmp_path / "run")
     experiment = reopen(tmp_path / "run")
     experiment.go_to(tmp_path / "run", 2)
@@ -138,7 +139,7 @@ def test_statistics_that_are_wrong_are_put_right(tmp_path: Path, tiny_config: Ti
     experiment.method.keep(stored)
     found = explain_task(experiment.method, door_of(experiment), 2)
     assert found.own < plain.own
-    assert (found.anew, found.probe) == (plain.anew, plain.probe)
+    assert (found.reestimated, found.probe) == (plain.reestimated, plain.probe)
 
 
 def door_of(experiment: Experiment) -> DiagnosticsData:

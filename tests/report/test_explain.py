@@ -16,7 +16,6 @@ from gatf.experiment import start
 from gatf.io.run_folder import RunFolder
 from gatf.report.load import read_table
 from gatf.report.page import write_report
-from gatf.report.points import explain_run, find_joint, joint_accuracy
 
 Tiny = Callable[..., RunConfig]
 
@@ -46,13 +45,13 @@ def test_after_every_task(bench: Path) -> None:
     assert said == []
     assert [row.own for row in rows] == pytest.approx(summary.accuracy_seen)
     assert [row.joint for row in rows] == joint.accuracy_seen
-    assert (rows[0].transport, rows[0].anew) == (0, rows[0].own)  # there was no old class
+    assert (rows[0].transport, rows[0].reestimated) == (0, rows[0].own)  # there was no old class
     written = read_table(RunFolder(folder).explained)
     assert [row["after_task"] for row in written] == [0, 1, 2]
-    assert written[2]["probe"] - written[2]["anew"] == pytest.approx(written[2]["readout"])
-    told = json.loads(RunFolder(folder).explained_in_words.read_text(encoding="utf-8"))
-    assert told["joint_seed"] == 1
-    assert told["sentences"] == rows[-1].sentences()
+    assert written[2]["probe"] - written[2]["reestimated"] == pytest.approx(written[2]["readout"])
+    reported = json.loads(RunFolder(folder).explained_in_words.read_text(encoding="utf-8"))
+    assert reported["joint_seed"] == 1
+    assert reported["sentences"] == rows[-1].sentences()
 
 
 def test_the_report_shows_it(bench: Path, tmp_path: Path) -> None:
@@ -63,18 +62,18 @@ def test_the_report_shows_it(bench: Path, tmp_path: Path) -> None:
     assert "gatf: The representation" in page
 
 
-def test_the_command_says_what_is_missing(bench: Path, tmp_path: Path) -> None:
+def test_the_command_shows_what_is_missing(bench: Path, tmp_path: Path) -> None:
     shutil.copytree(bench / "gatf", tmp_path / "alone")
     RunFolder(tmp_path / "alone").after_task(0).unlink()
-    told = CliRunner().invoke(cli.app, ["explain", "run", str(tmp_path / "alone"), "--every-task"])
-    assert told.exit_code == 0, told.output
-    assert "no checkpoint after task 1: only runs with --set keep_networks=true keep them" in told.output
-    assert "no joint run to compare with" in told.output
+    reported = CliRunner().invoke(cli.app, ["explain", "run", str(tmp_path / "alone"), "--every-task"])
+    assert reported.exit_code == 0, reported.output
+    assert "no checkpoint after task 1: only runs with --set keep_networks=true keep them" in reported.output
+    assert "no joint run to compare with" in reported.output
     given = CliRunner().invoke(cli.app, ["explain", "run", str(tmp_path / "alone"), "--joint", str(bench / "joint0")])
     assert "The representation" in given.output
 
 
-def test_a_ceiling_must_be_of_the_same_classes_in_the_same_order(
+def test_a_joint_run_must_have_the_same_classes_in_the_same_order(
     tmp_path: Path, fake_run: Callable[..., dict[str, Any]]
 ) -> None:
     fake_run(tmp_path / "gatf", "gatf", 1)
@@ -91,7 +90,7 @@ def test_a_ceiling_must_be_of_the_same_classes_in_the_same_order(
     assert find_joint(tmp_path / "joint1", RunFolder(tmp_path / "joint1").read_summary()) is None
 
 
-def test_a_ceiling_that_learnt_all_at_once_is_known_at_the_end_alone(
+def test_a_joint_run_in_one_task_compares_with_the_last_task_only(
     tmp_path: Path, fake_run: Callable[..., dict[str, Any]]
 ) -> None:
     fake_run(tmp_path / "gatf", "gatf", 1)
@@ -106,9 +105,7 @@ def test_a_ceiling_that_learnt_all_at_once_is_known_at_the_end_alone(
     assert found.tasks == 5  # in the same tasks, so that it is known after every one
 
 
-def test_a_ceiling_may_have_left_out_its_accuracies_per_class(
-    tmp_path: Path, fake_run: Callable[..., dict[str, Any]]
-) -> None:
+def test_a_joint_run_may_lack_its_accuracies_per_class(tmp_path: Path, fake_run: Callable[..., dict[str, Any]]) -> None:
     """As the summaries in results/ have."""
     fake_run(tmp_path / "gatf", "gatf", 1)
     once = fake_run(tmp_path / "once", "joint", 1, tasks=1)

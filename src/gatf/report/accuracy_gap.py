@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gatf.errors import UserError
-from gatf.evaluation.losses import Explained, explain_task
+from gatf.evaluation.accuracy_gap import Explained, explain_task
 from gatf.evaluation.observer import DiagnosticsData, table_text
 from gatf.experiment import reopen
 from gatf.io.files import write_text
@@ -39,11 +39,11 @@ def explain_run(
     if joint_run is None and summary.method != "joint":
         report("no joint run to compare with: give one with --joint")
     experiment = reopen(folder, overrides)
-    door = DiagnosticsData(experiment.scenario, experiment.session.pipeline, experiment.session.device)
+    data = DiagnosticsData(experiment.scenario, experiment.session.pipeline, experiment.session.device)
     rows = []
     for task in tasks:
         experiment.go_to(folder, task)
-        found = explain_task(experiment.method, door, task, joint_accuracy(joint_run, summary, task))
+        found = explain_task(experiment.method, data, task, joint_accuracy(joint_run, summary, task))
         _check(found, summary)
         rows.append(found)
     _write(place, rows, joint_run)
