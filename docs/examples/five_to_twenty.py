@@ -80,7 +80,7 @@ def main(quick, out):
     images = data[2]
     labels, certain = again.predict(images, return_certificate=True)
     right = labels == data[3]
-    print(f"{certain.sum()} of {len(labels)} predictions are certified, {(right & certain).sum()} of those are correct;")
+    print(f"{certain.sum()} of {len(labels)} predictions are certified; {(right & certain).sum()} of them are correct;")
     print(f"of the {(~certain).sum()} others {(right & ~certain).sum()} are correct")
     return tables
 

@@ -161,7 +161,7 @@ def test_a_hostile_name_stays_text(fake_run: FakeRun, tmp_path: Path) -> None:
 
 
 def rename(folder: Path, names: list[str]) -> None:
-    """Other names for a run's classes, in its summary and in its table of answers."""
+    """Other names for a run's classes, in its summary and in its table of predictions."""
     summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     summary["class_names"] = names
     (folder / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
@@ -200,7 +200,7 @@ def test_names_with_escape_sequences_are_shown_as_such(fake_run: FakeRun, tmp_pa
 def test_predictions_that_are_no_classes_of_the_run_are_refused(fake_run: FakeRun, tmp_path: Path) -> None:
     fake_run(tmp_path / "a", "gatf", confused=True)
     (tmp_path / "a" / "confusion.csv").write_text("class,predicted,images\nclass 0,nobody,3\n", encoding="utf-8")
-    with pytest.raises(UserError, match=r"confusion.csv is not a table of this run's predictions: no class is called 'nob"):
+    with pytest.raises(UserError, match=r"confusion.csv is not a table of this run's predictions: no class is called"):
         load_runs([tmp_path / "a"])
 
 
