@@ -350,7 +350,7 @@ def kind(annotation: Any, metadata: Iterable[Any] = ()) -> str:
     return f"{WORDS.get(annotation, annotation.__name__)} {shown}".strip()
 
 
-# parts of docs/formats.md
+# parts of docs/formats.md and docs/model-file.md
 
 
 def event_table() -> str:
