@@ -1,4 +1,4 @@
-"""docs/formats.md and docs/model-file.md name what is really written: every file, every event with its fields, every column."""
+"""docs/formats.md and docs/model-file.md list every file, every event with its fields, every column."""
 
 import csv
 import io
