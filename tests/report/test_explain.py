@@ -1,4 +1,4 @@
-"""`gatf explain run`: what it writes, what it needs, and where it looks for a ceiling."""
+"""`gatf explain run`: what it writes, what it needs, and where it looks for a joint run."""
 
 import json
 import shutil
@@ -14,6 +14,7 @@ from gatf.config import RunConfig
 from gatf.errors import UserError
 from gatf.experiment import start
 from gatf.io.run_folder import RunFolder
+from gatf.report.accuracy_gap import explain_run, find_joint, joint_accuracy
 from gatf.report.load import read_table
 from gatf.report.page import write_report
 
@@ -39,10 +40,10 @@ def test_the_networks_of_all_tasks_are_kept_where_asked_for(bench: Path) -> None
 
 
 def test_after_every_task(bench: Path) -> None:
-    folder, said = bench / "gatf", []
-    rows = explain_run(folder, every_task=True, report=said.append)
+    folder, sentences = bench / "gatf", []
+    rows = explain_run(folder, every_task=True, report=sentences.append)
     summary, joint = RunFolder(folder).read_summary(), RunFolder(bench / "joint1").read_summary()
-    assert said == []
+    assert sentences == []
     assert [row.own for row in rows] == pytest.approx(summary.accuracy_seen)
     assert [row.joint for row in rows] == joint.accuracy_seen
     assert (rows[0].transport, rows[0].reestimated) == (0, rows[0].own)  # there was no old class
@@ -96,8 +97,8 @@ def test_a_joint_run_in_one_task_compares_with_the_last_task_only(
     fake_run(tmp_path / "gatf", "gatf", 1)
     once = fake_run(tmp_path / "once", "joint", 1, tasks=1)
     summary = RunFolder(tmp_path / "gatf").read_summary()
-    ceiling = find_joint(tmp_path / "gatf", summary)
-    assert [joint_accuracy(ceiling, summary, task) for task in range(5)] == [None] * 4 + [once["a_last"]]
+    joint_run = find_joint(tmp_path / "gatf", summary)
+    assert [joint_accuracy(joint_run, summary, task) for task in range(5)] == [None] * 4 + [once["a_last"]]
     assert joint_accuracy(None, summary, 4) is None
     fake_run(tmp_path / "stepwise", "joint", 1)
     found = find_joint(tmp_path / "gatf", summary)
@@ -111,8 +112,8 @@ def test_a_joint_run_may_lack_its_accuracies_per_class(tmp_path: Path, fake_run:
     once = fake_run(tmp_path / "once", "joint", 1, tasks=1)
     (tmp_path / "once" / "summary.json").write_text(json.dumps(once | {"accuracy_by_class": [[]]}), encoding="utf-8")
     summary = RunFolder(tmp_path / "gatf").read_summary()
-    ceiling = find_joint(tmp_path / "gatf", summary)
-    assert joint_accuracy(ceiling, summary, 4) == once["a_last"]
+    joint_run = find_joint(tmp_path / "gatf", summary)
+    assert joint_accuracy(joint_run, summary, 4) == once["a_last"]
 
 
 def test_what_cannot_be_explained(bench: Path, tmp_path: Path, fake_run: Callable[..., dict[str, Any]]) -> None:
