@@ -124,7 +124,8 @@ def rehearsal_table() -> str:
 
 
 def first_sentence(text: str) -> str:
-    return in_cell(text.split("\n\n")[0])
+    """As a table's cell; "Eq. 3" and "Sec. 4.2" do not end it."""
+    return re.split(r"(?<!\bEq\.)(?<!\bSec\.)(?<!\bal\.)(?<=\.) (?=[A-Z`])", in_cell(text.split("\n\n")[0]))[0]
 
 
 def in_cell(text: str) -> str:
