@@ -56,7 +56,7 @@ def test_the_confusion_map_grows_linearly_with_the_classes(
     found = figures.confusion_shares(runs)
     assert len(found.percent) == 2 * classes  # the pairs that occur
     assert found.percent.tolist()[:2] == [80, 20]
-    assert (found.true[1], found.answer[1]) == (0, 1)
+    assert (found.true[1], found.predicted[1]) == (0, 1)
     axes = figures.confusion_matrix(runs).axes[0]
     cells = axes.images[0].get_array()
     assert max(cells.shape) <= figures.MOST_LINES

@@ -172,7 +172,7 @@ def build_scenario(source: Source, config: ScenarioConfig, class_order_seed: int
         scenario = replace(scenario, source=few_shot(source, scenario.order[sizes[0] :], config.shots))
     if config.returning is not None:
         train, test = scenario.parts
-        apart = scenario.source.with_parts(train, replace(test))  # `tasks` tells the parts by their identity
+        apart = scenario.source.with_parts(train, replace(test))  # `tasks` distinguishes the parts by their identity
         drawn = returning_tasks(scenario, config.returning, class_order_seed)
         scenario = replace(scenario, source=apart, train_tasks=drawn)
     if config.domains is not None:

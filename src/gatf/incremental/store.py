@@ -326,5 +326,6 @@ def _identity(path: Path) -> Identity | None:
 
 @lru_cache(maxsize=64)
 def _read_identity(path: Path, stamp: tuple[int, int, int]) -> Identity:
-    told, _, history, header = model_file.describe(path)
-    return Identity(header.digest, told.lineage, {record.number: record.date for record in history})
+    """Read once while the file's inode, size and time stay the same."""
+    description, _, history, header = model_file.describe(path)
+    return Identity(header.digest, description.lineage, {record.number: record.date for record in history})

@@ -187,7 +187,7 @@ class Shares:
     names: list[str]
     """Class names, in the order of the first run."""
     true: np.ndarray
-    answer: np.ndarray
+    predicted: np.ndarray
     """Indices into the names, [pairs], ascending."""
     percent: np.ndarray
 
@@ -199,8 +199,8 @@ def confusion_shares(runs: Sequence[Run]) -> Shares:
     counts: dict[tuple[int, int], int] = {}
     for run in runs:
         own = [place[name] for name in run.summary.class_names]
-        for true, answer, images in run.confusion:
-            pair = own[true], own[answer]
+        for true, predicted, images in run.confusion:
+            pair = own[true], own[predicted]
             counts[pair] = counts.get(pair, 0) + images
     pairs = sorted(pair for pair, images in counts.items() if images)
     places = np.array(pairs, dtype=int).reshape(-1, 2)

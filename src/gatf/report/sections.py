@@ -198,11 +198,11 @@ def _classes(row: str, runs: Sequence[Run]) -> FigureSpec:
 
 def _pairs(row: str, runs: Sequence[Run]) -> FigureSpec:
     found = figures.confusion_shares(runs)
-    names, wrong = found.names, np.where(found.true != found.answer, found.percent, 0.0)
+    names, wrong = found.names, np.where(found.true != found.predicted, found.percent, 0.0)
     sentence = "No image is misclassified."
     if wrong.any():
         worst = int(wrong.argmax())
-        pair = f"“{names[found.true[worst]]}” is predicted as “{names[found.answer[worst]]}”"
+        pair = f"“{names[found.true[worst]]}” is predicted as “{names[found.predicted[worst]]}”"
         sentence = f"Most frequent error: {pair} for {wrong[worst]:.0f} % of its images."
         if (together := figures.classes_per_cell(len(names))) > 1:
             sentence += f" A cell covers {together} × {together} classes and shows the largest share among them."

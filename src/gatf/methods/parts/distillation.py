@@ -43,7 +43,7 @@ class BaseLearner(nn.Module, ABC):
 
 
 class BaseConfig(Strict, ABC):
-    """Settings of a base learner; `name` says which."""
+    """Settings of a base learner; `name` chooses it."""
 
     name: str
     unit_length: ClassVar[bool] = False
