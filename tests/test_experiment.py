@@ -145,8 +145,8 @@ def test_what_a_run_folder_holds(whole: Path) -> None:
     assert summary["bytes_per_class"] == 4 * (8 + 36)
     assert set(summary["versions"]) >= {"gatf", "torch", "python"}
     confused = list(csv.DictReader((whole / "confusion.csv").read_text(encoding="utf-8").splitlines()))
-    assert list(confused[0]) == ["class", "answered", "images"]
-    right = sum(int(row["images"]) for row in confused if row["class"] == row["answered"])
+    assert list(confused[0]) == ["class", "predicted", "images"]
+    right = sum(int(row["images"]) for row in confused if row["class"] == row["predicted"])
     assert 100 * right / sum(int(row["images"]) for row in confused) == pytest.approx(summary["a_last"])
     assert yaml.safe_load((whole / "config.yaml").read_text(encoding="utf-8"))["data"]["name"] == "digits"
     assert not list(whole.rglob("*.partial"))

@@ -940,7 +940,7 @@ def encoder_counts() -> list[Record]:
 def encoder_shuffled() -> str:
     good = {one["data"]: one["upgraded"]["accuracy"] for one in encoders("rows") if one["new"] == "lite2"
             and one["old"] == "lite0"}  # fmt: skip
-    rows = [[one["data"], fixed(good[one["data"]]), fixed(one["accuracy"])] for one in encoders("shuffled")]
+    rows = [[one["data"], fixed(good.get(one["data"])), fixed(one["accuracy"])] for one in encoders("shuffled")]
     return table(["data", "all pairs correct", "a tenth shuffled"], rows) if rows else f"{NOT_RUN}\n"
 
 

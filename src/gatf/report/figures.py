@@ -162,8 +162,8 @@ def confusion_matrix(runs: Sequence[Run]) -> Figure:
     size = -(-len(names) // block)
     cells = np.full((size, size), np.nan)
     for pair in np.argsort(found.percent, kind="stable").tolist():  # the largest last
-        cells[found.true[pair] // block, found.answer[pair] // block] = found.percent[pair]
-    figure, axes = new_figure(max(2.6, min(5.2, 1.2 + 0.26 * size)), x="answered")
+        cells[found.true[pair] // block, found.predicted[pair] // block] = found.percent[pair]
+    figure, axes = new_figure(max(2.6, min(5.2, 1.2 + 0.26 * size)), x="predicted")
     heat_cells(axes, cells)
     axes.set_xlim(-0.5, size - 0.5)
     step = -(-size // MOST_NAMED)

@@ -163,8 +163,8 @@ def _explained(files: RunFolder) -> Rows:
     problem = "is no decomposition of a run; remove it, or get it again"
     rows = _read_mapping(files.explained_in_words, problem).get("rows")
     columns = {*NEEDED["explain"], *MAYBE["explain"]}
-    found = [_renamed(row) for row in rows if isinstance(row, dict)] if isinstance(rows, list) else None
-    if found is None or len(found) < len(rows) or not all(row.keys() >= columns for row in found):
+    found = [_renamed(row) for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+    if not isinstance(rows, list) or len(found) < len(rows) or not all(row.keys() >= columns for row in found):
         raise UserError(f"{files.explained_in_words} {problem}")
     return found
 
