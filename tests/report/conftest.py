@@ -41,6 +41,7 @@ def write_run(
         "method": method, "dataset": dataset, "tasks": tasks, "seed": seed,
         "class_order": list(range(classes)), "class_names": [f"class {number}" for number in range(classes)],
         "a_last": seen[-1], "a_inc": float(np.mean(seen)), "forgetting": forgetting(matrix),
+        "a_last_task_weighted": seen[-1], "a_inc_task_weighted": float(np.mean(seen)),
         "accuracy_matrix": matrix, "accuracy_seen": seen, "task_aware": matrix, "accuracy_by_class": by_class,
         "old_to_new": [None, *[0.7 * (100 - row[0]) for row in matrix[1:]]],
         "seconds": [2.5] * tasks, "total_seconds": 2.5 * tasks, "peak_memory_mb": [300.0] * tasks,
