@@ -59,7 +59,7 @@ MUTANTS = [
     Mutant("geometry/spd.py", "clamp_min(10 * jitter)", "clamp_min(jitter)", "tests/geometry/test_spd.py"),
     Mutant("geometry/spd.py", "start * 10.0**rung", "start", "tests/geometry/test_spd.py"),
     Mutant("geometry/spd.py", "added[failed], clipped[failed] = 0.0, True", "clipped[failed] = True", "tests/geometry/test_spd.py"),
-    Mutant("geometry/spd.py", "(CLIP_GUARD * values[:, -1:]).clamp_min(floor)", "torch.full_like(values[:, -1:], floor)", "tests/geometry/test_spd.py"),
+    Mutant("geometry/spd.py", "(CLIP_GUARD * values[:, -1:]).clamp_min(FLOOR)", "torch.full_like(values[:, -1:], FLOOR)", "tests/geometry/test_spd.py"),
     Mutant("geometry/spd.py", "ladder.jittered += needy - len(failed)", "ladder.jittered += needy", "tests/geometry/test_spd.py"),
     Mutant("geometry/moments.py", "(self.count * weight)", "self.count", "tests/geometry/test_moments.py"),
     Mutant("geometry/moments.py", "self.mean + delta * weight[..., None]", "self.mean + delta", "tests/geometry/test_moments.py"),

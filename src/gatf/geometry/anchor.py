@@ -14,17 +14,19 @@ from torch import Tensor
 from gatf.geometry.moments import PairedMoments
 
 AnchorKind = Literal["sylvester", "ridge", "identity"]
+CLIP = 1e-10
+"""Smallest eigenvalue, as a fraction of the largest."""
 TINY = torch.finfo(torch.float64).tiny
 """Smallest eigenvalue of Σ_o divided by."""
 
 
-def _clipped_spectrum(cov: Tensor, clip: float, lowest: float = 0.0) -> tuple[Tensor, Tensor]:
-    """Eigenvalues raised to `clip` times the largest and to `lowest`, [S], and eigenvectors, [S, S].
+def _clipped_spectrum(cov: Tensor, lowest: float = 0.0) -> tuple[Tensor, Tensor]:
+    """Eigenvalues raised to `CLIP` times the largest and to `lowest`, [S], and eigenvectors, [S, S].
 
     Of Σ only the lower triangle is read.
     """
     values, vectors = torch.linalg.eigh(cov.to(torch.float64))
-    return values.clamp(min=(clip * values[-1]).clamp_min(lowest)), vectors
+    return values.clamp(min=(CLIP * values[-1]).clamp_min(lowest)), vectors
 
 
 def _check_ridge(ridge: float) -> None:
@@ -32,29 +34,29 @@ def _check_ridge(ridge: float) -> None:
         raise ValueError(f"ridge must not be negative, got {ridge}")
 
 
-def solve_sylvester(cov_old: Tensor, cov_new: Tensor, cross: Tensor, ridge: float, *, clip: float = 1e-10) -> Tensor:
+def solve_sylvester(cov_old: Tensor, cov_new: Tensor, cross: Tensor, ridge: float) -> Tensor:
     """P with P Σ_o + ρ Σ_n P = K (GATF, Theorem 1), [S_new, S_old].
 
     With Σ_n = U diag(λ) Uᵀ and Σ_o = V diag(γ) Vᵀ: P = U X Vᵀ, X_ij = (Uᵀ K V)_ij / (γ_j + ρ λ_i). Eigenvalues are
-    clipped at `clip` times the largest, so that a rank-deficient Σ_o (few samples, dead features) gives a finite P;
+    clipped at `CLIP` times the largest, so that a rank-deficient Σ_o (few samples, dead features) gives a finite P;
     a direction without any variance on either side is mapped to zero.
     """
     _check_ridge(ridge)
-    values_old, basis_old = _clipped_spectrum(cov_old, clip, TINY)
-    values_new, basis_new = _clipped_spectrum(cov_new, clip)
+    values_old, basis_old = _clipped_spectrum(cov_old, TINY)
+    values_new, basis_new = _clipped_spectrum(cov_new)
     denominator = torch.add(values_old, values_new[:, None], alpha=ridge)  # [S_new, S_old]
     rotated = basis_new.mT @ cross.to(torch.float64) @ basis_old
     return basis_new @ (rotated / denominator) @ basis_old.mT
 
 
-def solve_ridge(cov_old: Tensor, cross: Tensor, *, ridge: float, clip: float = 1e-10) -> Tensor:
+def solve_ridge(cov_old: Tensor, cross: Tensor, *, ridge: float) -> Tensor:
     """P = K (Σ_o + ρI)⁻¹, ordinary ridge regression, [S_new, S_old]: what the GATF release computes.
 
     Whitening the targets by Σ_n and un-whitening the solution cancels, so only `solve_sylvester` couples Σ_n. The two
     coincide for isotropic Σ_n = σ²I, with this ridge equal to ρσ².
     """
     _check_ridge(ridge)
-    values, basis = _clipped_spectrum(cov_old, clip, TINY)
+    values, basis = _clipped_spectrum(cov_old, TINY)
     return (cross.to(torch.float64) @ basis / (values + ridge)) @ basis.mT
 
 

@@ -18,8 +18,6 @@ from gatf.geometry.vectors import CHUNK_ELEMENTS, CHUNK_ROWS, as_vectors
 FIT_STEPS = 10
 """Alternating steps of `fit_low_rank`. The first is principal components, of which a covariance that is re-fitted
 after every task loses more each time; after ten a fit of the fit is nearly itself."""
-FLOOR = 1e-4
-"""Variance of a class that has none: what spd.cholesky raises eigenvalues to."""
 
 
 @dataclass(frozen=True)
@@ -167,4 +165,4 @@ def _repaired(own: Tensor, variances: Tensor) -> Tensor:
     """D with the first rung of spd.cholesky's ladder added where Woodbury's identity could not divide by it."""
     level = variances.mean(-1, keepdim=True)  # [C, 1]
     low = own.amin(-1, keepdim=True) <= spd.CLIP_GUARD * level
-    return torch.where(level > 0, own + low * spd.FIRST_RUNG * level, FLOOR)
+    return torch.where(level > 0, own + low * spd.FIRST_RUNG * level, spd.FLOOR)

@@ -21,6 +21,8 @@ FIRST_RUNG = 1e-6
 """First jitter of the ladder, as a fraction of the mean variance."""
 RUNGS = 3
 """Jitters tried, each ten times the last, before eigenvalues are clipped."""
+FLOOR = 1e-4
+"""Eigenvalues are clipped at this value."""
 CLIP_GUARD = 1e-10
 """Eigenvalues are never clipped below this fraction of the largest: float64 could not distinguish them from zero."""
 
@@ -139,20 +141,18 @@ def counting() -> Iterator[Ladder]:
         _counted.reset(before)
 
 
-def cholesky(cov: Tensor, jitter: float = 0.0, *, floor: float = 1e-4) -> Factor:
+def cholesky(cov: Tensor, jitter: float = 0.0) -> Factor:
     """Lower Cholesky factor of Σ + jitter·I, [..., S, S], by a ladder that finite input never falls off.
 
     1. Σ symmetrised, plus `jitter` on the diagonal.
     2. The matrices that failed, and only those: jitter j, 10j, 100j with j = max(10·jitter, 1e-6·mean(diag Σ)),
        instead of the one asked for.
-    3. Those that still fail: eigenvalues of Σ raised to max(floor, 1e-10·λ_max) (the GATF release clamps at 1e-4);
+    3. Those that still fail: eigenvalues of Σ raised to max(1e-4, 1e-10·λ_max) (the GATF release clamps at 1e-4);
        the factor is the R of a QR of √Λ·Vᵀ, which cannot fail again.
 
     A matrix that is singular only up to rounding may pass step 1 with a tiny pivot: shrink first if L is to be
     inverted. Raises `NotFinite`, a ValueError, for NaN or infinite entries.
     """
-    if floor <= 0:
-        raise ValueError(f"floor must be positive, got {floor}")
     batch = cov.shape[:-2]
     matrices = symmetrise(cov).flatten(0, -3) if batch else symmetrise(cov)[None]  # [M, S, S]
     finite = matrices.isfinite().all(-1).all(-1)  # [M]
@@ -174,16 +174,16 @@ def cholesky(cov: Tensor, jitter: float = 0.0, *, floor: float = 1e-4) -> Factor
         failed = failed[info != 0]
     if len(failed) > 0:
         added[failed], clipped[failed] = 0.0, True
-        lower[failed] = _clipped_factor(matrices[failed], floor)
+        lower[failed] = _clipped_factor(matrices[failed])
     if (ladder := _counted.get()) is not None:
         ladder.jittered += needy - len(failed)
         ladder.clipped += len(failed)
     return Factor(lower.reshape(cov.shape), added.reshape(batch), clipped.reshape(batch))
 
 
-def _clipped_factor(matrices: Tensor, floor: float) -> Tensor:
+def _clipped_factor(matrices: Tensor) -> Tensor:
     values, vectors = torch.linalg.eigh(matrices)  # [M, S] ascending, [M, S, S]
-    lowest = (CLIP_GUARD * values[:, -1:]).clamp_min(floor)
+    lowest = (CLIP_GUARD * values[:, -1:]).clamp_min(FLOOR)
     root = torch.maximum(values, lowest).sqrt()[:, :, None] * vectors.mT  # rootᵀ·root = the clipped matrix
     upper: Tensor = torch.linalg.qr(root, mode="r").R
     return (upper * upper.diagonal(dim1=-2, dim2=-1).sign()[:, :, None]).mT  # positive diagonal, as Cholesky has
