@@ -56,9 +56,10 @@ def resurrect(
 def attack(config: ADCConfig, old: nn.Module, images: Tensor, targets: Tensor, limits: Limits) -> Tensor:
     """Perturb images [k, m, C, H, W] towards targets [k, D]; steps are normalised over a class's m images together
     ("batch", the release) or over each image ("sample", Algorithm 1)."""
-    size, over = config.step_size, (2, 3, 4)
+    over: tuple[int, ...] = (2, 3, 4)
+    size = config.step_size
     if config.grad_norm == "batch":
-        size, over = size * (images.shape[1] / config.candidates) ** 0.5, (1, 2, 3, 4)
+        over, size = (1, 2, 3, 4), size * (images.shape[1] / config.candidates) ** 0.5
     return perturb(old, images, targets, steps=config.steps, size=size, over=over, limits=limits)
 
 
