@@ -139,7 +139,7 @@ def run(top: Top, data: tuple[Tensor, ...], *, when: str, ridge: float = 1.0, **
             new = train(top, x[mine], y[mine], **how)
             if "anchor" in totals:
                 by = anchor(features(top, x[mine]), features(new, x[mine]), ridge)
-                totals["anchor"] = moved(totals["anchor"], by)
+                totals["anchor"] = totals["anchor"].mapped(by.weight, by.bias)
             top = new
         seen = y < (task + 1) * size
         fresh = PooledMoments.of(features(top, x[mine]), y[mine], classes=(task + 1) * size)
@@ -155,11 +155,6 @@ def run(top: Top, data: tuple[Tensor, ...], *, when: str, ridge: float = 1.0, **
             correct = rule.scores(questions).argmax(1) == held_y[asked]
             accuracies[carry].append(round(100 * float(correct.double().mean()), 1))
     return accuracies, round(time.process_time() - started, 1)
-
-
-def moved(total: PooledMoments, by: Affine) -> PooledMoments:
-    """Class means and shared scatter in the new space."""
-    return PooledMoments(total.counts, by(total.means), by.weight @ total.scatter @ by.weight.mT)
 
 
 def main() -> None:

@@ -371,8 +371,8 @@ def order_sentence(bench: str = FIRST, root: Path = RESULTS) -> str:
     return f"{text} The largest reversals: {shown or 'none'}.\n"
 
 
-def settings_table(bench: str = PHOTOS, root: Path = RESULTS) -> str:
-    """A bench with several settings, beside the paper. Runs with the same config count for every setting."""
+def settings_table(bench: str = PHOTOS, root: Path = RESULTS, papers: Sequence[str] = PAPER_PHOTOS) -> str:
+    """A bench of photos, beside these settings of the paper. Runs with the same config count for every setting."""
     known = {(row["setting"], row["row"]): row for row in aggregate(each.run.result for each in collected(bench, root))}
     plan = load_plan(bench).runs
     for run in plan:
@@ -386,10 +386,10 @@ def settings_table(bench: str = PHOTOS, root: Path = RESULTS) -> str:
         cells = [
             NOT_RUN if row is None else spread(row[of], row[f"{of}_std"]) for row in found for of in ("a_last", "a_inc")
         ]
-        theirs = [numbers[setting].get(name) for setting in PAPER_PHOTOS]
+        theirs = [numbers[setting].get(name) for setting in papers]
         rows.append([name, *cells, *(f"{one[0].a_last:.1f}, {one[0].a_inc:.1f}" if one else MISSING for one in theirs)])
     head = ["method", *(f"{setting}: {name} %" for setting in settings for name in ("A_last", "A_inc"))]
-    return table([*head, *(f"paper, {setting}" for setting in PAPER_PHOTOS)], rows) + machines(collected(bench, root))
+    return table([*head, *(f"paper, {setting}" for setting in papers)], rows) + machines(collected(bench, root))
 
 
 # docs/uncertainty.md
@@ -1085,6 +1085,7 @@ PARTS: dict[str, Part] = {
     "refinement": refinement,
     "transports": transports_table,
     f"settings:{PHOTOS}": settings_table,
+    "settings:pets-128px": partial(settings_table, "pets-128px", papers=()),
     "order": order_sentence,
     "later-tasks": later_tasks,
     "photos": updates_table,

@@ -168,6 +168,7 @@ S, D, RANDOM = 12, 32, 100
 TRIANGLE_S, TRIANGLE_D = S * (S + 1) // 2, D * (D + 1) // 2
 STATISTICS = {
     "gatf": S + TRIANGLE_S,  # mean and covariance
+    "gatf-lda": 2 * (D + 1),  # mean and count, in float64
     "gatf-release": S + TRIANGLE_S,
     "adagauss": S + TRIANGLE_S,
     "bicyc": S + TRIANGLE_S,
@@ -201,6 +202,7 @@ BESIDE = {
     "efc": D,  # a row of the head without bias
     "dpcr": D + D,  # a row of the cosine head, and of the classifier made anew after each task
     "apr": D,  # a row of the cosine head
+    "gatf-lda": 2 * (D + 1),
     "slda": 2 * (D + 1),  # the classifier made anew after each task, in float64
     "ranpac": 2 * (RANDOM + 1),
     "klda": 2 * (RANDOM + 1),

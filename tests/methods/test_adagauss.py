@@ -129,6 +129,13 @@ def test_rates_of_later_tasks_and_of_the_adapter(tiny_config: Tiny) -> None:
     assert (adapter.epochs, adapter.lr, adapter.drop_last, adapter.clip) == (100, 0.01, True, 1.0)
 
 
+def test_a_residual_adapter_starts_at_the_identity(tiny_config: Tiny) -> None:
+    experiment = Experiment(tiny_config("adagauss", **{"method.adapter": "residual"}))
+    experiment.method.begin_task(experiment.task_info(1))
+    features = torch.randn(5, 8, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(experiment.method.transported(features, "adapter"), features)
+
+
 class TestMilestonesOfTheAdapter:
     """Its rate is divided by ten at epochs 30, 60 and 90 of its own, however many it has."""
 

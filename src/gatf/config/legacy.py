@@ -30,7 +30,7 @@ RETIRED: dict[str, dict[str, Any]] = {
         "dead_residual": True, "bias_correct": False, "top_aware": True, "distill": ANY, "final_refresh": False,
     },
     "adagauss": {
-        "distillation": "projected", "temperature": ANY, "projector": "mlp", "adapter": "mlp", "transport": "full",
+        "distillation": "projected", "temperature": ANY, "projector": "mlp", "transport": "full",
         "shrink": 0.0, "reduction": "mean", "adapter_milestones": [30, 60, 90],
     },
     "adc": {"clip_pixels": True, "success_filter": True, "normalise": False},

@@ -199,6 +199,10 @@ class PooledMoments:
         """Σ z_n of every class, [C, S]."""
         return self.counts[:, None] * self.means
 
+    def mapped(self, weight: Tensor, bias: Tensor) -> PooledMoments:
+        """Moments of the vectors after z ↦ P z + b, for P [S, S] and b [S]."""
+        return PooledMoments(self.counts, self.means @ weight.mT + bias, symmetrise(weight @ self.scatter @ weight.mT))
+
     def reordered(self, places: Tensor, classes: int) -> PooledMoments:
         """Class k becomes class `places[k]` of `classes`; classes with the same place are merged."""
         counts, means = self.counts.new_zeros(classes), self.means.new_zeros(classes, self.means.shape[1])

@@ -17,6 +17,7 @@ from gatf.methods.fecam import FeCAM
 from gatf.methods.fetril import FeTrIL
 from gatf.methods.finetune import Finetune
 from gatf.methods.gatf import GATF
+from gatf.methods.gatf_lda import GATFLDA
 from gatf.methods.gatf_release import GATFRelease
 from gatf.methods.joint import Joint
 from gatf.methods.klda import KLDA
@@ -31,8 +32,8 @@ from gatf.methods.slda import SLDA
 __all__ = ["METHODS", "Method", "is_outside", "method_class"]
 
 SHIPPED: tuple[type[Method], ...] = (
-    GATF, GATFRelease, AdaGauss, BiCyc, Finetune, Joint, EWC, LwF, SDC, ADC, LDC, PASS, FeTrIL, FeCAM, EFC, DPCR, APR,
-    NCM, APER, SLDA, RanPAC, KLDA, ACIL, DSAL,
+    GATF, GATFLDA, GATFRelease, AdaGauss, BiCyc, Finetune, Joint, EWC, LwF, SDC, ADC, LDC, PASS, FeTrIL, FeCAM, EFC,
+    DPCR, APR, NCM, APER, SLDA, RanPAC, KLDA, ACIL, DSAL,
 )  # fmt: skip
 METHODS: dict[str, type[Method]] = {method.name: method for method in SHIPPED}
 

@@ -1,6 +1,6 @@
 """AdaGauss (Rypeść, Cygert, Trzciński, Twardowski: "Task-recency bias strikes back", NeurIPS 2024)."""
 
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor, nn
 
@@ -8,6 +8,7 @@ from gatf.methods.base import Batch, ForTask, Phase, TaskInfo
 from gatf.methods.parts.extraction import frozen_features
 from gatf.methods.parts.losses import task_batch
 from gatf.methods.parts.mapped import MapConfig, MappedGaussians
+from gatf.nets.mlp import zero_residual
 from gatf.settings import AffectsLaterTasksOnly, AffectsReadoutOnly, NotNegative
 
 
@@ -15,6 +16,9 @@ class AdaGaussConfig(MapConfig):
     name: str = "adagauss"
     distill: AffectsLaterTasksOnly[NotNegative] = 10.0
     """Weight λ of the distillation through a learned projector new → old."""
+    adapter: AffectsReadoutOnly[Literal["mlp", "residual"]] = "mlp"
+    """The adapter: an MLP with random weights, as published, or the identity plus an MLP that starts at zero. An MLP
+    needs hundreds of steps to become the identity, which pretrained backbones hardly leave."""
     readout_shrink: AffectsReadoutOnly[NotNegative | None] = None
     """Shrinkage of the covariances in bayes and mahalanobis distances. Default: 3 as released, or 0.001."""
 
@@ -36,9 +40,14 @@ class AdaGauss(MappedGaussians[AdaGaussConfig]):
         if task.index > 0:
             self.projector = self.make_mlp("new to old", task)
             self.adapter = self.make_mlp("old to new", task)
+            if self.config.adapter == "residual":
+                self.adapter = self.make(
+                    lambda: zero_residual(self.feature_dim, self.config.expansion), "residual", task.index
+                )
 
     def map(self, old: Tensor) -> Tensor:
-        return self.adapter(old)
+        mapped: Tensor = self.adapter(old)
+        return old + mapped if self.config.adapter == "residual" else mapped
 
     def trained_maps(self) -> dict[str, nn.Module]:
         return {"projector": self.projector}
@@ -57,4 +66,4 @@ class AdaGauss(MappedGaussians[AdaGaussConfig]):
         return terms | self.collapse_term(features, batch)
 
     def transported(self, old: Tensor, phase: str) -> Tensor | None:
-        return self.adapter(old) if phase == "adapter" else None
+        return self.map(old) if phase == "adapter" else None

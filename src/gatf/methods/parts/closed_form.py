@@ -80,13 +80,14 @@ class ClosedForm(FeatureMethod[ClosedFormConfigT], ABC):
         return bool(getattr(self.backbone, "pretrained", False)) if asked is None else not asked
 
     def begin_task(self, task: TaskInfo) -> None:
-        if self._trains(task):
-            self.head = self.make(lambda: nn.Linear(self.feature_dim, task.new), "head", 0)
+        if self.trains(task):
+            self.head = self.make(lambda: nn.Linear(self.feature_dim, task.new), "head", task.index)
 
     def phases(self, task: TaskInfo) -> list[Phase]:
-        return self.first_task(self.head, task) if self._trains(task) else []
+        return self.first_task(self.head, task) if self.trains(task) else []
 
-    def _trains(self, task: TaskInfo) -> bool:
+    def trains(self, task: TaskInfo) -> bool:
+        """Whether the task trains the backbone."""
         return task.index == 0 and not self.network_is_fixed
 
     def end_task(self, data: TaskData) -> None:
