@@ -71,7 +71,7 @@ function drawClasses(classes) {
 
 /** The name of a class and a button that lets users type another one. */
 function nameCell(label) {
-  const cell = make("td", {}, String(label));
+  const cell = make("td", { class: "wrap" }, String(label));
   if (typeof label !== "string") return cell;
   const input = make("input", { type: "text", maxlength: 200, "aria-label": `New name of ${label}`, onkeydown: event => {
     if (event.key === "Escape") cell.replaceChildren(label, " ", button);
