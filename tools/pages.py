@@ -857,6 +857,12 @@ def few_images() -> str:
     return table(head, rows)
 
 
+def refits() -> str:
+    rows = [[one["row"], fixed(100 * one["accuracy"]), number(one["seconds"]), fixed(one["bytes"] / 1e6)]
+            for one in read(EXPERIMENTS, "refits")]  # fmt: skip
+    return table(["classifier", "accuracy %", "CPU-seconds", "MB kept"], rows)
+
+
 ENCODERS = {
     "lite0": "Lite0", "lite1": "Lite1", "lite2": "Lite2", "mobilenet_v2": "MobileNetV2", "tfidf": "TF-IDF",
     "minilm": "MiniLM", "minilm128": "MiniLM to 128",
@@ -1112,6 +1118,7 @@ PARTS: dict[str, Part] = {
     "epochs": epochs,
     "threads": threads,
     "few-images": few_images,
+    "refits": refits,
     "encoders": encoder_upgrades,
     "encoders:short": encoders_short,
     "encoders:goal": encoder_goal,
