@@ -125,7 +125,7 @@ def test_mistakes_are_one_sentence(world):
         model.upgrade(new, old)
     with pytest.raises(UserError, match="are equal"):
         model.upgrade(old, np.ones_like(new))
-    with pytest.raises(UserError, match="NaN"):
+    with pytest.raises(UserError, match="row 0 of the new vectors contains NaN"):
         model.upgrade(old, np.full_like(new, np.nan))
     with pytest.raises(UserError, match="give one for each pair"):
         model.upgrade(old, new, labels[:3])

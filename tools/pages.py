@@ -926,6 +926,8 @@ def encoder_pairs() -> str:
         own = one["upgraded"]
         low, about, high = own["forecast"]
         drift = max(one["drift_adapter"].values()) if "drift_adapter" in one else None
+        if one["data"] not in full:
+            continue
         rows.append([one["data"], one["of"], number(one["count"]), fixed(one.get("relabelled")), fixed(drift),
                      fixed(own["accuracy"]), fixed(100 * own["accuracy"] / full[one["data"]]["reembedded"]),
                      fixed(own["old_classes"]), f"{about:.0f} ({low:.0f} to {high:.0f})",

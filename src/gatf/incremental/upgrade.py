@@ -76,7 +76,7 @@ def upgrade_vectors(model: Model, old: Any, new: Any, labels: Any = None, *, enc
     """A model of vectors, moved to the encoder of the vectors `new`; row i of `old` and `new` is of the same item."""
     if not model.preprocessing.takes_vectors:
         raise UserError("this model classifies images: name the new backbone (--backbone) and give recent images")
-    pair = [checked(as_vectors(each)) for each in (old, new)]
+    pair = [checked(as_vectors(each), where=f" of the {name} vectors") for name, each in (("old", old), ("new", new))]
     if pair[0].shape[1] != model.preprocessing.shape[0]:
         raise UserError(
             f"the old vectors have {pair[0].shape[1]} columns, but the model learnt {model.preprocessing.shape[0]}; "
