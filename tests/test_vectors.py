@@ -301,14 +301,24 @@ def test_files_are_gathered_apart_with_the_same_result(tmp_path: Path, monkeypat
     check_cluster(tmp_path)
 
 
+CLUSTER = """
+import sys
+from pathlib import Path
+import ray
+sys.path.insert(0, sys.argv[1])
+from test_vectors import check_cluster
+if __name__ == "__main__":
+    ray.init(num_cpus=2, log_to_driver=False, include_dashboard=False)
+    check_cluster(Path(sys.argv[2]))
+    ray.shutdown()
+"""
+
+
 @pytest.mark.slow
 def test_a_ray_cluster_gives_the_same_result(tmp_path: Path) -> None:
-    ray = pytest.importorskip("ray")
-    ray.init(num_cpus=2, log_to_driver=False, include_dashboard=False)
-    try:
-        check_cluster(tmp_path)
-    finally:
-        ray.shutdown()
+    """In a process of its own, because Ray leaves files open."""
+    pytest.importorskip("ray")
+    subprocess.run([sys.executable, "-c", CLUSTER, str(Path(__file__).parent), str(tmp_path)], check=True)
 
 
 def test_engines_that_do_not_fit() -> None:
