@@ -25,6 +25,7 @@ from gatf.report.page import (
     tasks_table,
     write_report,
 )
+from gatf.report.sections import plain
 
 FakeRun = Callable[..., dict[str, Any]]
 LIGHT_ENOUGH = 3_000_000
@@ -93,7 +94,7 @@ def test_the_page_is_whole_described_and_needs_nothing_else(page: str) -> None:
 def test_the_page_agrees_with_the_runs(page: str, fake_bench: Path) -> None:
     summaries = [json.loads(path.read_text()) for path in sorted(fake_bench.glob("gatf-*/summary.json"))]
     mean = sum(summary["a_last"] for summary in summaries) / 3
-    assert f"gatf ends at {mean:.1f} %" in page
+    assert f"gatf ends at {mean:.1f}\u00a0%" in page
     assert "below training on all images (joint)" in page
     assert "<title>5 methods on cifar100, 10 tasks</title>" in page
     assert "Configuration of gatf" in page
@@ -182,7 +183,7 @@ def test_odd_names_of_classes_are_distinguished_and_drawn(names: list[str], fake
     rename(tmp_path / "a", [*names, *(f"class {number}" for number in range(2, 10))])
     write_report([tmp_path / "a"], tmp_path / "r.html")
     text = (tmp_path / "r.html").read_text(encoding="utf-8")
-    assert f"“{escape(names[0])}” is predicted as “{escape(names[1])}” for 20 % of its images" in text
+    assert f"“{escape(names[0])}” is predicted as “{escape(names[1])}” for 20\u00a0% of its images" in text
 
 
 def test_names_with_escape_sequences_are_shown_as_such(fake_run: FakeRun, tmp_path: Path) -> None:
@@ -194,7 +195,7 @@ def test_names_with_escape_sequences_are_shown_as_such(fake_run: FakeRun, tmp_pa
     write_report([tmp_path], tmp_path / "r.html")
     text = (tmp_path / "r.html").read_text(encoding="utf-8")
     assert not set("\x1b\x07\u202e") & set(text)
-    assert "“\\u001b[2Jcat\\u0007\\u202e” is predicted as “\\u0009=b” for 20 % of its images" in text
+    assert "“\\u001b[2Jcat\\u0007\\u202e” is predicted as “\\u0009=b” for 20\u00a0% of its images" in text
 
 
 def test_predictions_that_are_no_classes_of_the_run_are_refused(fake_run: FakeRun, tmp_path: Path) -> None:
@@ -264,6 +265,9 @@ def test_the_head_of_a_report_has_its_command_and_files(fake_run: FakeRun, tmp_p
     elsewhere = tmp_path / "elsewhere" / "report.html"
     write_report([tmp_path], elsewhere)  # where links would tell of somebody's folders
     assert Page(elsewhere.read_text(encoding="utf-8")).outside == []
+    runs = sorted(tmp_path.glob("gatf *"))
+    write_report(runs, tmp_path / "report.html")  # the files of each have the same names: only folders are linked
+    assert Page((tmp_path / "report.html").read_text(encoding="utf-8")).outside == ["gatf%20seed0/", "gatf%20seed1/"]
     alone = tmp_path / "gatf seed0"
     (alone / "diagnostics").mkdir()
     (alone / "diagnostics" / "confusion.csv").write_text("after_task,past_task,to_new\n1,0,2\n", encoding="utf-8")
@@ -278,7 +282,7 @@ def test_confusions_are_drawn_and_the_most_frequent_is_named(fake_run: FakeRun, 
     write_report([tmp_path / "a"], tmp_path / "r.html")
     text = (tmp_path / "r.html").read_text(encoding="utf-8")
     assert "Confusion matrix" in text
-    assert "Most frequent error: “class 0” is predicted as “class 1” for 20 % of its images." in text
+    assert "Most frequent error: “class 0” is predicted as “class 1” for 20\u00a0% of its images." in text
 
 
 def test_a_certificate_that_never_holds_is_a_note_and_not_a_column(fake_run: FakeRun, tmp_path: Path) -> None:
@@ -289,7 +293,7 @@ def test_a_certificate_that_never_holds_is_a_note_and_not_a_column(fake_run: Fak
     table = diagnostics_table(load_runs([tmp_path / "a"]))
     assert table is not None
     assert "certified %" not in [name for name, _ in table.headings]
-    assert "50" in [cell.text for cell in table.rows[0]]
+    assert "50.0" in [cell.text for cell in table.rows[0]]
     assert table.notes == ["Theorem 2 certifies no prediction in these forms: certified %."]
 
 
@@ -343,3 +347,13 @@ def test_ones_own_row_has_its_place_among_stored_ones(fake_run: FakeRun, tmp_pat
     results = page[page.index("<table") : page.index("</table>")]
     assert results.index(">gatf<") < results.index(">lwf<") < results.index(">finetune<")
     assert re.findall(r'aria-label="Accuracy per task: (\w+)', page) == ["lwf"]
+
+
+def test_numbers_have_three_digits_and_no_exponent() -> None:
+    values = [0.0, 0.401, 0.7, 44.6, 126.4, 126_000.4]
+    assert [plain(value) for value in values] == ["0.00", "0.401", "0.700", "44.6", "126", "126,000"]
+
+
+def test_a_number_and_its_percent_sign_stay_on_one_line(page: str) -> None:
+    assert re.search(r"\d\u00a0%", page)
+    assert not re.search(r"\d %", page)

@@ -90,7 +90,9 @@ def against(runs: Sequence[Run], column: str, label: str) -> Figure:
     axes.set_xlim(axes.get_xlim())  # settles the scale, from which places follow
     axes.set_ylim(axes.get_ylim())
     low, high = axes.get_xlim()
-    axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high < 100 * low else (1.0,)))
+    axes.xaxis.set_major_locator(
+        LogLocator(subs=(1, 2, 3, 5, 7) if high < 10 * low else (1, 2, 5) if high < 100 * low else (1,))
+    )
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, position: f"{value:,.10g}"))
     axes.xaxis.set_minor_formatter(NullFormatter())
     label_ends(axes, {row["row"]: row["a_last"] for row in table}, styles)

@@ -170,7 +170,8 @@ def confusion_matrix(runs: Sequence[Run]) -> Figure:
     shown = [short(name) for name in names[:: step * block]]
     axes.set_yticks(range(0, size, step), shown)
     axes.set_xticks(range(0, size, step), shown, rotation=90 if max(map(len, shown)) > 3 else 0)
-    axes.set_ylabel("is")
+    axes.set_xlabel("predicted class")
+    axes.set_ylabel("true class")
     return figure
 
 

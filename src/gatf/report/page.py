@@ -1,5 +1,6 @@
 """The report: one self-contained HTML file with tables and figures."""
 
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -30,6 +31,7 @@ from gatf.report.sections import (
     at_the_end_explained,
     best_of,
     build_sections,
+    plain,
     with_table,
 )
 from gatf.report.style import NAMES, css_variables, inline_svg, line_styles, save_figure
@@ -103,6 +105,7 @@ def write_page(out: Path, template: str, **values: Any) -> None:
     )  # fmt: skip
     themes = {"light": css_variables(dark=False), "dark": css_variables(dark=True)}
     page = environment.get_template(template).render(version=__version__, **themes, **values)
+    page = re.sub(r"(?<=\d) %", "\N{NO-BREAK SPACE}%", page)
     out.parent.mkdir(parents=True, exist_ok=True)
     write_text(out, page)
 
@@ -288,11 +291,11 @@ def _beside(path: Path, out: Path) -> str:
 
 
 def files_beside(paths: Sequence[Path], runs: Sequence[Run], out: Path) -> list[tuple[str, str]]:
-    """Names and links of the tables and logs beside the report."""
-    names = ("results.csv", "results.md", "results.tex", SUMMARY, CONFUSION, EVENTS, CONFIG, f"{EXPLAINED_FILE}.csv")
-    places = [(name, path / name) for path in paths for name in names]
+    """Names and links of the tables and logs beside the report; of a run only if it is the only one."""
+    places = [(name, path / name) for path in paths for name in ("results.csv", "results.md", "results.tex")]
     if len(runs) == 1:
-        tables = RunFolder(runs[0].folder).diagnostics
+        folder, tables = runs[0].folder, RunFolder(runs[0].folder).diagnostics
+        places += [(name, folder / name) for name in (SUMMARY, CONFUSION, EVENTS, CONFIG, f"{EXPLAINED_FILE}.csv")]
         places += [(f"{tables.name}/{table.name}", table) for table in sorted(tables.glob("*.csv"))]
     return [(name, link) for name, place in places if (link := _beside(place, out))]
 
@@ -305,7 +308,8 @@ def made_by(runs: Sequence[Run]) -> list[str]:
         for run in runs
     }
     commands = list(dict.fromkeys(run.summary.machine["command"] for run in runs if "command" in run.summary.machine))
-    more = [f"and {len(commands) - MOST_COMMANDS} more commands"] if len(commands) > MOST_COMMANDS else []
+    hidden = len(commands) - MOST_COMMANDS
+    more = [f"and {hidden} more command{'s' if hidden > 1 else ''}"] if hidden > 0 else []
     return [*machines(runs), "; ".join(sorted(gatf)), *(f"$ {text}" for text in commands[:MOST_COMMANDS]), *more]
 
 
@@ -417,6 +421,6 @@ def diagnostics_table(runs: Sequence[Run]) -> Table | None:
     rows = []
     for row, values in found.items():
         numbers = [values.get(name) for name in columns]
-        rows.append([Cell(row, row), *(number_cell(None) if v is None else Cell(f"{v:.3g}", v) for v in numbers)])
+        rows.append([Cell(row, row), *(number_cell(None) if v is None else Cell(plain(v), v) for v in numbers)])
     notes = [f"Theorem 2 certifies no prediction in these forms: {', '.join(nothing)}."] if nothing else []
     return Table("Stored and true statistics of old classes after the last task", headings, rows, notes)

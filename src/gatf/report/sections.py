@@ -289,6 +289,11 @@ def at_the_end(runs: Sequence[Run], table: str, column: str, **where: Any) -> di
     return {row: fmean(values) for row, values in found.items()}
 
 
+def plain(value: float) -> str:
+    """Three digits, without an exponent."""
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:#.3g}"
+
+
 def listed(values: dict[str, float], unit: str = "", digits: str = ".3g") -> str:
     return ", ".join(f"{row} {value:{digits}}{unit}" for row, value in values.items())
 
@@ -311,11 +316,11 @@ def _drift(runs: Sequence[Run], among: Sequence[str]) -> FigureSpec:
 def _divergence(runs: Sequence[Run], among: Sequence[str]) -> FigureSpec:
     ends = at_the_end(runs, "errors", "symmetric_kl")
     best, worst = best_and_worst(ends)
-    compared = "" if len(ends) == 1 else f", against {ends[worst]:.3g} of {worst}"
+    compared = "" if len(ends) == 1 else f", against {plain(ends[worst])} of {worst}"
     label = "symmetric KL of stored and true Gaussian"
     return FigureSpec(
         "kl", "Gaussians after transport",
-        f"Lower is better: after the last task {best} is at {ends[best]:.3g}{compared}.",
+        f"Lower is better: after the last task {best} is at {plain(ends[best])}{compared}.",
         lambda: figures.error_over_tasks(runs, "symmetric_kl", label, among), group=WHY,
         values=f"At the end, {label}: {listed(ends)}.",
     )  # fmt: skip

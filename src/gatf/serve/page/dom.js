@@ -30,7 +30,7 @@ export const plural = (count, one, many = one + "s") => `${count.toLocaleString(
 
 export function size(bytes) {
   if (bytes >= 1e6) return `${(bytes / 1e6).toFixed(1)} MB`;
-  return bytes >= 1e4 ? `${(bytes / 1e3).toFixed(0)} kB` : `${bytes} bytes`;
+  return bytes >= 1e3 ? `${(bytes / 1e3).toFixed(bytes >= 1e4 ? 0 : 1)} kB` : `${bytes} bytes`;
 }
 
 export function lasting(seconds) {
