@@ -17,8 +17,8 @@ from gatf.io.files import new_file
 from gatf.io.run_folder import DERIVED, RunFolder, Summary
 
 TOLD: list[tuple[Event, str]] = [
-    (events.RunStart(tasks=2, method="gatf", resumed_at=None),
-     '{"event": "run_start", "tasks": 2, "method": "gatf", "resumed_at": null}'),
+    (events.RunStart(tasks=2, method="gatf", resumed_at=None, steps=(4, 4)),
+     '{"event": "run_start", "tasks": 2, "method": "gatf", "resumed_at": null, "steps": [4, 4]}'),
     (events.WarningEvent(text="odd"), '{"event": "warning", "text": "odd"}'),
     (events.TaskStart(task=0, classes=5, images=100, steps=4),
      '{"event": "task_start", "task": 0, "classes": 5, "images": 100, "steps": 4}'),

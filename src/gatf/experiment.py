@@ -356,7 +356,13 @@ class _Run:
         first, resumed = self._restore(found)
         self.progress.threads = torch.get_num_threads()
         method = self.config.method.name
-        self.emit(events.RunStart(tasks=tasks, method=method, resumed_at=None if found is None else first))
+        stages = [self.config.optimisation.stage(task) for task in range(tasks)]
+        steps = tuple(
+            stage.epochs * -(-self.experiment.task_info(task).images // stage.batch_size)
+            for task, stage in enumerate(stages)
+        )
+        resumed_at = None if found is None else first
+        self.emit(events.RunStart(tasks=tasks, method=method, resumed_at=resumed_at, steps=steps))
         for sentence in self.experiment.warnings:
             self.emit(events.WarningEvent(text=sentence))
         if found is not None and found.changes:

@@ -66,6 +66,17 @@ def test_in_a_log_file_there_is_a_line_every_ten_seconds_with_the_time_left(
     ]
 
 
+def test_the_time_left_knows_that_later_tasks_are_shorter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first task has 40 steps of 1 s where 20 were expected; later ones have 12 each where 10 were."""
+    log = Watched(monkeypatch, RunStart(tasks=3, method="gatf", resumed_at=None, steps=(20, 10, 10)), lines=False)
+    for task, steps in enumerate((40, 12)):
+        log.wait(0, TaskStart(task=task, classes=1, images=1, steps=steps))
+        for _ in range(10):
+            log.wait(1, Step(task=task, phase="train", epoch=0, epochs=1))
+        log.wait(0, Task(task=task, seen=50.0, accuracies=[50.0], seconds=10.0))
+    assert [line.partition("≈ ")[2] for line in log.lines()] == ["50 s left", "14 s left"]
+
+
 def test_the_time_left_is_shown_in_the_first_epoch_of_few_slow_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """As an update of some hundred photos has them: 15 epochs of 2 steps, 8 s each."""
     log = Watched(monkeypatch, *begun(steps=30), lines=False)

@@ -62,6 +62,8 @@ class RunStart(Event):
     """The method's name."""
     resumed_at: int | None
     """The task at which a resumed run continues; null for a new run."""
+    steps: tuple[int, ...] = ()
+    """Expected steps per task, from the config's epochs and batch sizes; some methods take more."""
 
 
 @dataclass(frozen=True, kw_only=True)

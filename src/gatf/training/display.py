@@ -27,6 +27,7 @@ class LiveDisplay:
         self.console, self._lines = console, lines
         self._live: Live | None = None
         self._tasks = self._task = self._steps_done = self._steps_of_task = 0
+        self._expected: tuple[int, ...] = ()
         self._phase, self._losses = "", ""
         self._epoch, self._epochs = 0, 0
         self._started = self._training_seconds = 0.0
@@ -40,6 +41,7 @@ class LiveDisplay:
         match event:
             case events.RunStart():
                 self._tasks, self._last_line = event.tasks, monotonic()
+                self._expected = event.steps
                 if self.console.is_terminal:
                     self._live = Live(self._line(), console=self.console, refresh_per_second=8, transient=True)
                     self._live.start()
@@ -108,12 +110,17 @@ class LiveDisplay:
         )
 
     def _left(self) -> str:
-        """Remaining time at the current speed, with as many steps per later task as in this one."""
+        """Remaining time at the current speed. Later tasks take their expected steps, after the second task times the
+        ratio of this task's steps to the expected ones. The first task is often trained differently."""
         spent = self._training_seconds + (monotonic() - self._started if self._started else 0.0)
         if self._all_steps == 0 or (self._all_steps < ENOUGH_STEPS and spent < ENOUGH_SECONDS):
             return ""
-        steps = self._steps_of_task - self._steps_done + (self._tasks - self._task - 1) * self._steps_of_task
-        return f"≈ {duration(max(steps, 0) * spent / self._all_steps)} left"
+        expected = self._expected or (1,) * self._tasks
+        later = sum(expected[self._task + 1 :])
+        if self._task > 0 or not self._expected:
+            later = later * self._steps_of_task // max(expected[self._task], 1)
+        steps = max(self._steps_of_task - self._steps_done, 0) + later
+        return f"≈ {duration(steps * spent / self._all_steps)} left"
 
 
 def by_task(accuracies: list[float], width: int) -> str:
