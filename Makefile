@@ -12,7 +12,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: demo test quick slowest bench docs torture fuzz mutants coverage lock install-locked audit release-check lint clean
 
 demo: $(VENV)/.installed
-	$(VENV)/bin/gatf run
+	@$(VENV)/bin/gatf run
 	@echo "to go on: source $(VENV)/bin/activate, then gatf --help"
 
 test: $(VENV)/.installed-dev lint
@@ -78,16 +78,17 @@ lint: $(VENV)/.installed-dev
 	$(VENV)/bin/mypy
 
 $(VENV)/bin/python:
-	$(PYTHON) -m venv $(VENV)
+	@$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.installed: $(VENV)/bin/python $(SOURCES)
-	$(PIP) -e .
-	touch $@
+	@echo "installing into $(VENV), a few minutes"
+	@$(PIP) -e .
+	@touch $@
 
 # torch first: a package that merely asks for torch would fetch the registry's newest build
 $(VENV)/.installed-dev: $(VENV)/.installed
-	$(PIP) -e '.[dev]'
-	touch $@
+	@$(PIP) -e '.[dev]'
+	@touch $@
 
 clean:
 	rm -rf $(VENV) site .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -53,7 +53,10 @@ def build() -> tuple[Path, Path]:
     """The wheel and the source distribution, in dist/."""
     for old in DIST.glob("*"):
         old.unlink()
-    subprocess.run([sys.executable, "-m", "build", "--outdir", str(DIST), str(ROOT)], check=True, capture_output=True)
+    command = [sys.executable, "-m", "build", "--outdir", str(DIST), str(ROOT)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(f"no distribution was built:\n{(done.stdout + done.stderr)[-1000:]}")
     return next(DIST.glob("*.whl")), next(DIST.glob("*.tar.gz"))
 
 

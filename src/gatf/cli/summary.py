@@ -31,9 +31,9 @@ def print_summary(summary: Summary, console: Console) -> None:
         console.print(f"accuracy on every task: accuracy_matrix in {SUMMARY}, or {REPORT}", highlight=False)
     forgetting = "–" if summary.forgetting is None else f"{summary.forgetting:.1f}"
     console.print(
-        f"A_last [bold]{summary.a_last:.1f} %[/]   A_inc [bold]{summary.a_inc:.1f} %[/]   "
-        f"forgetting [bold]{forgetting}[/] from {summary.accuracy_new:.1f} % after learning   "
-        f"{summary.total_seconds:.1f} s",
+        f"A_last [bold]{summary.a_last:.1f} %[/]  A_inc [bold]{summary.a_inc:.1f} %[/]  "
+        f"forgetting [bold]{forgetting}[/] from {summary.accuracy_new:.1f} % after learning  "
+        f"{summary.total_seconds:.0f} s",
         highlight=False,
     )
     sizes = [len(row) for row in summary.accuracy_by_class]
