@@ -31,6 +31,54 @@ PUBLIC: dict[str, str] = {
     "run": "(config, folder, listeners=(), *, backbone=None, networks_from=None, scenario=None)",
 }
 
+BOTH: dict[str, str] = {
+    "answers": "(self, X, *, certificate=False)",
+    "choose_strategy": "(self, images)",
+    "decision_function": "(self, X)",
+    "fit": "(self, X, y=None)",
+    "forget": "(self, label, vectors=None)",
+    "from_model": "(model, *, device='auto')",
+    "from_pretrained": "(source, *, revision=None, device='auto', backbone=None)",
+    "get_feature_names_out": "(self, input_features=None)",
+    "get_params": "(self, deep=True)",
+    "image_shape_for": "(self, images)",
+    "load": "(path, *, device='auto', backbone=None)",
+    "merge": "(self, *others)",
+    "partial_fit": "(self, X, y=None)",
+    "predict": "(self, X, *, return_certificate=False)",
+    "predict_log_proba": "(self, X)",
+    "predict_proba": "(self, X)",
+    "predictions": "(self, X, *, certificate=False)",
+    "push_to_hub": "(self, target, *, private=False)",
+    "save": "(self, path)",
+    "set_params": "(self, **params)",
+    "transform": "(self, X)",
+}
+"""Methods of both classifiers."""
+METHODS_OF: dict[str, dict[str, str]] = {
+    "IncrementalClassifier": BOTH | {"upgrade": "(self, images, backbone, labels=None)"},
+    "EmbeddingClassifier": BOTH
+    | {"updated": "(self, model, given, context)", "upgrade": "(self, old, new, labels=None, *, encoder=None)"},
+    "Method": {
+        "backbone_rate": "(self, stage)",
+        "begin_task": "(self, task)",
+        "bytes_per_class": "(self)",
+        "centres": "(self)",
+        "end_task": "(self, data)",
+        "features": "(self, batch, images=None)",
+        "frozen": "(self)",
+        "frozen_copy": "(self, module)",
+        "make": "(self, build, *purpose)",
+        "note": "(self, name, **values)",
+        "phases": "(self, task)",
+        "reestimated": "(self, plain, mirrored, labels)",
+        "scores": "(self, images)",
+        "stored": "(self)",
+        "train_groups": "(self, stage, *others)",
+        "transported": "(self, old, phase)",
+    },
+}
+
 
 def shown(value: Any) -> str:
     if inspect.ismodule(value):
@@ -47,6 +95,15 @@ def shown(value: Any) -> str:
 def test_names_signatures_and_defaults() -> None:
     assert {name: shown(getattr(gatf, name)) for name in gatf.__all__ if name != "__version__"} == PUBLIC
     assert dir(gatf) == sorted(gatf.__all__)
+
+
+@pytest.mark.parametrize("name", sorted(METHODS_OF))
+def test_public_methods_their_signatures_and_defaults(name: str) -> None:
+    value = getattr(gatf, name)
+    own = {each for base in value.__mro__ if base.__module__.startswith("gatf.") for each in vars(base)}
+    named = {each: inspect.getattr_static(value, each) for each in own if not each.startswith("_")}
+    functions = {each for each, found in named.items() if isinstance(found, classmethod) or inspect.isfunction(found)}
+    assert {each: shown(getattr(value, each)) for each in functions} == METHODS_OF[name]
 
 
 @pytest.mark.parametrize("name", sorted(PUBLIC))
