@@ -51,6 +51,39 @@ def paper_map() -> str:
     return "\n".join(lines) + "\n"
 
 
+def commands() -> str:
+    """Every command with its first sentence and its options."""
+    import typer
+
+    from gatf.cli import app
+
+    lines = [
+        "# Commands",
+        "",
+        "Generated from the commands by `python tools/update_docs.py`. `gatf COMMAND --help` explains every option.",
+        "Errors are one sentence; the exit code is then 2.",
+        "",
+        "| command | purpose | options |",
+        "|---|---|---|",
+    ]
+    pending: list[tuple[str, Any]] = [("gatf", typer.main.get_command(app))]
+    while pending:
+        name, command = pending.pop(0)
+        inside = getattr(command, "commands", {})
+        pending = [(f"{name} {each}", found) for each, found in inside.items()] + pending
+        if inside:
+            continue
+        arguments = [
+            (each.metavar or each.name.upper()) for each in command.params if each.param_type_name == "argument"
+        ]
+        options = [
+            max(each.opts, key=len) for each in command.params if each.param_type_name == "option" and not each.hidden
+        ]
+        usage = " ".join([name, *arguments])
+        lines.append(f"| `{usage}` | {first_sentence(command.help)} | {', '.join(f'`{each}`' for each in options)} |")
+    return "\n".join(lines) + "\n"
+
+
 def definitions(tree: ast.Module) -> list[tuple[str, ast.FunctionDef | ast.ClassDef]]:
     """Functions, classes and their methods, with dotted names."""
     found: list[tuple[str, ast.FunctionDef | ast.ClassDef]] = []
@@ -407,7 +440,7 @@ def documented_fields(described: type[Any]) -> dict[str, tuple[str, str]]:
     return found
 
 
-PAGES = {"paper-map.md": paper_map, "settings.md": settings_page}
+PAGES = {"cli.md": commands, "paper-map.md": paper_map, "settings.md": settings_page}
 """Pages that are generated whole."""
 PARTS: dict[str, pages.Part] = {
     **pages.PARTS,
