@@ -10,6 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 import pytest
 
 from gatf.config import load_config, parse_overrides
@@ -75,6 +76,23 @@ def test_python_in_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     quick = '"seed": 1, "optimisation.first.epochs": 1, "optimisation.next.epochs": 1,'
     for block in blocks:
         exec(compile(block.replace('"seed": 1,', quick), "README.md", "exec"), {})
+
+
+@pytest.mark.parametrize("name", ["quickstart.md", "embeddings.md"])
+def test_python_about_vectors_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """docs/embeddings.md leaves the vectors to the reader; the new encoder mirrors the old one."""
+    monkeypatch.chdir(tmp_path)
+    draws = np.random.default_rng(0)
+    centres = 6 * draws.normal(size=(3, 8))
+    old, new = (np.repeat(part, 60, axis=0) + draws.normal(size=(60 * len(part), 8)) for part in np.split(centres, [2]))
+    given = {"X_old": old, "y": np.repeat(["cup", "bag"], 60), "X_new": -new, "y_new": np.repeat(["hat"], 60)}
+    pairs = np.repeat(centres[:2], 40, axis=0) + draws.normal(size=(80, 8))
+    page = (ROOT / "docs" / name).read_text(encoding="utf-8")
+    (block,) = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+    names = given | {"pairs_old": pairs, "pairs_new": -pairs}
+    exec(compile(block, name, "exec"), names)
+    classifier = names.get("shop", names.get("clf"))
+    assert classifier.classes_.tolist() in (["bag", "cup", "hat"], ["cat", "dog", "fox"])
 
 
 @pytest.mark.slow
