@@ -147,7 +147,7 @@ def test_a_missed_target_is_shown(pages: ModuleType, tmp_path: Path, monkeypatch
     text = json.dumps({"results": [{**result, "target": "ours ≤ 1 MB", "met": False}]})
     (tmp_path / "scoring.json").write_text(text, encoding="utf-8")
     assert pages.comparisons("scoring").splitlines()[2] == (
-        "| x (`scoring`) | 1 234 MB | – | – | ours ≤ 1 MB | **no** |"
+        "| x (`scoring`) | 1 234 MB | – | – | ours ≤ 1 MB, **missed** |"
     )
     with pytest.raises(SystemExit, match=r"anchor\.json does not exist"):
         pages.comparisons("anchor")

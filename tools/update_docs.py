@@ -117,7 +117,7 @@ def memory(name: str) -> str:
 
 
 def which_table() -> str:
-    """A row for every method: accuracies, minutes and bytes in the tables of this repository."""
+    """A row for every method: accuracies and bytes in the tables of this repository."""
     from gatf.methods import METHODS
 
     stored = [{row["row"]: row for row in pages.read(pages.RESULTS / bench, "table")} for bench in ("digits", "glyphs")]
@@ -127,10 +127,8 @@ def which_table() -> str:
     rows = []
     for name in (name for name in METHODS if name in stored[0]):  # gatf-release has no results
         accuracies = [pages.fixed(bench.get(name, {}).get("a_last")) for bench in benches]
-        seconds = stored[1].get(name, {}).get("total_seconds")
-        minutes = pages.fixed(None if seconds is None else seconds / 60)
-        rows.append([f"`{name}`", *accuracies, minutes, memory(name)])
-    return table(["method", "digits", "characters", "CIFAR-100", "birds", "minutes", "bytes per class"], rows)
+        rows.append([f"`{name}`", *accuracies, memory(name)])
+    return table(["method", "digits", "characters", "CIFAR-100", "birds", "bytes per class"], rows)
 
 
 def operations_table() -> str:
