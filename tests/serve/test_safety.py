@@ -9,6 +9,7 @@ import socket
 import struct
 import threading
 import time
+import tracemalloc
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
@@ -17,19 +18,21 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 import torch
 from PIL import Image
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from gatf.errors import UserError
 from gatf.serve import pictures
 from gatf.serve.batching import LARGEST_BATCH, largest_batch
-from gatf.serve.connections import Seldom
+from gatf.serve.connections import PIECE, Seldom, Turns
 from gatf.serve.decoding import SMALL_IMAGE, Lane
 from gatf.serve.guard import is_loopback
 from gatf.serve.limits import Budget, Limits, Problem
-from gatf.serve.pictures import check_image
+from gatf.serve.pictures import InMemory, check_image, multipart_reader
 from gatf.serve.run import check_address
 from gatf.serve.studio import Options, Studio
 
@@ -422,6 +425,49 @@ def test_json_with_many_wrong_values_names_the_first(taught: Path) -> None:
         assert detail.count("labels.0") == detail.count("labels.")
 
 
+@pytest.mark.parametrize("path", ["/v1/predict", "/v1/forget", "/v1/updates"])
+def test_json_with_many_unknown_fields_names_the_first(client: Client, path: str) -> None:
+    """Pydantic would make an error of each, which takes minutes for as many as fit into a body."""
+    detail = problem(client.send_json(path, {f"field{number}": 1 for number in range(100)}), 422)
+    assert len(re.findall(r"field\d", detail)) == 1
+
+
+def test_vectors_for_a_model_of_images_are_refused_before_they_are_parsed(
+    taught: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with serving(Options(taught)) as (client, _), monkeypatch.context() as patched:
+        patched.setattr("gatf.serve.app.json", SimpleNamespace(loads=lambda body: pytest.fail("the body was parsed")))
+        body = b'{"vectors": [[' + b"1," * 1000 + b"1]]}"
+        for path in ("/v1/predict", "/v1/learn"):
+            assert "images" in problem(client("POST", path, body, content_type="application/json"), 422)
+
+
+@pytest.mark.parametrize("text", ["x" * 50_000, "a\0b", "\ud800"])
+def test_names_that_a_command_cannot_take_are_refused(client: Client, text: str) -> None:
+    problem(client.send_json("/v1/forget", {"label": text}), 422)
+    problem(client.send_json("/v1/predict", {"images": ["a"], "encoder": text}), 422)
+    problem(client.send_json("/v1/predict", {"images": ["a"], text: 1}), 422)
+    if text.isascii():  # an address has no lone surrogates
+        problem(client("POST", f"/v1/upgrade?encoder={quote(text[:900])}", b""), 422)
+
+
+def test_images_in_very_many_pieces_take_little_memory() -> None:
+    """The parser splits an image at every beginning of a boundary."""
+    content = b"\r\n--" * 100_000
+    body, kind = form([("image", content)])
+    sink = InMemory(Limits())
+    reader = multipart_reader(kind, sink, Limits())
+    tracemalloc.start()
+    try:
+        reader.feed(body[:-10])
+        held = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    reader.feed(body[-10:])
+    assert sink.images == [content]
+    assert held < 3 * len(content)
+
+
 def test_bodies_of_changes_are_checked_before_they_are_parsed(taught: Path) -> None:
     with serving(Options(taught)) as (client, _):
         body = b'{"label": [' + b"1," * 1000 + b"1]}"
@@ -583,6 +629,62 @@ def test_a_client_with_many_connections_does_not_keep_another_out(taught: Path) 
                 one.sendall(head)
                 time.sleep(0.1)
             assert client.get("/healthz").status == 200
+
+
+def test_a_client_that_sends_tiny_chunks_does_not_keep_another_out(
+    taught: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Parsing the first chunks waits until another client has sent a request; the others come after that request."""
+    parse, parsed, go_on = H11Protocol.data_received, list[tuple[str, int]](), threading.Event()
+
+    def recorded(self: Any, data: bytes) -> None:
+        parsed.append((self.client[0], len(data)))
+        if self.client[0] == "127.0.0.2":
+            assert go_on.wait(60)
+        parse(self, data)
+
+    monkeypatch.setattr(H11Protocol, "data_received", recorded)
+    head = b"POST /v1/predict HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n"
+    with serving(Options(taught)) as (client, _), ExitStack() as held:
+        address = ("127.0.0.1", client.port)
+        connection = held.enter_context(socket.create_connection(address, source_address=("127.0.0.2", 0)))
+        connection.sendall(head + b"Content-Type: application/json\r\n\r\n" + b"1\r\n1\r\n" * 60_000 + b"0\r\n\r\n")
+        until(lambda: parsed)
+        other = held.enter_context(opened(client, "GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"))
+        go_on.set()
+        assert other.recv(4096).startswith(b"HTTP/1.1 200")
+        assert connection.recv(4096).startswith(b"HTTP/1.1 422")
+    hosts = [host for host, _ in parsed]
+    assert "127.0.0.2" in hosts[hosts.index("127.0.0.1") :]
+    assert max(size for _, size in parsed) <= PIECE
+
+
+def test_requests_in_one_piece_are_answered_one_after_the_other(client: Client) -> None:
+    with opened(client, "GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n" * 200) as connection:
+        received = b""
+        while received.count(b"HTTP/1.1 200") < 200:
+            received += connection.recv(65536)
+
+
+def test_very_long_headers_are_refused(client: Client) -> None:
+    with opened(client, "GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n" + "a:b\r\n" * 8000 + "\r\n") as connection:
+        assert connection.recv(4096).startswith(b"HTTP/1.1 400")
+
+
+def test_clients_take_turns_in_the_event_loop() -> None:
+    done: list[str] = []
+
+    async def take() -> None:
+        turns = Turns()
+        for name in ("a1", "a2", "a3", "b1"):
+            turns.add(name[0], lambda name=name: done.append(name))
+        while len(done) < 4:
+            await asyncio.sleep(0)
+        turns.add("c", lambda: done.append("c1"))
+        await asyncio.sleep(0)
+
+    asyncio.run(take())
+    assert done == ["a1", "b1", "a2", "a3", "c1"]
 
 
 def test_a_request_that_never_arrives_is_given_up(

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from gatf import EmbeddingClassifier
 from gatf.cli import app
 from gatf.errors import UserError
+from gatf.serve.commands import without_folders
 from gatf.serve.limits import not_possible
 from gatf.serve.studio import Options
 
@@ -120,3 +121,8 @@ def test_bad_changes_are_one_sentence_and_change_nothing(client: Client, tmp_pat
         assert "\n" not in found.json["detail"]
     assert (tmp_path / "shop.gatf").read_bytes() == before
     assert not any(path.is_dir() for path in (tmp_path / "shop.gatf.updates").iterdir())
+
+
+def test_errors_of_commands_name_no_folder() -> None:
+    model, file = Path("/models/shop.gatf"), Path("/models/shop.gatf.updates/1f/pictures/other.gatf")
+    assert without_folders(f"{file} is no {model}", model, file) == "other.gatf is no shop.gatf"

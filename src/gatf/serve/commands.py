@@ -27,7 +27,7 @@ def run_gatf(
 
 def without_folders(text: str, *paths: Path) -> str:
     """A message for clients: it names files, but not the folders that they are in."""
-    for path in paths:
-        for folder in {f"{path.parent}/", f"{path.absolute().parent}/"} - {"./"}:
-            text = text.replace(folder, "")
+    folders = {f"{found.parent}/" for path in paths for found in (path, path.absolute())} - {"./"}
+    for folder in sorted(folders, key=len, reverse=True):  # the images of an update are in a folder beside the model
+        text = text.replace(folder, "")
     return harmless(text)

@@ -1,11 +1,14 @@
-"""Bounds on connections: how many there are, time for headers, clients that do not read, messages in the log."""
+"""Bounds on connections: how many there are, turns in parsing, time for headers, clients that do not read, messages in
+the log."""
 
 import asyncio
 import logging
 import time
-from collections import Counter
+from collections import Counter, deque
+from collections.abc import Callable
 from typing import Any
 
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from gatf.serve.limits import Limits
@@ -13,6 +16,42 @@ from gatf.serve.limits import Limits
 RESERVED_DESCRIPTORS = 128
 """File descriptors for everything but connections."""
 MESSAGES, MINUTE = 10, 60.0
+PIECE, TURN = 4096, 0.002
+"""Bytes that are parsed at once, and seconds after which it is the turn of another client: parsing chunks or headers of
+a few bytes takes a thousand times as long as receiving them."""
+
+
+class Turns:
+    """Steps in the event loop. Between two of them the loop does everything else, and clients take turns."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, deque[Callable[[], None]]] = {}
+
+    def add(self, client: str, step: Callable[[], None]) -> None:
+        if not self._waiting:
+            asyncio.get_running_loop().call_soon(self._next)
+        self._waiting.setdefault(client, deque()).append(step)
+
+    def _next(self) -> None:
+        client = next(iter(self._waiting))
+        steps = self._waiting.pop(client)
+        step = steps.popleft()
+        if steps:
+            self._waiting[client] = steps  # behind all others
+        if self._waiting:
+            asyncio.get_running_loop().call_soon(self._next)
+        step()
+
+
+class _Flow(FlowControl):
+    """Receives nothing while something received waits to be parsed."""
+
+    parsing = False
+
+    def resume_reading(self) -> None:
+        self.read_paused = False
+        if not self.parsing:
+            self._transport.resume_reading()
 
 
 def protocol(limits: Limits) -> type[H11Protocol]:
@@ -20,9 +59,9 @@ def protocol(limits: Limits) -> type[H11Protocol]:
 
     A connection that waits for the headers of a request has `header_seconds`, and so has a client that does not read
     its response. When there are too many connections, one of the address with the most is closed: the one that has
-    waited longest for a request, else the newest.
+    waited longest for a request, else the newest. Clients take turns in parsing what they have sent.
     """
-    most = most_connections(limits)
+    most, turns = most_connections(limits), Turns()
 
     class BoundedProtocol(H11Protocol):
         waiting_since = 0.0
@@ -44,6 +83,8 @@ def protocol(limits: Limits) -> type[H11Protocol]:
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
+            self.flow: _Flow = _Flow(transport)
+            self._received = bytearray()
             self.waiting_since = time.monotonic()
             self._start_timer()
             if len(self.connections) > most:
@@ -54,7 +95,26 @@ def protocol(limits: Limits) -> type[H11Protocol]:
                 closed.transport.abort()
 
         def data_received(self, data: bytes) -> None:
-            super().data_received(data)
+            self._unset_keepalive_if_required()
+            self._received += data
+            if not self.flow.parsing:
+                self.flow.parsing = True
+                self.transport.pause_reading()
+                turns.add(self.host, self._parse)
+
+        def _parse(self) -> None:
+            end = time.monotonic() + TURN
+            while self._received and not self.transport.is_closing():
+                piece = bytes(self._received[:PIECE])
+                del self._received[:PIECE]
+                super().data_received(piece)
+                if self._received and time.monotonic() > end:
+                    turns.add(self.host, self._parse)
+                    break
+            else:
+                self.flow.parsing = False
+                if not self.flow.read_paused:
+                    self.flow.resume_reading()
             if not self.waits:
                 self._stop_timer()
 

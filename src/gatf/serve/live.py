@@ -18,7 +18,7 @@ from gatf.methods.parts.gaussian import keeps_gaussians_only
 from gatf.model import file as model_file
 from gatf.model.state import Model
 from gatf.serve.atlas import Plane
-from gatf.serve.limits import Problem
+from gatf.serve.limits import Problem, not_understood
 
 LOG = logging.getLogger("gatf.serve")
 SECONDS_BETWEEN_CHECKS = 0.25
@@ -44,6 +44,11 @@ class Served:
     def certifies(self) -> bool:
         """Whether the last update transported statistics, so that a prediction can be unaffected by its error."""
         return self.keeps_gaussians and self.model.transported
+
+    def check_takes_vectors(self) -> None:
+        """A `Problem` if the model classifies images."""
+        if not self.model.preprocessing.takes_vectors:
+            raise not_understood("this model classifies images, not vectors")
 
     @cached_property
     def plane(self) -> Plane:

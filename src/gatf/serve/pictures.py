@@ -51,7 +51,7 @@ class InMemory:
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
         self.images: list[bytes] = []
-        self._pieces: list[bytes] = []
+        self._image = bytearray()
 
     def label(self, text: str) -> None:
         raise not_understood("a prediction takes parts named 'image' only")
@@ -59,13 +59,14 @@ class InMemory:
     def start(self) -> None:
         if len(self.images) >= self.limits.images:
             raise too_large(f"at most {self.limits.images} images are classified at once")
-        self._pieces = []
+        self._image = bytearray()
 
     def write(self, data: bytes) -> None:
-        self._pieces.append(data)
+        self._image += data
 
     def end(self) -> None:
-        self.images.append(b"".join(self._pieces))
+        self.images.append(bytes(self._image))
+        self._image = bytearray()
 
 
 def checked_label(text: Any) -> str:

@@ -2,58 +2,68 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, FailFast, Field
+from pydantic import BaseModel, ConfigDict, FailFast, Field, model_validator
+from pydantic_core import PydanticCustomError
 
+from gatf.io.text import harmless
 from gatf.serve.limits import LONGEST_LABEL
 
 Label = str | int | bool
 Base64 = Annotated[str, Field(description="An encoded image (JPEG, PNG, WebP, GIF, BMP, TIFF …) in base64.")]
-
-
 Vector = Annotated[list[float], FailFast()]
+Name = Annotated[str, Field(max_length=LONGEST_LABEL, pattern=r"^[^\x00]*$")]
+"""Text that can be an argument of a command."""
 
 
-class PredictBody(BaseModel):
+class RequestBody(BaseModel):
+    """Has no other fields than those declared."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _report_first_unknown_field(cls, given: Any) -> Any:
+        """One error: pydantic would make one of each unknown field, however many there are."""
+        if isinstance(given, dict) and (unknown := next((key for key in given if key not in cls.model_fields), None)):
+            raise PydanticCustomError("extra_forbidden", "there is no field '{name}'", {"name": harmless(unknown[:80])})
+        return given
+
+
+class PredictBody(RequestBody):
     """Images to classify, or vectors for a model of vectors."""
 
-    model_config = ConfigDict(extra="forbid")
     images: Annotated[list[Base64], FailFast()] = []
     vectors: Annotated[list[Vector], FailFast()] = []
-    encoder: str | None = Field(None, description="Refuse a model of another encoder.")
+    encoder: Name | None = Field(None, description="Refuse a model of another encoder.")
 
 
-class LearnBody(BaseModel):
+class LearnBody(RequestBody):
     """Vectors to learn, with a label each."""
 
-    model_config = ConfigDict(extra="forbid")
     vectors: Annotated[list[Vector], FailFast()] = Field(min_length=1)
     labels: Annotated[list[str | int], FailFast()] = Field(min_length=1)
-    encoder: str | None = None
+    encoder: Name | None = None
 
 
-class ForgetBody(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-    label: Label
+class ForgetBody(RequestBody):
+    label: Name | int | bool
 
 
-class RenameBody(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-    label: str
-    name: str = Field(min_length=1, max_length=LONGEST_LABEL, description="The new name.")
+class RenameBody(RequestBody):
+    label: Name
+    name: Name = Field(min_length=1, description="The new name.")
 
 
-class ClassImages(BaseModel):
+class ClassImages(RequestBody):
     """Images of one class."""
 
-    model_config = ConfigDict(extra="forbid")
     label: str = Field(min_length=1, max_length=LONGEST_LABEL)
     images: Annotated[list[Base64], FailFast()] = Field(min_length=1)
 
 
-class UpdateBody(BaseModel):
+class UpdateBody(RequestBody):
     """Images to learn, by class."""
 
-    model_config = ConfigDict(extra="forbid")
     classes: Annotated[list[ClassImages], FailFast()] = Field(min_length=1)
 
 

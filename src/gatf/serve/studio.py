@@ -92,6 +92,7 @@ class Studio:
         """Predictions of encoded images, or of the vectors in a body."""
         served, vectors = self.live.served(), None
         if isinstance(images, schemas.PredictBody):
+            served.check_takes_vectors()
             body, images = images, []
             vectors = await self.decoders.requests.once(
                 client, 10.0 * sum(map(len, body.vectors)), lambda: self.vectors(served.model, body)
@@ -122,8 +123,6 @@ class Studio:
     @staticmethod
     def vectors(model: Model, body: "schemas.PredictBody") -> Tensor:
         """The vectors of a prediction, [N, D]."""
-        if not model.preprocessing.takes_vectors:
-            raise not_understood("this model classifies images, not vectors")
         try:
             found = checked(as_vectors(body.vectors))
             check_vectors(model, found.shape[1], body.encoder)
