@@ -4,6 +4,7 @@ import asyncio
 import io
 import json
 import logging
+import os
 import re
 import socket
 import struct
@@ -788,6 +789,14 @@ def test_downloads_are_counted(taught: Path) -> None:
         until(lambda: studio.downloads.used == 2)
         studio.downloads.give_back(2, "127.0.0.1")
         assert client.get("/v1/model/file").status == 200
+
+
+def test_a_model_file_that_is_missing_or_a_pipe_is_not_sent(taught: Path, tmp_path: Path) -> None:
+    with serving(Options(taught)) as (client, studio):
+        studio.live.path = tmp_path / "other.gatf"
+        assert "other.gatf" in problem(client.get("/v1/model/file"), 409)
+        os.mkfifo(studio.live.path)
+        assert "other.gatf" in problem(client.get("/v1/model/file"), 409)
 
 
 def test_event_streams_are_counted(taught: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,6 +25,8 @@ class OpenFile(Response):
 
     def __init__(self, path: Path, name: str) -> None:
         self.release: Callable[[], None] = lambda: None
+        if not path.is_file():  # to open a pipe would wait for its writer
+            raise not_possible(f"{path.name} is missing or no regular file")
         self.file = path.open("rb")
         length = os.fstat(self.file.fileno()).st_size
         plain = f'filename="{name}"' if quote(name) == name else f"filename*=utf-8''{quote(name)}"
