@@ -141,6 +141,8 @@ def forget_class(path: Path, name: str, *, keep: int, vectors: str | None = None
         smaller, remains = without(model, label, vectors)
         store.commit(smaller, keep)
         store.renew_export()
+        if keep == 0 and store.undone.exists():
+            remove(store.undone)
         left = [f"{store.path.name}.v{number}" for number in store.versions()]
         left += [store.undone.name] * store.undone.exists()
     kept = f"; {', '.join(left)} still contain{'s' * (len(left) == 1)} it" if left else "; no older version is kept"
