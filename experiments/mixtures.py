@@ -22,7 +22,6 @@ from gatf.experiment import Experiment, reopen
 from gatf.geometry.gaussians import Gaussians
 from gatf.geometry.moments import Moments
 from gatf.geometry.readout import bayes_readout, rda_readout
-from gatf.io.run_folder import RunFolder
 from gatf.methods.parts.extraction import extract
 from gatf.nets.folding import folded
 
@@ -96,14 +95,14 @@ def learnt(experiment: Experiment) -> dict[str, list[list[Moments]]]:
 def study(folder: Path) -> list[dict[str, Any]]:
     experiment = reopen(folder)
     tasks = len(experiment.scenario.task_sizes)
-    experiment.go_to(folder, tasks - 1)
+    experiment.go_to(folder, 0)  # the network is frozen from here on
     kept = learnt(experiment)
     members, labels = experiment.scenario.members(experiment.scenario.source.test, 0, tasks - 1)
     net = folded(experiment.method.backbone.eval())
     session = experiment.session
     pixels = views(experiment.scenario.source.test, members, session.pipeline, session.device)
     test = torch.cat([net(images) for images in pixels])
-    again = RunFolder(folder).read_summary().returning or []
+    again = sorted({number for task in range(1, tasks) for number in experiment.scenario.returning(task)})
     records = []
     for name, classes in kept.items():
         parts = [part for each in classes for part in each]
@@ -120,7 +119,7 @@ def study(folder: Path) -> list[dict[str, Any]]:
             records.append(rounded({
                 "setting": folder.resolve().parent.name, "kept": name, "readout": readout, "gaussians": len(parts),
                 "accuracy": 100 * float(right.double().mean()),
-                "returning": 100 * float(right[of_returning].double().mean()) if again else None,
+                "returning": 100 * float(right[of_returning].double().mean()),
             }))  # fmt: skip
     return records
 
