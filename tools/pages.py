@@ -216,16 +216,17 @@ def reused(runs: Sequence[Collected]) -> str:
 
 
 def table_of(bench: str) -> str:
-    """A bench of which only the table is stored, in `results/<bench>/table.json`."""
-    columns = {
-        "a_last": "A_last %", "a_inc": "A_inc %", "forgetting": "forgetting",
-    }  # fmt: skip
+    """A bench of which only the table is stored, in `results/<bench>/table.json`; rows name another number of seeds
+    than the usual one."""
+    columns = {"a_last": "A_last %", "a_inc": "A_inc %", "forgetting": "forgetting"}
+    stored = read(RESULTS / bench, "table")
+    usual = Counter(row["seeds"] for row in stored).most_common(1)[0][0]
     rows = [
-        [row["row"], row["seeds"], *(spread(row[of], row[f"{of}_std"]) for of in columns),
-         f"{row['bytes_per_class']:,}"]
-        for row in read(RESULTS / bench, "table")
+        [row["row"] if row["seeds"] == usual else f"{row['row']} (seeds: {row['seeds']})",
+         *(spread(row[of], row[f"{of}_std"]) for of in columns), f"{row['bytes_per_class']:,}"]
+        for row in stored
     ]  # fmt: skip
-    return table(["method", "seeds", *columns.values(), "bytes per class"], rows)
+    return table([f"method, {usual} seeds", *columns.values(), "bytes per class"], rows)
 
 
 def same_seeds(bench: str, one: str, other: str, root: Path = RESULTS) -> tuple[list[float], list[float]]:
@@ -372,7 +373,8 @@ def order_sentence(bench: str = FIRST, root: Path = RESULTS) -> str:
 
 
 def settings_table(bench: str = PHOTOS, root: Path = RESULTS, papers: Sequence[str] = PAPER_PHOTOS) -> str:
-    """A bench of photos, beside these settings of the paper. Runs with the same config count for every setting."""
+    """A bench of photos, beside these settings of the paper, then the rows without a run. Runs with the same config
+    count for every setting."""
     known = {(row["setting"], row["row"]): row for row in aggregate(each.run.result for each in collected(bench, root))}
     plan = load_plan(bench).runs
     for run in plan:
@@ -380,16 +382,20 @@ def settings_table(bench: str = PHOTOS, root: Path = RESULTS, papers: Sequence[s
             twins = [(each.setting, each.row) for each in plan if each.config == run.config]
             known |= dict.fromkeys(twins, known[run.setting, run.row])
     settings, numbers = list(dict.fromkeys(run.setting for run in plan)), load_published().numbers
-    rows = []
+    rows, missing = [], []
     for name in planned_rows(bench):
         found = [known.get((setting, name)) for setting in settings]
+        if not any(found):
+            missing.append(name)
+            continue
         cells = [
             NOT_RUN if row is None else spread(row[of], row[f"{of}_std"]) for row in found for of in ("a_last", "a_inc")
         ]
         theirs = [numbers[setting].get(name) for setting in papers]
         rows.append([name, *cells, *(f"{one[0].a_last:.1f}, {one[0].a_inc:.1f}" if one else MISSING for one in theirs)])
     head = ["method", *(f"{setting}: {name} %" for setting in settings for name in ("A_last", "A_inc"))]
-    return table([*head, *(f"paper, {setting}" for setting in papers)], rows) + machines(collected(bench, root))
+    later = f"\nNot run yet: {', '.join(missing)}.\n" if missing else ""
+    return table([*head, *(f"paper, {setting}" for setting in papers)], rows) + later + machines(collected(bench, root))
 
 
 # docs/uncertainty.md
