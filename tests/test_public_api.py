@@ -64,6 +64,7 @@ METHODS_OF: dict[str, dict[str, str]] = {
         "begin_task": "(self, task)",
         "bytes_per_class": "(self)",
         "centres": "(self)",
+        "drop_task_modules": "(self)",
         "end_task": "(self, data)",
         "features": "(self, batch, images=None)",
         "frozen": "(self)",

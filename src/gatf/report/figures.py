@@ -163,14 +163,13 @@ def confusion_matrix(runs: Sequence[Run]) -> Figure:
     cells = np.full((size, size), np.nan)
     for pair in np.argsort(found.percent, kind="stable").tolist():  # the largest last
         cells[found.true[pair] // block, found.predicted[pair] // block] = found.percent[pair]
-    figure, axes = new_figure(max(2.6, min(5.2, 1.2 + 0.26 * size)), x="predicted")
+    figure, axes = new_figure(max(2.6, min(5.2, 1.2 + 0.26 * size)), x="predicted class")
     heat_cells(axes, cells)
     axes.set_xlim(-0.5, size - 0.5)
     step = -(-size // MOST_NAMED)
     shown = [short(name) for name in names[:: step * block]]
     axes.set_yticks(range(0, size, step), shown)
     axes.set_xticks(range(0, size, step), shown, rotation=90 if max(map(len, shown)) > 3 else 0)
-    axes.set_xlabel("predicted class")
     axes.set_ylabel("true class")
     return figure
 
