@@ -122,6 +122,14 @@ def trickle(port: int, end: float, *, path: str) -> None:
         time.sleep(0.1)
 
 
+def send(port: int, end: float, *, text: bytes) -> None:
+    """Send these bytes on one new connection after the other."""
+    while (left := end - time.monotonic()) > 0:
+        with suppress(OSError), connect(port, max(left, 0.1)) as connection:
+            connection.sendall(text)
+            connection.recv(4096)
+
+
 def ask_for(port: int, end: float, *, path: str) -> None:
     """Get this again and again."""
     client = Client(port, ATTACKER)
@@ -196,12 +204,21 @@ def attacks(question: bytes) -> list[Attack]:
     profile = padded_png(b"iCCP", b"x\0\0" + zlib.compress(bytes(MEGABYTE - 100), 9), 3000)
     notes = padded_png(b"zTXt", b"x\0\0" + zlib.compress(bytes(MEGABYTE - 100), 9), 60)
     in_json = images + b'"' + base64.b64encode(padded_png(b"prVt", os.urandom(5_900_000), 1)) + b'"'
+    head, json_head = b"POST /v1/predict HTTP/1.1\r\nHost: 127.0.0.1\r\n", b"Content-Type: application/json\r\n"
+    lines = head + b"a:b\r\n" * 12_000 + b"\r\n"
+    chunks = head + json_head + b"Transfer-Encoding: chunked\r\n\r\n" + b"1\r\n1\r\n" * 300_000 + b"0\r\n\r\n"
+    fields = b'{"vectors": [[1]], ' + b",".join(b'"%d": 1' % number for number in range(500_000)) + b"}"
     taught = [("label", b"5"), *[("image", png(Image.effect_noise((8, 8), 5 + number))) for number in range(40)]]
     return [
         Attack("nobody attacks", lambda port, end: None),
         Attack("JSON of 1 MB with wrong items, to predict", posting_json(predict, images, b"1,", MEGABYTE)),
         Attack("JSON of 1 MB with wrong items, to update", posting_json(updates, classes, b"{},", MEGABYTE)),
         Attack("JSON of 30 MB with wrong items", posting_json(predict, images, b"1,", 30 * MEGABYTE)),
+        Attack("JSON of 6 MB with unknown fields", partial(repeat, path=predict, body=fields, kind="application/json")),
+        Attack("bodies in chunks of one byte", partial(send, text=chunks), threads=4),
+        Attack("requests with 12 000 header lines", partial(send, text=lines), threads=4),
+        Attack("images of 20 MB that begin a boundary again and again",
+               posting(predict, [("image", b"\r\n--" * 5_000_000)]), threads=4),
         Attack("60 transparent PNG images of 7070² pixels per request",
                posting(predict, [("image", transparent_png())] * 60)),
         Attack("4 grey PNG images of 7070² pixels per request",

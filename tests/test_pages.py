@@ -170,6 +170,7 @@ def test_torture_runs_show_one_date_only(pages: ModuleType, tmp_path: Path, monk
     torture = importlib.import_module("torture")
     monkeypatch.setattr(torture, "OUT", tmp_path / "torture.json")
     monkeypatch.setattr(pages, "BENCHMARKS", tmp_path)
+    monkeypatch.setattr(torture, "commit", lambda code: "0123abcd")
     crash = {"command": "run", "operations": 70, "tried": 8, "died": 7}
     kills = {"commands": 100, "died": {"run": 100}}
     old = {
@@ -182,6 +183,7 @@ def test_torture_runs_show_one_date_only(pages: ModuleType, tmp_path: Path, monk
     torture.record("kills", 6, f"figure: {json.dumps({'kills': kills})}\n1 failed, 2 passed in 3 s", passed=False)
     runs = pages.torture_runs()
     assert "| `kills` | 100 kills | 6 kills | 1 failed | 100 kills, 2000-01-01 |" in runs
+    assert runs.startswith("Commit: 0123abcd.\n")
     assert "| `crashes` | all operations | – | not run: `make torture TORTURE=crashes` |" in runs
     faults = pages.torture_faults()
     assert "5 in 6 commands" in faults

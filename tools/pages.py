@@ -661,7 +661,9 @@ def torture_runs() -> str:
         ran = torture_count(part, [one["number"] for one in today])
         last = f"{torture_count(part, [before['number']])}, {before['date']}" if before else MISSING
         rows.append((f"`{name}`", torture_count(part, [part.full]), ran, outcome, last))
-    return table(("part", "full count", f"count on {found.date}", "outcome", "earlier, larger run"), rows, left=5)
+    commits = sorted({job.get("commit") or "not recorded" for job in found.jobs.values() if job["date"] == found.date})
+    head = ("part", "full count", f"count on {found.date}", "outcome", "earlier, larger run")
+    return f"Commit: {', '.join(commits)}.\n\n" + table(head, rows, left=5)
 
 
 def torture_count(part: Any, counts: Sequence[int]) -> str:

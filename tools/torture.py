@@ -18,6 +18,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from gatf.io.provenance import commit
+
 ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "benchmarks" / "results" / "torture.json"
 READERS = (
@@ -88,7 +90,8 @@ def record(name: str, number: int, output: str, *, passed: bool) -> None:
     lines = [line.removeprefix("figure: ") for line in output.splitlines() if line.startswith("figure: ")]
     tests = re.search(r"(\d+) passed", output)
     known[name] = {
-        "number": number, "date": datetime.now(UTC).date().isoformat(), "passed": passed,
+        "number": number, "date": datetime.now(UTC).date().isoformat(), "commit": commit(ROOT / "src" / "gatf"),
+        "passed": passed,
         **({"tests": int(tests[1])} if tests else {}), "figures": [json.loads(line) for line in lines],
         **({"larger": {key: larger[key] for key in ("number", "date", "passed")}} if larger else {}),
     }  # fmt: skip

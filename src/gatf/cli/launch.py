@@ -43,11 +43,11 @@ def launch(arguments: Sequence[str], *, devices: int, nodes: int, folder: str) -
         quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": words[local]} if local else {}
         processes.append(subprocess.Popen(command, env=environment | own, **quiet))
     previous = {signal.SIGINT: signal.signal(signal.SIGINT, signal.SIG_IGN)}  # a terminal sends it to all of them
-    previous[signal.SIGTERM] = signal.signal(signal.SIGTERM, lambda number, frame: _send(processes, signal.SIGTERM))
+    previous[signal.SIGTERM] = signal.signal(signal.SIGTERM, lambda number, frame: _end(processes))
     try:
         return _wait(processes, words, folder)
     finally:
-        _send(processes, signal.SIGKILL)
+        _kill(processes)
         for number, handler in previous.items():
             signal.signal(number, handler)
 
@@ -70,10 +70,14 @@ def _environment(devices: int, nodes: int) -> dict[str, str]:
     return environment | sizes | {LAUNCHER: "1", "GROUP_RANK": environment["NODE_RANK"]}
 
 
-def _send(processes: Sequence[subprocess.Popen[Any]], number: int) -> None:
+def _end(processes: Sequence[subprocess.Popen[Any]]) -> None:
     for process in processes:
-        if process.poll() is None:
-            process.send_signal(number)
+        process.terminate()
+
+
+def _kill(processes: Sequence[subprocess.Popen[Any]]) -> None:
+    for process in processes:
+        process.kill()
 
 
 def _wait(processes: Sequence[subprocess.Popen[Any]], words: Sequence[IO[str] | None], folder: str) -> int:
@@ -86,7 +90,7 @@ def _wait(processes: Sequence[subprocess.Popen[Any]], words: Sequence[IO[str] | 
     while time.monotonic() < deadline and any(process.poll() is None for process in processes):
         time.sleep(0.05)
     codes = [process.poll() for process in processes]
-    _send(processes, signal.SIGKILL)
+    _kill(processes)
     if codes[0] in (ExitCode.MISTAKE, ExitCode.INTERRUPTED):  # the first process has printed the reason
         return codes[0]
     failed, code = next((rank, code) for rank, code in enumerate(codes) if code and code != ExitCode.LOST)

@@ -478,7 +478,8 @@ class _Update:
             warn(f"fewer than 20 training {self.noun} for {some(few)}: add more")
         if mistaken := self._mistaken():
             before = f"before this update most new {self.noun} of known classes were predicted as another class"
-            warn(f"{before} ({some(mistaken)}): check their labels, or undo this update with gatf rollback")
+            loss = "which has probably lost accuracy that the expected one does not show"
+            warn(f"{before} ({some(mistaken)}), {loss}: check the labels, or undo this update with gatf rollback")
         if self.predicted is None:
             return
         for number, other, percent, images in taken_for(self.predicted, self.truth, range(self.old, len(labels))):
