@@ -41,7 +41,6 @@ BOTH: dict[str, str] = {
     "from_pretrained": "(source, *, revision=None, device='auto', backbone=None)",
     "get_feature_names_out": "(self, input_features=None)",
     "get_params": "(self, deep=True)",
-    "image_shape_for": "(self, images)",
     "load": "(path, *, device='auto', backbone=None)",
     "merge": "(self, *others)",
     "partial_fit": "(self, X, y=None)",
