@@ -833,7 +833,7 @@ def test_a_slow_prediction_times_out(
 
     monkeypatch.setattr(studio.batcher, "ask", never)
     monkeypatch.setattr(studio, "limits", Limits(seconds=0.2))
-    assert "within 0.2 seconds" in problem(client.send("/v1/predict", [("image", digits("d0", 1)[0])]), 503)
+    assert "within 0.2 s;" in problem(client.send("/v1/predict", [("image", digits("d0", 1)[0])]), 503)
 
 
 def test_updates_have_limits_and_leave_nothing(
