@@ -291,6 +291,8 @@ def start(part: dict[str, Any], outcomes: Path, errors: Path) -> int:
             os.dup2(os.open(errors, os.O_WRONLY | os.O_CREAT), sys.stderr.fileno())
             faulthandler.enable()
             os.environ.update(part["environment"])
+            # the first call after a fork makes a new thread pool; autograd's two device threads must not both make it
+            torch.set_num_threads(1)
             run(part["cases"], outcomes)
             code = 0
         except BaseException:
