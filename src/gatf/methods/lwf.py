@@ -83,7 +83,7 @@ def softened_divergence(student: Tensor, teacher: Tensor, temperature: float) ->
 
 def local_cross_entropy(logits: Tensor, labels: Tensor, old: int) -> Tensor:
     """Cross-entropy whose softmax covers the new classes only: logits [B, C], labels [B] in old..C−1."""
-    return cross_entropy(logits[:, old:], labels - old)
+    return cross_entropy(logits[:, old:], labels - old if old else labels)  # one launch fewer in the first task
 
 
 Network = tuple[nn.Module, nn.Module]
@@ -98,7 +98,8 @@ def lwf_terms(
     batch and of `replayed` images [P, C, H, W], if there are any."""
     images = batch.images if replayed is None else torch.cat([batch.images, replayed])
     logits = heads(method.features(batch, images))
-    terms = {"ce": local_cross_entropy(logits[: len(batch.images)], batch.labels, task.old)}
+    new = logits if replayed is None else logits[: len(batch.images)]
+    terms = {"ce": local_cross_entropy(new, batch.labels, task.old)}
     if teacher is not None and distill:
         old_backbone, old_heads = teacher
         old = old_heads(frozen_features(old_backbone, images))

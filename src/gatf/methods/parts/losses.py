@@ -66,7 +66,7 @@ def check_batches(config: OptimisationConfig, dim: int) -> None:
 
 def task_batch(batch: Batch, task: TaskInfo, rotate: bool) -> tuple[Tensor, Tensor]:
     """Images and task-local labels 0..n−1; with `rotate` four turned copies and 4·n labels (AdaGauss, task 0)."""
-    labels = batch.labels - task.old
+    labels = batch.labels - task.old if task.old else batch.labels  # one launch fewer in the first task
     if not rotate:
         return batch.images, labels
     return four_rotations(batch.images), rotation_labels(labels, task.new)
