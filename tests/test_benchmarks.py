@@ -132,7 +132,8 @@ def test_a_made_up_run_has_its_report(load: LOAD, tmp_path: Path) -> None:
     commands = load("commands")
     commands.write_run(tmp_path / "run", 20)
     commands.write_report([tmp_path / "run"], tmp_path / "report.html")
-    assert "is predicted as “class 1” for 20\u00a0% of its images" in (tmp_path / "report.html").read_text(encoding="utf-8")
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "is predicted as “class 1” for 20\u00a0% of its images" in page
 
 
 @pytest.fixture
