@@ -20,28 +20,32 @@ from gatf.errors import ExitCode, LostProcess, UserError
 from gatf.io.text import COMMAND, as_typed, harmless
 from gatf.training.memory import keep_freed_memory
 
-COMMANDS: dict[str, Callable[..., Any]] = {
-    "run": run.run,
-    "bench": bench.bench,
-    "tune": tune.tune,
-    "report": report.report,
+MODEL_COMMANDS: dict[str, Callable[..., Any]] = {
     "learn": models.learn,
     "predict": models.predict,
     "evaluate": models.evaluate,
     "inspect": models.inspect,
-    "export": models.export,
-    "rename": models.rename,
-    "rollback": models.rollback,
-    "merge": models.merge,
-    "forget": models.forget,
-    "upgrade": upgrade.upgrade,
-    "serve": serve.serve,
     "studio": serve.studio,
+    "serve": serve.serve,
+    "export": models.export,
+    "rollback": models.rollback,
+    "rename": models.rename,
+    "forget": models.forget,
+    "merge": models.merge,
+    "upgrade": upgrade.upgrade,
     "push": models.push,
     "pull": models.pull,
+}
+COMMANDS: dict[str, Callable[..., Any]] = MODEL_COMMANDS | {
+    "run": run.run,
+    "bench": bench.bench,
+    "report": report.report,
+    "tune": tune.tune,
     "methods": methods.methods,
     "doctor": doctor.doctor,
 }
+MODELS, EXPERIMENTS = "Models of photos or vectors", "Experiments"
+"""Headings in `gatf --help`."""
 EXPLAIN_COMMANDS: dict[str, Callable[..., Any]] = {"run": report.explain_run}
 DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG})
 """Errors of a full or read-only disk, reported in one sentence wherever they occur."""
@@ -93,7 +97,7 @@ def _group(callback: Callable[..., None], commands: dict[str, Callable[..., Any]
         context_settings={"help_option_names": ["-h", "--help"]}, **options,
     )  # fmt: skip
     for name, command in commands.items():
-        group.command(name)(command)
+        group.command(name, rich_help_panel=MODELS if name in MODEL_COMMANDS else EXPERIMENTS)(command)
     return group
 
 
@@ -104,9 +108,11 @@ def _whole(commands: dict[str, Callable[..., Any]]) -> typer.Typer:
         help="Class-incremental learning without stored images: GATF and the methods it is compared with.",
     )  # fmt: skip
     about = "Data sources: list them, show one, download one."
-    whole.add_typer(_group(data.list_sources, DATA_COMMANDS, invoke_without_command=True, help=about), name="data")
+    sources = _group(data.list_sources, DATA_COMMANDS, invoke_without_command=True, help=about)
+    whole.add_typer(sources, name="data", rich_help_panel=EXPERIMENTS)
     about = "Decompose a run's accuracy gap into its causes."
-    whole.add_typer(_group(_explain, EXPLAIN_COMMANDS, no_args_is_help=True, help=about), name="explain")
+    topics = _group(_explain, EXPLAIN_COMMANDS, no_args_is_help=True, help=about)
+    whole.add_typer(topics, name="explain", rich_help_panel=EXPERIMENTS)
     return whole
 
 

@@ -42,7 +42,7 @@ def bench(
     ] = False,
     executor: Annotated[Literal["local", "ray"], typer.Option(help="Where to execute runs.")] = "local",
     jobs: Annotated[
-        int, typer.Option("--jobs", "-j", min=1, help="local: parallel runs; they share threads and GPUs.")
+        int, typer.Option("--jobs", "-j", min=1, metavar="N", help="local: parallel runs; they share threads and GPUs.")
     ] = 1,
     address: Annotated[str | None, typer.Option(help="ray: the cluster, e.g. auto. [default: start one here]")] = None,
     cpus: Annotated[float, typer.Option(help="ray: cores per run.")] = 1,

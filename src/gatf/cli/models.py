@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from gatf.model.state import Model
 
 ModelFile = Annotated[Path, typer.Argument(help="Model file, e.g. shop.gatf, or a run folder.")]
+NEW, TRAINING, VECTORS = "Options for a new model", "Options for training a network", "Options for vectors"
 AT_ONCE = 512
 """Images that `predict` reads before it prints."""
 FEW = 16
@@ -31,50 +32,66 @@ def learn(
     images: Annotated[
         str, typer.Argument(help="Folder with one folder of images per class; or vectors: .npz, .parquet, s3://….")
     ],
-    epochs: Annotated[int | None, typer.Option(help="Epochs. [default: from the number of images]")] = None,
-    batch_size: Annotated[
-        int | None, typer.Option(help="Images per step. [default: from the number of images]")
-    ] = None,
-    held_out: Annotated[float, typer.Option(help="Where a network is trained: share of the images to hold out.")] = 0.1,
-    method: Annotated[
-        str | None, typer.Option(help="New models only: a method of `gatf methods`. [default: gatf]")
-    ] = None,
-    backbone: Annotated[
-        str | None, typer.Option(help="New models only: e.g. efficientnet_lite0. [default: from the images]")
-    ] = None,
-    adapt: Annotated[
-        str | None,
-        typer.Option(
-            help="Adapt a pretrained backbone: never, auto (if it helps) or always. [default: as before, never]"
-        ),
-    ] = None,
-    minutes: Annotated[
-        float | None, typer.Option(help="With --adapt auto: time limit for training. [default: 5]")
-    ] = None,
-    width: Annotated[int | None, typer.Option(help="New models only: channels of the first stage.")] = None,
-    image_size: Annotated[
-        int | None, typer.Option(help="New models only: side in pixels. [default: from the images]")
-    ] = None,
-    encoder: Annotated[
-        str | None, typer.Option(help="Vectors only: the name of their encoder, e.g. clip-vit-b32@2.")
-    ] = None,
-    normalize: Annotated[
-        bool | None, typer.Option(help="Vectors, new models only: scale to unit length. [default: if it helps]")
-    ] = None,
-    engine: Annotated[
-        str | None,
-        typer.Option(help="Vectors only: local, or ray to read files on a Ray cluster. [default: local]"),
-    ] = None,
-    seed: Annotated[int | None, typer.Option(help="New models only: random seed. [default: 0]")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="PATH=VALUE", help="Any other setting, e.g. method.anchor.ridge=0.1."),
-    ] = None,
-    keep: Annotated[int, typer.Option(min=0, help="Older versions to keep for `gatf rollback`.")] = 3,
+    keep: Annotated[int, typer.Option(min=0, metavar="N", help="Older versions to keep for `gatf rollback`.")] = 3,
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Skip images that cannot be decoded.")] = False,
     restart: Annotated[bool, typer.Option("--restart", help="Discard an interrupted update and start over.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only errors.")] = False,
+    method: Annotated[
+        str | None,
+        typer.Option(
+            rich_help_panel=NEW,
+            help="How to train where the backbone is trained: a method of `gatf methods`. [default: gatf]",
+        ),
+    ] = None,
+    backbone: Annotated[
+        str | None, typer.Option(rich_help_panel=NEW, help="E.g. efficientnet_lite0. [default: from the images]")
+    ] = None,
+    image_size: Annotated[
+        int | None, typer.Option(rich_help_panel=NEW, help="Side in pixels. [default: from the images]")
+    ] = None,
+    width: Annotated[
+        int | None, typer.Option(rich_help_panel=NEW, help="Channels of the first stage of a new network.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(rich_help_panel=NEW, help="Random seed. [default: 0]")] = None,
+    adapt: Annotated[
+        str | None,
+        typer.Option(
+            rich_help_panel=TRAINING,
+            help="Adapt a pretrained backbone: never, auto (if it helps) or always. [default: as before, else never]",
+        ),
+    ] = None,
+    minutes: Annotated[
+        float | None,
+        typer.Option(rich_help_panel=TRAINING, help="With --adapt auto: time limit for training. [default: 5]"),
+    ] = None,
+    epochs: Annotated[
+        int | None, typer.Option(rich_help_panel=TRAINING, help="Epochs. [default: from the number of images]")
+    ] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(rich_help_panel=TRAINING, help="Images per step. [default: from the number of images]")
+    ] = None,
+    held_out: Annotated[
+        float,
+        typer.Option(rich_help_panel=TRAINING, help="Share of the images to hold out where a network is trained."),
+    ] = 0.1,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="PATH=VALUE", rich_help_panel=TRAINING, help="Any other setting, e.g. method.topology=1."
+        ),
+    ] = None,
+    encoder: Annotated[
+        str | None, typer.Option(rich_help_panel=VECTORS, help="Name of their encoder, e.g. clip-vit-b32@2.")
+    ] = None,
+    normalize: Annotated[
+        bool | None,
+        typer.Option(rich_help_panel=VECTORS, help="New models: scale to unit length. [default: if it helps]"),
+    ] = None,
+    engine: Annotated[
+        str | None,
+        typer.Option(rich_help_panel=VECTORS, help="local, or ray to read files on a Ray cluster. [default: local]"),
+    ] = None,
 ) -> None:
     """Create a model from a folder with one subfolder per class, or add classes to an existing model.
 
@@ -133,7 +150,9 @@ def predict(
         list[str],
         typer.Argument(help="Image files and folders of images; or one file of vectors: .npy, .npz, .parquet."),
     ],
-    top: Annotated[int, typer.Option(min=1, help="Number of classes to print per image, most likely first.")] = 1,
+    top: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Number of classes to print per image, most likely first.")
+    ] = 1,
     certificate: Annotated[
         bool, typer.Option("--certificate", help="Show which predictions the transport's error cannot have changed.")
     ] = False,
@@ -422,7 +441,7 @@ def rollback(model: ModelFile) -> None:
 def merge(
     models: Annotated[list[Path], typer.Argument(help="Model files of one frozen backbone or encoder.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="File to write; the first model to merge into it.")],
-    keep: Annotated[int, typer.Option(min=0, help="Older versions to keep for `gatf rollback`.")] = 1,
+    keep: Annotated[int, typer.Option(min=0, metavar="N", help="Older versions to keep for `gatf rollback`.")] = 1,
 ) -> None:
     """Join models that learnt different or the same classes at different places, without their images or vectors."""
     from gatf.incremental.update_file import merge_files
@@ -435,7 +454,9 @@ def merge(
 def forget(
     model: ModelFile,
     name: Annotated[str, typer.Argument(metavar="CLASS", help="The class to remove.")],
-    keep: Annotated[int, typer.Option(min=0, help="Older versions to keep; they still contain the class.")] = 1,
+    keep: Annotated[
+        int, typer.Option(min=0, metavar="N", help="Older versions to keep; they still contain the class.")
+    ] = 1,
     vectors: Annotated[
         str | None, typer.Option(help="File with all vectors that the class was learnt from: removes it exactly.")
     ] = None,

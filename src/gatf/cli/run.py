@@ -36,7 +36,7 @@ def run(
     out: Annotated[Path | None, typer.Option(help="Run folder. [default: runs/DATA-METHOD-SEED-TIME]")] = None,
     recipe: Annotated[str | None, typer.Option(help="Shipped recipe or YAML file. [default: the data set's]")] = None,
     settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="Any other setting, e.g. method.ridge=0.1.")
+        list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="Any other setting, e.g. method.topology=1.")
     ] = None,
     resume: Annotated[Path | None, typer.Option(help="Resume the run in this folder.")] = None,
     force_config: Annotated[
@@ -61,8 +61,12 @@ def run(
         typer.Option(help="Also log to tensorboard, wandb, mlflow or trackio (extras of these names)."),
     ] = None,
     no_report: Annotated[bool, typer.Option("--no-report", help="Write no report.html into the run folder.")] = False,
-    devices: Annotated[int, typer.Option(min=1, help="Processes on this machine that share each batch.")] = 1,
-    nodes: Annotated[int, typer.Option(min=1, help="Number of machines; run the same command on each.")] = 1,
+    devices: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Processes on this machine that share each batch.")
+    ] = 1,
+    nodes: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Number of machines; run the same command on each.")
+    ] = 1,
 ) -> None:
     """Learn the classes of a data set task by task and evaluate after each task."""
     if resume is not None:

@@ -8,27 +8,54 @@ import typer
 
 from gatf.errors import UserError, extra
 
+UPDATES, LIMITS = "Options for updates", "Limits"
 ModelFile = Annotated[Path, typer.Argument(help="Model file, e.g. shop.gatf; the first update creates it.")]
 Host = Annotated[str, typer.Option(help="Address to listen on; other machines can only connect with a token.")]
-Port = Annotated[int, typer.Option(min=0, max=65535, help="0 chooses a free port.")]
+Port = Annotated[int, typer.Option(min=0, max=65535, metavar="N", help="0 chooses a free port.")]
 TokenFile = Annotated[
     Path | None, typer.Option(help="File with the token that requests must send. [default: $GATF_TOKEN]")
 ]
 Origin = Annotated[
     list[str] | None,
-    typer.Option("--allow-origin", help="Site whose pages may send requests, e.g. https://shop.example."),
+    typer.Option("--allow-origin", help="Site whose pages may send requests, e.g. https://a.example."),
 ]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
-Epochs = Annotated[int | None, typer.Option(help="Updates: passes over the images. [default: by their number]")]
-Minutes = Annotated[float | None, typer.Option(help="Updates: time for adapting a pretrained network. [default: 5]")]
-Settings = Annotated[list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="Updates: any other setting.")]
-Keep = Annotated[int, typer.Option(min=0, help="Older versions to keep for a rollback.")]
-MaxRequest = Annotated[int, typer.Option(min=1, help="Megabytes of one prediction.")]
-MaxUpdate = Annotated[int, typer.Option(min=1, help="Megabytes of the images of one update.")]
-MaxImages = Annotated[int, typer.Option(min=1, help="Images of one prediction.")]
-MaxPixels = Annotated[int, typer.Option(min=1, help="Pixels of one image.")]
-Queue = Annotated[int, typer.Option(min=1, help="Predictions and images that may wait; more get 429.")]
-Timeout = Annotated[float, typer.Option(min=0.1, help="Seconds for a prediction to arrive, and for its response.")]
+Epochs = Annotated[
+    int | None, typer.Option(rich_help_panel=UPDATES, help="Epochs. [default: from the number of images]")
+]
+Minutes = Annotated[
+    float | None,
+    typer.Option(rich_help_panel=UPDATES, help="Time limit for adapting a pretrained backbone. [default: 5]"),
+]
+Settings = Annotated[
+    list[str] | None, typer.Option("--set", metavar="PATH=VALUE", rich_help_panel=UPDATES, help="Any other setting.")
+]
+Keep = Annotated[
+    int, typer.Option(rich_help_panel=UPDATES, min=0, metavar="N", help="Older versions to keep for a rollback.")
+]
+MaxRequest = Annotated[
+    int, typer.Option(rich_help_panel=LIMITS, min=1, metavar="N", help="Megabytes of one prediction.")
+]
+MaxUpdate = Annotated[
+    int, typer.Option(rich_help_panel=LIMITS, min=1, metavar="N", help="Megabytes of the images of one update.")
+]
+MaxImages = Annotated[int, typer.Option(rich_help_panel=LIMITS, min=1, metavar="N", help="Images of one prediction.")]
+MaxPixels = Annotated[int, typer.Option(rich_help_panel=LIMITS, min=1, metavar="N", help="Pixels of one image.")]
+Queue = Annotated[
+    int,
+    typer.Option(
+        rich_help_panel=LIMITS, min=1, metavar="N", help="Predictions and images that may wait; more get 429."
+    ),
+]
+Timeout = Annotated[
+    float,
+    typer.Option(
+        rich_help_panel=LIMITS,
+        min=0.1,
+        metavar="SECONDS",
+        help="Seconds for a prediction to arrive, and for its response.",
+    ),
+]
 
 
 def serve(

@@ -26,12 +26,17 @@ def tune(
     ],
     dataset: Annotated[str | None, typer.Option(help="Data source; `gatf data` lists them. [default: digits]")] = None,
     method: Annotated[str | None, typer.Option(help="Method; `gatf methods` lists them. [default: gatf]")] = None,
-    trials: Annotated[int, typer.Option(min=1, help="Total number of trials, including earlier calls.")] = 20,
+    trials: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Total number of trials, including earlier calls.")
+    ] = 20,
     learn: Annotated[
-        int, typer.Option(min=1, help="Tasks that a trial learns, each evaluated after learning it; 1: only the first.")
+        int,
+        typer.Option(
+            min=1, metavar="N", help="Tasks that a trial learns, each evaluated after learning it; 1: only the first."
+        ),
     ] = 1,
     val_fraction: Annotated[
-        float, typer.Option(min=0.01, max=0.9, help="Share of the training images used for validation.")
+        float, typer.Option(min=0.01, max=0.9, metavar="N", help="Share of the training images used for validation.")
     ] = 0.2,
     seed: Annotated[int | None, typer.Option(help="Seed of the search and of every trial.")] = None,
     epochs: Annotated[int | None, typer.Option(help="Epochs per task.")] = None,

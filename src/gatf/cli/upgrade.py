@@ -22,7 +22,7 @@ def upgrade(
     encoder: Annotated[str | None, typer.Option(help="Models of vectors: the name of the new encoder.")] = None,
     max_loss: Annotated[float, typer.Option(help="Points of accuracy that the upgrade may lose.")] = 10.0,
     force: Annotated[bool, typer.Option("--force", help="Upgrade even if the forecast loses more.")] = False,
-    keep: Annotated[int, typer.Option(min=1, help="Older versions to keep for `gatf rollback`.")] = 1,
+    keep: Annotated[int, typer.Option(min=1, metavar="N", help="Older versions to keep for `gatf rollback`.")] = 1,
     vectors: Annotated[str | None, typer.Option(help="Stored vectors of the old encoder to move, too.")] = None,
     out: Annotated[Path | None, typer.Option(help="Where the moved vectors go, as parquet.")] = None,
 ) -> None:
