@@ -89,6 +89,8 @@ def _as_bytes(values: Tensor) -> Tensor:
 def as_labels(labels: Any) -> np.ndarray:
     """One label per image: whole numbers, text or booleans."""
     answers = np.asarray(labels.detach().cpu() if isinstance(labels, Tensor) else labels)
+    if answers.dtype.kind == "U" and isinstance(labels, (list, tuple)):  # NumPy turns the numbers of a list into text
+        answers = np.array(labels, dtype=object)
     if answers.ndim == 2 and answers.shape[1] == 1:
         from sklearn.exceptions import DataConversionWarning
 

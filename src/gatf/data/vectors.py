@@ -25,6 +25,8 @@ from gatf.errors import UserError, extra
 
 ROWS = 8192
 """Vectors per batch."""
+LARGEST = 1e100
+"""Numbers of vectors are smaller, so that products of two and their sums stay finite."""
 VECTORS, LABELS, IDS, ENCODER = "embedding", "label", "id", "encoder"
 """Columns of parquet files and arrays of .npz files. The encoder's name is one text, or in parquet's metadata."""
 ALSO = {VECTORS: ("X", "x", "embeddings", "vectors", "arr_0"), LABELS: ("y", "labels", "arr_1"), IDS: ("ids",)}
@@ -113,13 +115,14 @@ class VectorInput:
 
 
 def checked(vectors: Tensor, *, first: int = 0, where: str = "") -> Tensor:
-    """The vectors, or a `UserError` that names the first row with NaN or infinity."""
-    if not bool(vectors.sum().isfinite()):  # a sum is quick, and only overflow makes it infinite without a reason
-        bad = torch.nonzero(~vectors.isfinite().all(1))
+    """The vectors, or a `UserError` that names the first row with NaN, infinity or numbers whose squares overflow."""
+    # a sum is quick, and in float32 only overflow makes it infinite without a reason
+    sound = vectors.sum().isfinite() if vectors.dtype == torch.float32 else vectors.abs().amax() < LARGEST
+    if not bool(sound):
+        bad = torch.nonzero(~(vectors.abs() < LARGEST).all(1))
         if len(bad):
-            raise UserError(
-                f"row {first + int(bad[0])}{where} contains NaN or infinity; repair the vectors or leave it out"
-            )
+            what = f"a number beyond {LARGEST:g}" if vectors[bad[0]].isfinite().all() else "NaN or infinity"
+            raise UserError(f"row {first + int(bad[0])}{where} contains {what}; repair the vectors or leave it out")
     return vectors
 
 
@@ -132,7 +135,11 @@ def as_vectors(given: Any) -> Tensor:
     if kind.__module__.startswith("pyarrow"):
         values = _from_arrow(given)
     elif isinstance(given, Tensor):
+        if given.layout != torch.strided or given.is_quantized or given.is_meta:
+            raise UserError("the vectors are a sparse, quantised or meta tensor; give a dense one with numbers")
         values = given.detach().cpu()
+    elif np.ma.is_masked(given):
+        raise UserError("some numbers of the vectors are masked; fill them in or leave those rows out")
     else:
         try:
             values = _tensor(np.asarray(given))
