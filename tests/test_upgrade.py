@@ -129,6 +129,8 @@ def test_mistakes_are_one_sentence(world):
         model.upgrade(old, np.full_like(new, np.nan))
     with pytest.raises(UserError, match="give one for each pair"):
         model.upgrade(old, new, labels[:3])
+    with pytest.raises(UserError, match=r"an array \(120, 1\) of labels"):
+        model.upgrade(old, new, labels[:, None])
     assert model.n_features_in_ == OLD
 
 
@@ -225,9 +227,16 @@ def test_pairs_that_are_not_there_or_not_pairs(tmp_path):
     np.savez(tmp_path / "odd.npz", old=np.zeros((3, 2)))
     with pytest.raises(UserError, match="has no 'new'"):
         read_pairs(tmp_path / "odd.npz")
-    (tmp_path / "text.npz").write_text("no arrays")
-    with pytest.raises(UserError, match="damaged or no"):
-        read_pairs(tmp_path / "text.npz")
+    np.savez(tmp_path / "whole.npz", old=np.zeros((30, 2)), new=np.zeros((30, 2)))
+    whole = (tmp_path / "whole.npz").read_bytes()
+    np.save(tmp_path / "array.npy", np.zeros((30, 2)))
+    halves = ("text.npz", b"no arrays"), ("empty.npz", b""), ("cut.npz", whole[: len(whole) // 2]), ("e.parquet", b"")
+    for name, content in halves:
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(UserError, match="damaged, or neither"):
+            read_pairs(tmp_path / name)
+    with pytest.raises(UserError, match="damaged, or neither"):
+        read_pairs(tmp_path / "array.npy")
 
 
 @pytest.mark.parametrize("words", [(), ("--vectors", "a.parquet"), ("pairs.npz", "--out", "b.parquet")])

@@ -188,18 +188,20 @@ def _from_arrow(column: Any) -> Tensor:
             column = pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], pa.list_(pa.float32()))
     kind = column.type
     if not (pa.types.is_fixed_size_list(kind) or pa.types.is_list(kind) or pa.types.is_large_list(kind)):
-        raise UserError(f"column '{VECTORS}' is {kind}, not a list of numbers for each row")
+        raise UserError(f"the column of vectors is {kind}, not a list of numbers for each row")
     if column.null_count:
-        raise UserError(f"column '{VECTORS}' has {column.null_count} empty rows; leave them out")
+        raise UserError(f"the column of vectors has {column.null_count} empty rows; leave them out")
     values = column.flatten()
     if values.null_count or not (pa.types.is_floating(values.type) or pa.types.is_integer(values.type)):
-        raise UserError(f"column '{VECTORS}' has lists of {values.type} with {values.null_count} nulls, not of numbers")
+        raise UserError(
+            f"the column of vectors has lists of {values.type} with {values.null_count} nulls, not of numbers"
+        )
     rows = len(column)
     if not pa.types.is_fixed_size_list(kind) and rows:
         lengths = column.value_lengths().to_numpy(zero_copy_only=False)
         if (lengths != lengths[0]).any():
             raise UserError(
-                f"column '{VECTORS}' has lists of {lengths.min()} to {lengths.max()} numbers; one length only"
+                f"the column of vectors has lists of {lengths.min()} to {lengths.max()} numbers; one length only"
             )
     return _tensor(values.to_numpy(zero_copy_only=False).reshape(rows, -1 if rows else 0))
 

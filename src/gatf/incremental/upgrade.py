@@ -210,8 +210,9 @@ def _checked_pairs(model: Model, old: Tensor, new: Tensor, labels: Any) -> Tenso
     if labels is None:
         return numbers
     names = np.asarray(labels)
-    if len(names) != len(old):
-        raise UserError(f"there are {len(old)} pairs but {len(names)} labels; give one for each pair or none")
+    if names.shape != (len(old),):
+        count = len(names) if names.ndim == 1 else f"an array {names.shape} of"
+        raise UserError(f"there are {len(old)} pairs but {count} labels; give one for each pair or none")
     places = {label: number for number, label in enumerate(model.labels)}
     return torch.tensor([places.get(name, -1) for name in names.tolist()])
 
@@ -301,17 +302,21 @@ def read_pairs(path: Path) -> tuple[Tensor, Tensor, np.ndarray | None]:
     if not path.is_file():
         raise UserError(f"there is no file {path}")
     found: dict[str, Any]
-    if path.suffix == ".parquet":
-        table = extra("pyarrow.parquet").read_table(path)
-        found = {name: table.column(name) for name in table.schema.names}
-        if LABELS in found:
-            found[LABELS] = np.array(found[LABELS].to_pylist())
-    else:
-        try:
-            with np.load(path, allow_pickle=False) as arrays:
+    try:
+        if path.suffix == ".parquet":
+            table = extra("pyarrow.parquet").read_table(path)
+            found = {name: table.column(name) for name in table.schema.names}
+            if LABELS in found:
+                found[LABELS] = np.array(found[LABELS].to_pylist())
+        else:
+            with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
                 found = {name: arrays[name] for name in arrays.files}
-        except (OSError, ValueError, AttributeError):
-            raise UserError(f"{path} is damaged or no .npz file of plain arrays; write it with np.savez") from None
+    except UserError:
+        raise
+    except Exception:  # the parsers of zips, array headers and parquet raise nearly anything
+        raise UserError(
+            f"{path} is damaged, or neither parquet nor an .npz file of plain arrays; write it with np.savez"
+        ) from None
     if missing := [name for name in ("old", "new") if name not in found]:
         raise UserError(f"{path} has no '{missing[0]}'; pairs are np.savez(path, old=X_old, new=X_new)")
     return as_vectors(found["old"]), as_vectors(found["new"]), found.get(LABELS)
