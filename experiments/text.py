@@ -21,9 +21,12 @@ from torch import Tensor
 from torch.nn.functional import embedding, gelu, layer_norm, linear, normalize, scaled_dot_product_attention
 
 from gatf import EmbeddingClassifier
+from gatf.methods.base import TaskInfo
+from gatf.methods.ds_al import DSAL, DSALConfig
+from gatf.settings import OptimisationConfig
 
-METHODS = ("ncm", "slda", "ranpac", "klda", "acil")
-"""The closed-form methods that learn vectors from sums."""
+METHODS = ("ncm", "slda", "ranpac", "klda", "acil", "ds-al")
+"""The closed-form methods. `EmbeddingClassifier` has all but ds-al, which does not learn from sums alone."""
 TASKS, CLASSES, SEEDS, BATCH, LONGEST = 7, 11, (0, 1, 2), 64, 128
 
 
@@ -112,10 +115,39 @@ def embedded(banking: Path, folder: Path, split: str) -> tuple[np.ndarray, np.nd
     return found["x"], found["y"]
 
 
+class Vectors(torch.nn.Module):
+    """The encoder's output as a frozen backbone."""
+
+    feature_dim, pretrained = 384, True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.ones(1))  # a method looks for its device here
+
+
+class ErrorStream:
+    """ds-al on vectors, with the two functions of `EmbeddingClassifier` that `run` needs."""
+
+    def __init__(self, seed: int) -> None:
+        self.method, self.names, self.tasks = DSAL(DSALConfig(), Vectors(), OptimisationConfig(), seed), [], 0
+
+    def partial_fit(self, x: np.ndarray, y: np.ndarray) -> None:
+        new, old = sorted(set(y)), len(self.names)
+        self.names += new
+        labels = torch.tensor([self.names.index(name) for name in y])
+        self.method.learn(torch.from_numpy(x), labels, TaskInfo(self.tasks, old, len(new), len(y)))
+        self.tasks += 1
+
+    def score(self, x: np.ndarray, y: np.ndarray) -> float:
+        chosen = self.method.feature_scores(torch.from_numpy(x)).argmax(1)
+        return float(np.mean(np.array(self.names)[chosen.numpy()] == y))
+
+
 def run(method: str, seed: int, train: tuple[np.ndarray, np.ndarray], test: tuple[np.ndarray, np.ndarray]) -> dict:
     """Accuracy over all seen classes after each task."""
     names = np.random.RandomState(seed).permutation(np.unique(train[1]))
-    classifier, accuracy = EmbeddingClassifier(method=method, random_state=seed), []
+    classifier = ErrorStream(seed) if method == "ds-al" else EmbeddingClassifier(method=method, random_state=seed)
+    accuracy = []
     for task in range(TASKS):
         new, seen = names[task * CLASSES : (task + 1) * CLASSES], names[: (task + 1) * CLASSES]
         of_task, known = np.isin(train[1], new), np.isin(test[1], seen)

@@ -998,8 +998,8 @@ def later_tasks() -> str:
 
 
 def reproduced() -> str:
-    """A row per published method: the reported number, what the authors' code computed for us, and our run; then the
-    sources of the numbers."""
+    """A row per published method or named preset: the reported number, what the authors' code computed for us, and our
+    run; then the sources of the numbers."""
     recorded: dict[str, list[str]] = {}
     for line in (ROOT / "tests" / "parity" / "README.md").read_text(encoding="utf-8").splitlines():
         if found := re.match(r"\| (`.+`) \| .+ \| (.+) \|", line):
@@ -1008,12 +1008,12 @@ def reproduced() -> str:
     elsewhere = load_published().elsewhere
     sources: list[str] = []
     rows = []
-    for name, method in METHODS.items():
-        if method.card.title:
-            closing = elsewhere[name].closing if name in elsewhere else "–"
-            numbers = reported(name, sources)
-            cases = "; ".join(dict.fromkeys(recorded.get(name, []))) or "–"
-            rows.append([f"`{name}`", numbers, cases, own_run(name), closing])
+    named = [name for name, method in METHODS.items() if method.card.title]
+    for name in [*named, *(name for name in elsewhere if name not in METHODS)]:
+        closing = elsewhere[name].closing if name in elsewhere else "–"
+        numbers = reported(name, sources)
+        cases = "; ".join(dict.fromkeys(recorded.get(name, []))) or "–"
+        rows.append([f"`{name}`", numbers, cases, own_run(name), closing])
     head = ["method", "reported A_last / A_inc", "recorded from the authors' code", "our run", "other setting"]
     listed = "; ".join(f"[{number}] {source}" for number, source in enumerate(sources, start=1))
     return f"{table(head, rows, left=5)}\nSources: {listed}.\n"
@@ -1049,7 +1049,7 @@ def reported(name: str, sources: list[str]) -> str:
 
 def own_run(name: str) -> str:
     """A_last and A_inc of the row of that name under the newest protocol that it was run with."""
-    for bench in (MAIN, FIRST):
+    for bench in (MAIN, FIRST, "pets-128px"):
         if row := aggregated(bench).get(name):
             values = " / ".join(spread(row[of], row[f"{of}_std"]) for of in ("a_last", "a_inc"))
             return f"{values}, `{bench}`, {row['seeds']} seed{'s' if row['seeds'] > 1 else ''}"
