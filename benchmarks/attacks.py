@@ -317,7 +317,7 @@ def under(attack: Attack, model: Path, questions: list[bytes], seconds: float) -
         "what": attack.what, "seconds": seconds, "predictions": len(taken), **latency, "refusals": dict(refusals),
         "responses": answers,
         "memory_before": before, "memory_more": peak, "memory_allowed": MOST_MEMORY, "log_bytes": logged,
-        "stop_seconds": stopped, "load_average": os.getloadavg()[0],
+        "stop_seconds": stopped, "load_average": os.getloadavg()[0], "nice": os.nice(0),
         "met": latency["p99"] <= LONGEST_P99 and peak <= MOST_MEMORY,
     }  # fmt: skip
 

@@ -143,7 +143,8 @@ def main() -> int:
     figures = {
         "model": asked.model, "levels": levels, "memory_after_100": memory[0], "memory_after_all": memory[1],
         "predictions": sum(level["predictions"] for level in levels), "recovery": statistics.median(seconds),
-        "recovery_longest": max(seconds), "load_average": os.getloadavg()[1], "environment": environment("uvicorn"),
+        "recovery_longest": max(seconds), "load_average": os.getloadavg()[1], "nice": os.nice(0),
+        "environment": environment("uvicorn"),
     }  # fmt: skip
     print(f"figure: {json.dumps({'load': rounded(figures)})}")
     return 1 if any(level["failed"] for level in levels) else 0
