@@ -18,8 +18,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from gatf.io.provenance import commit
-
 ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "benchmarks" / "results" / "torture.json"
 READERS = (
@@ -76,6 +74,14 @@ def jobs(part: str, number: int) -> dict[str, list[str]]:
     return {f"fuzz {reader}": chosen.command(number, test=f"{test}[{reader}]") for reader in READERS}
 
 
+def commit() -> str:
+    """The last commit that changed the package; with `-dirty` after local changes to it."""
+    git = ["git", "-C", str(ROOT / "src")]
+    found = subprocess.run([*git, "log", "-1", "--format=%h", "--abbrev=12", "--", "."], capture_output=True, text=True)
+    changed = subprocess.run([*git, "status", "--porcelain", "--", "."], capture_output=True, text=True)
+    return found.stdout.strip() + ("-dirty" if changed.stdout.strip() else "")
+
+
 def recorded() -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = json.loads(OUT.read_text(encoding="utf-8")) if OUT.exists() else {}
     return found
@@ -90,7 +96,7 @@ def record(name: str, number: int, output: str, *, passed: bool) -> None:
     lines = [line.removeprefix("figure: ") for line in output.splitlines() if line.startswith("figure: ")]
     tests = re.search(r"(\d+) passed", output)
     known[name] = {
-        "number": number, "date": datetime.now(UTC).date().isoformat(), "commit": commit(ROOT / "src" / "gatf"),
+        "number": number, "date": datetime.now(UTC).date().isoformat(), "commit": commit(),
         "passed": passed,
         **({"tests": int(tests[1])} if tests else {}), "figures": [json.loads(line) for line in lines],
         **({"larger": {key: larger[key] for key in ("number", "date", "passed")}} if larger else {}),
