@@ -47,6 +47,14 @@ def test_the_readme_is_a_front_page() -> None:
     assert len(re.findall(r"^\|", page, flags=re.MULTILINE)) <= 2 + 8
 
 
+def test_pages_are_short() -> None:
+    """At most 45 000 words, 2 500 on each page that is not a generated reference; table borders do not count."""
+    texts = {page.name: re.sub(r"<!--.*?-->|\||:?-{3,}:?", " ", page.read_text(encoding="utf-8")) for page in PAGES}
+    words = {name: len(text.split()) for name, text in texts.items()}
+    assert sum(words.values()) <= 45_000
+    assert {name for name, count in words.items() if count > 2_500} <= {"settings.md"}
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)", page.read_text(encoding="utf-8")):
