@@ -723,6 +723,11 @@ def torture_long() -> str:
     return text
 
 
+def priority(one: Record) -> str:
+    """Of a server and its clients; figures before 2026-11-19 do not record it."""
+    return f"; priority of server and clients: `nice -n {one['nice']}`" if "nice" in one else ""
+
+
 def server_load() -> str:
     """Latency for several numbers of clients, memory and recovery."""
     found = tortured().figures("load")
@@ -737,8 +742,7 @@ def server_load() -> str:
             f"\n{one['model'].capitalize()}: {size(one['memory_after_100'])} of memory after 100 predictions, "
             f"{size(one['memory_after_all'])} after {number(one['predictions'] + 100)}. After `kill -9` a new server "
             f"answered within {duration(one['recovery'])} (median; longest {duration(one['recovery_longest'])}). "
-            f"Load average of the machine: {number(one['load_average'])}; priority of server and clients: `nice -n "
-            f"{one['nice']}`.\n"
+            f"Load average of the machine: {number(one['load_average'])}{priority(one)}.\n"
         )
     return text if found else f"Not run on {tortured().date}: `make torture TORTURE='load photo-load'`\n"
 
@@ -770,8 +774,8 @@ def server_attacks() -> str:
         f"nearly the longest. {refused} of its requests were refused. The server may use "
         f"{size(found[0]['memory_allowed'])} more memory than before the attack (column 'more MB'). After SIGTERM it "
         f"ended within {duration(max(one['stop_seconds'] for one in found))}. The load average of the machine was "
-        f"{number(min(loads))} to {number(max(loads))}, the priority of server, client and attackers `nice -n "
-        f"{found[0]['nice']}`.\n\n" + table(("attack", *columns, "goal met"), rows)
+        f"{number(min(loads))} to {number(max(loads))}{priority(found[0])}.\n\n"
+        + table(("attack", *columns, "goal met"), rows)
     )
 
 

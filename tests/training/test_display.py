@@ -85,6 +85,15 @@ def test_the_time_left_is_shown_in_the_first_epoch_of_few_slow_steps(monkeypatch
     assert log.lines() == ["task 1/1  backbone epoch 1/15  ≈ 4 min left"]
 
 
+def test_a_slow_first_step_does_not_predict_hours(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first of 1 000 steps takes 14 s, because it prepares the network; the others take 0.1 s."""
+    log = Watched(monkeypatch, *begun(steps=1000), lines=False)
+    log.wait(14, Step(task=0, phase="backbone", epoch=0, epochs=1))
+    for _ in range(101):
+        log.wait(0.1, Step(task=0, phase="backbone", epoch=0, epochs=1))
+    assert log.lines() == ["task 1/1  backbone epoch 1/1", "task 1/1  backbone epoch 1/1  ≈ 90 s left"]
+
+
 def test_a_log_file_is_not_empty_while_features_of_many_photos_are_extracted(monkeypatch: pytest.MonkeyPatch) -> None:
     """64 of 640 photos in 4 s."""
     log = Watched(monkeypatch, *begun(), lines=False)
@@ -101,10 +110,11 @@ def test_a_line_of_a_log_file_is_one_line_however_many_losses_there_are(monkeypa
     log = Watched(monkeypatch, *begun(tasks=2, steps=12))
     many = {f"[term {number}]": 0.5 for number in range(9)}
     log.display(Epoch(task=0, phase="train", epoch=0, losses=many, lr=0.1, seconds=8.0))
-    log.wait(20, Step(task=0, phase="train", epoch=1, epochs=3))
+    for seconds in (0, 20):
+        log.wait(seconds, Step(task=0, phase="train", epoch=1, epochs=3))
     (line,) = log.lines()
     assert line.startswith("task 1/2  train epoch 2/3  [term 0] 0.500  ")
-    assert line.endswith("[term 8] 0.500  ≈ 8 min left")
+    assert line.endswith("[term 8] 0.500  ≈ 7 min left")
 
 
 def test_no_epoch_is_shown_before_the_first() -> None:

@@ -30,7 +30,7 @@ class LiveDisplay:
         self._expected: tuple[int, ...] = ()
         self._phase, self._losses = "", ""
         self._epoch, self._epochs = 0, 0
-        self._started = self._training_seconds = 0.0
+        self._started = self._training_seconds = self._first_step = 0.0
         self._all_steps = 0
         self._extracting: events.FeaturesExtracted | None = None
         self._extracting_since = 0.0
@@ -51,6 +51,8 @@ class LiveDisplay:
             case events.Step():
                 self._steps_done += 1
                 self._all_steps += 1
+                if self._all_steps == 1:
+                    self._first_step = monotonic() - self._started
                 self._phase, self._epoch, self._epochs = event.phase, event.epoch, event.epochs
                 self._extracting = None
                 self._write_now_and_then()
@@ -110,17 +112,19 @@ class LiveDisplay:
         )
 
     def _left(self) -> str:
-        """Remaining time at the current speed. Later tasks take their expected steps, after the second task times the
-        ratio of this task's steps to the expected ones. The first task is often trained differently."""
-        spent = self._training_seconds + (monotonic() - self._started if self._started else 0.0)
-        if self._all_steps == 0 or (self._all_steps < ENOUGH_STEPS and spent < ENOUGH_SECONDS):
+        """Remaining time at the speed of all steps but the first, which prepares the network. Later tasks take their
+        expected steps, after the second task times the ratio of this task's steps to the expected ones: the first task
+        is often trained differently."""
+        spent = self._training_seconds + (monotonic() - self._started if self._started else 0.0) - self._first_step
+        timed = self._all_steps - 1
+        if timed < 1 or (timed < ENOUGH_STEPS and spent < ENOUGH_SECONDS):
             return ""
         expected = self._expected or (1,) * self._tasks
         later = sum(expected[self._task + 1 :])
         if self._task > 0 or not self._expected:
             later = later * self._steps_of_task // max(expected[self._task], 1)
         steps = max(self._steps_of_task - self._steps_done, 0) + later
-        return f"≈ {duration(steps * spent / self._all_steps)} left"
+        return f"≈ {duration(steps * spent / timed)} left"
 
 
 def by_task(accuracies: list[float], width: int) -> str:
