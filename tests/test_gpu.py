@@ -18,6 +18,7 @@ from gatf.training.context import RunContext
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here"),
+    pytest.mark.filterwarnings("default"),  # torch warns of its own sync debug mode, and of some drivers
 ]
 
 
@@ -49,14 +50,21 @@ def test_three_steps_without_a_wait(method: str, tiny_config: Callable[..., RunC
 
 
 @pytest.mark.parametrize("method", ["gatf", "adagauss", "efc", "pass"])
-def test_accuracy_is_the_cpus(method: str, tiny_config: Callable[..., RunConfig]) -> None:
-    accuracies = []
+def test_class_means_are_the_cpus(method: str, tiny_config: Callable[..., RunConfig]) -> None:
+    """After a few steps: differences of rounding grow with every step, and decide about the accuracy after many."""
+    short = {
+        f"optimisation.{stage}.{name}": value
+        for stage in ("first", "next")
+        for name, value in (("epochs", 1), ("batch_size", 80))
+    }
+    means = []
     for device in ("cuda", "cpu"):
-        experiment = Experiment(tiny_config(method, device=device))
+        experiment = Experiment(tiny_config(method, **short, device=device))
         for task in range(2):
             experiment.session.learn_task(experiment.task_data(task), RunContext())
-        accuracies.append(experiment.evaluate(1).seen)
-    assert abs(accuracies[0] - accuracies[1]) < 5
+        state = experiment.method.state_dict()
+        means += [value.double().cpu() for name, value in state.items() if name.endswith(".means")]
+    assert (means[0] - means[1]).norm() < 1e-2 * means[1].norm()
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="fewer than two CUDA devices here")

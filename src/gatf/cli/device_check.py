@@ -14,8 +14,8 @@ from gatf.nets import build_backbone
 from gatf.settings import BackboneConfig
 from gatf.training.context import RunContext
 
-TOLERANCE = 2.0
-"""Percent points by which the accuracies may differ: float sums in another order, over a few hundred test images."""
+TOLERANCE = 1e-3
+"""Relative difference of class means that is not explained by sums in another order, which give about 1e-6."""
 BATCH, PIXELS, STEPS = 256, 32, 10
 """Images per timed step, their side, and steps that are timed on a GPU; a CPU gets an eighth of the images."""
 
@@ -27,13 +27,13 @@ def check(device: str, say: Callable[[str], object]) -> bool:
     name = torch.cuda.get_device_name() if device == "cuda" else platform.processor() or platform.machine()
     say(f"device    {device}: {name}, torch {torch.__version__}")
     here, there = (trained(small_problem(each)) for each in (device, "cpu"))
-    differs = max(float((a.double().cpu() - b.double()).abs().max()) for a, b in zip(here[1], there[1], strict=True))
-    say(f"results   accuracy {here[0]:.1f} % here, {there[0]:.1f} % on the CPU; class means differ by {differs:.1e}")
+    differs = float((here[1].cpu() - there[1]).norm() / there[1].norm())
+    say(f"results   accuracy {here[0]:.1f} % here, {there[0]:.1f} % on the CPU; class means differ by {differs:.0e}")
     plain = speeds(torch.device(device), compiled=False)
     say(f"speed     {_listed(plain)} images per second of a ResNet-18 training step at {PIXELS} pixels")
     compiled = speeds(torch.device(device), compiled=True) if device == "cuda" else {}
     say(f"compiled  {_listed(compiled) + ' images per second' if compiled else 'measured on CUDA devices only'}")
-    sound = abs(here[0] - there[0]) <= TOLERANCE
+    sound = differs <= TOLERANCE
     every = {**plain, **{f"{name} with compile=true": speed for name, speed in compiled.items()}}
     fastest = max(every, key=lambda name: every[name])
     say(
@@ -45,20 +45,21 @@ def check(device: str, say: Callable[[str], object]) -> bool:
 
 
 def small_problem(device: str) -> RunConfig:
-    """Two tasks of digits by GATF: every part of the method, in seconds."""
-    short = {"epochs": 5, "batch_size": 48}
+    """Two tasks of digits by GATF: every part of the method, in seconds. The steps are few and their batches large,
+    because differences of rounding grow with every step and would decide about the accuracy."""
+    short = {"epochs": 1, "batch_size": 256}
     settings = {f"optimisation.{stage}.{name}": value for stage in ("first", "next") for name, value in short.items()}
     small = {"scenario.stop_after": 2, "backbone.width": 16, "backbone.bottleneck": 16, "device": device}
     return load_config("digits", method="gatf", overrides={**settings, **small})
 
 
-def trained(config: RunConfig) -> tuple[float, list[Tensor]]:
+def trained(config: RunConfig) -> tuple[float, Tensor]:
     """Accuracy over the seen classes after two tasks, and the class means."""
     experiment = Experiment(config)
     for task in range(len(experiment.scenario)):
         experiment.session.learn_task(experiment.task_data(task), RunContext())
-    stored = experiment.method.stored()
-    return experiment.evaluate(len(experiment.scenario) - 1).seen, [] if stored is None else [stored.means]
+    means = experiment.method.state_dict()["memory.means"]
+    return experiment.evaluate(len(experiment.scenario) - 1).seen, means.double()
 
 
 def speeds(device: torch.device, *, compiled: bool) -> dict[str, float]:
