@@ -1,9 +1,13 @@
 """Accuracies of classes after updates, and what they forecast for classes without images."""
 
+from functools import partial
+
 import pytest
 import torch
 
-from gatf.incremental.statistics import accuracy_of, decline, measured_after, taken_for
+from gatf.geometry.gaussians import Gaussians
+from gatf.geometry.readout import mahalanobis_readout
+from gatf.incremental.statistics import accuracy_of, decline, decline_of_samples, measured_after, taken_for
 
 
 def worlds(classes: int, *, seed: int, each: int = 30, dim: int = 6):
@@ -48,6 +52,33 @@ def test_the_forecast_has_no_bias_and_its_range_holds():
     differences = torch.tensor(differences)
     assert abs(float(differences.mean())) < 2 * float(differences.std()) / 12**0.5 + 0.5
     assert inside >= 10
+
+
+@pytest.mark.parametrize("widths", [(0.7, 1.5), (1.5, 0.7)])
+def test_the_forecast_has_no_bias_where_one_side_takes_more(widths):
+    """Old classes narrower than new ones, or wider: the wider class takes images of the narrower, and rarely back."""
+    shares = []
+    for seed in range(6):
+        draws = torch.Generator().manual_seed(seed)
+        means = 1.6 * torch.randn(12, 6, generator=draws, dtype=torch.float64)
+        width = torch.tensor(widths, dtype=torch.float64).repeat_interleave(6)
+        scores = mahalanobis_readout(Gaussians(means, width.square()[:, None, None] * torch.eye(6))).scores
+        stored = Gaussians(means, (width / 1.3).square()[:, None, None] * torch.eye(6))  # images scatter more
+        numbers = torch.arange(12).repeat_interleave(200)
+        points = means[numbers] + width[numbers, None] * torch.randn(2400, 6, generator=draws, dtype=torch.float64)
+        found, old = scores(points), numbers < 6
+        among_old, among_all = (
+            float((found[old][:, :most].argmax(1) == numbers[old]).double().mean()) for most in (6, 12)
+        )
+        before = torch.tensor([[among_old, 200.0, 0.0]] * 6, dtype=torch.float64)
+        by_samples = partial(decline_of_samples, stored, scores, seed=seed)
+        even, uneven = (
+            measured_after(before, found[~old], numbers[~old], how)[:6, 0].mean() for how in (decline, by_samples)
+        )
+        shares.append((among_all, float(even), float(uneven)))
+    truth, even, uneven = torch.tensor(shares).T
+    assert abs(float((uneven - truth).mean())) < 0.02
+    assert abs(float((even - truth).mean())) > 0.06, "this test can fail"
 
 
 def test_few_images_give_no_percentage():

@@ -1,17 +1,25 @@
 """Statistics of an update: normalisation, merged Gaussians of revisited classes, the accuracy of classes."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from gatf.data.base import ImageSet
-from gatf.geometry.gaussians import Gaussians
+from gatf.geometry.gaussians import Gaussians, white_noise
 from gatf.geometry.moments import Moments
+from gatf.geometry.spd import cholesky
 from gatf.model.record import FEWEST_TO_REPORT
+from gatf.seeding import generator
 
 TAKEN_FOR_ANOTHER = 40.0
 """Percent of a class's images that are classified as one other class, above which a warning names both."""
+POINTS = 4000
+"""Samples of all stored Gaussians together that show how often old classes are taken for new ones."""
+SPREADS = (0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0)
+"""Factors on the distance of these samples from their class means: images scatter more than Gaussians."""
 
 
 def normalisation(images: ImageSet, most: int = 2000) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -105,19 +113,50 @@ def decline(scores: Tensor, numbers: Tensor, old: int) -> tuple[float, float]:
     return ratio**power, variance / ratio**2 * power**2
 
 
-def measured_after(before: Measured, scores: Tensor, numbers: Tensor, kept: float = 1.0) -> Measured:
+@torch.no_grad()
+def decline_of_samples(
+    stored: Gaussians, rule: Callable[[Tensor], Tensor], scores: Tensor, numbers: Tensor, old: int, *, seed: int
+) -> tuple[float, float]:
+    """`decline` for a network that was trained on the new classes: it recognises old and new ones differently well, so
+    they are not confused as often one way as the other.
+
+    Samples of the stored Gaussians show by which factor the new classes lower the accuracy of old ones. Images scatter
+    more than Gaussians: the samples are spread until new ones are classified as accurately as the images of new
+    classes, by `scores`.
+    """
+    classes, dim = stored.means.shape
+    each = -(-POINTS // classes)
+    noise = white_noise(each, dim, generator=generator(seed, "decline"), matched=False)
+    deviations = noise.to(stored.covs) @ cholesky(stored.covs).lower.mT  # [C, each, S]
+    truth = torch.arange(classes, device=stored.means.device).repeat_interleave(each)
+    curve = [(1.0, 1.0)]  # accuracy of new samples, factor of old ones
+    for spread in SPREADS:
+        found = rule((stored.means[:, None] + spread * deviations).flatten(0, 1))
+        right, among_old = found.argmax(1) == truth, found[truth < old, :old].argmax(1) == truth[truth < old]
+        factor = float(right[truth < old].double().mean() / among_old.double().mean().clamp_min(1e-9))
+        curve.append((min(float(right[truth >= old].double().mean()), curve[-1][0]), min(factor, curve[-1][1])))
+    percent, images = accuracy_by_class(scores.argmax(1), numbers)
+    accuracy = percent / 100
+    likely = (accuracy * images + 1) / (images + 2)
+    error = (likely * (1 - likely) / images) ** 0.5
+    across, up = np.array(curve[::-1]).T
+    low, ratio, high = np.interp([accuracy - error, accuracy, accuracy + error], across, up).clip(0.05).tolist()
+    return ratio, ((high - low) / 2 / ratio) ** 2
+
+
+def measured_after(
+    before: Measured, scores: Tensor, numbers: Tensor, declines: Callable[..., tuple[float, float]] = decline
+) -> Measured:
     """`Measured` of all classes after an update, from scores [N, C] of its images that were not learnt or left out, and
-    their class numbers [N]. Of transported new classes a share `kept` of the correct predictions stays correct; the old
-    network was not trained on them, so older classes should lose less: half of it."""
+    their class numbers [N]; `declines` is `decline` or a function like it."""
     old, classes = len(before), scores.shape[1]
     after = torch.zeros(classes, 3, dtype=torch.float64)
     after[:old] = before
     fresh = numbers >= old
     if old and bool(fresh.any()) and classes > old:
-        ratio, variance = decline(scores[fresh], numbers[fresh], old)
-        loss = (1 - kept) / 2
-        after[:old, 0] *= ratio * (1 - loss)
-        after[:old, 2] += variance + (loss / (1 - loss)) ** 2 / 4
+        ratio, variance = declines(scores[fresh], numbers[fresh], old)
+        after[:old, 0] *= ratio
+        after[:old, 2] += variance
     right = (scores.argmax(1) == numbers).double()
     images = torch.zeros(classes, dtype=torch.float64).index_add_(0, numbers, torch.ones_like(right))
     correct = torch.zeros(classes, dtype=torch.float64).index_add_(0, numbers, right)

@@ -1,6 +1,5 @@
 """One update: a model and new images give a model that knows more classes. The given model does not change."""
 
-import copy
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -27,6 +26,8 @@ from gatf.incremental.statistics import (
     Forecast,
     accuracy_by_class,
     accuracy_of,
+    decline,
+    decline_of_samples,
     measured_after,
     merge,
     normalisation,
@@ -169,9 +170,6 @@ class _Update:
         self.rejection: Literal["promised", "estimated", "withdrawn"] | None = None
         self.widening: Tensor | float | None = None
         """Factor by which the update raises the novelty of old classes' images; None: not known."""
-        self.kept_by_transport: float = 1.0
-        """Share of the correctly classified held-out images of added classes that would stay correct if the statistics
-        of these classes had been transported."""
         self.features: tuple[Tensor, Tensor] | None = None
         """Features [N, S] and class numbers [N] of the learnt images, where each is left out in turn."""
         self.predicted: Tensor | None = None
@@ -318,7 +316,11 @@ class _Update:
         most = KEPT_PER_CLASS * split.classes
         fresh = fresh[:: -(-len(fresh) // most)]
         self._compare_with_transported(outputs, numbers)
-        measured = measured_after(self._measured_before(), outputs.scores, numbers, self.kept_by_transport)
+        declines: Callable[..., tuple[float, float]] = decline
+        if transports_gaussians(self.method):
+            stored, rule = self.method.stored(), self.method.feature_scores
+            declines = partial(decline_of_samples, stored, rule, seed=self.config.seed)
+        measured = measured_after(self._measured_before(), outputs.scores, numbers, declines)
         if self.old == 0 or len(numbers.unique()) == len(updated.labels):
             self.rejection, novelty = "promised", fresh
         elif self.widening is None or model.rejection == "withdrawn":
@@ -375,7 +377,8 @@ class _Update:
         )
 
     def _compare_with_transported(self, outputs: ForwardOutput, numbers: Tensor) -> None:
-        """Estimate the effect of the transport: classify held-out images of added classes with transported Gaussians.
+        """Estimate how the transport raises novelty scores: from held-out images of added classes and their transported
+        Gaussians.
 
         Older classes have no images to measure it with. An update without added classes shows too little, because it
         trains on images of some old classes and on none of the others. Without transport nothing moved.
@@ -397,11 +400,6 @@ class _Update:
             for chosen in (classes == number for number in classes.unique())
         ]
         self.widening = torch.stack(ratios).amax(0).clamp_min(1.0).float()
-        memory = copy.deepcopy(self.method.memory)
-        memory.set(transported.to(self.method.device))
-        predicted = memory.scores(features.to(self.method.device)).argmax(1).cpu()
-        correct = int((outputs.scores[added].argmax(1) == classes).sum())
-        self.kept_by_transport = min(1.0, int((predicted == classes).sum()) / max(correct, 1))
 
     def finish(self, updated: Model, seconds: float) -> Model:
         """The updated model with the record of this update."""
