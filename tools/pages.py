@@ -907,15 +907,6 @@ def encoder_upgrades() -> str:
     return table(head, rows, left=2)
 
 
-def encoders_short() -> str:
-    rows = [
-        [one["data"], *(fixed(one[name]) for name in ("old_encoder", "stale")), fixed(one["upgraded"]["accuracy"]),
-         fixed(one["reembedded"])]
-        for one in encoders("rows") if (one["old"], one["new"]) == ("lite0", "lite2")
-    ]  # fmt: skip
-    return table(["data", "old encoder", "new encoder, old model", "`gatf upgrade`", "everything embedded again"], rows)
-
-
 def encoder_goal() -> str:
     """Which rows reach the goal, and where the others lose, in sentences."""
     rows = encoders("rows")
@@ -1138,7 +1129,6 @@ PARTS: dict[str, Part] = {
     "few-images": few_images,
     "refits": refits,
     "encoders": encoder_upgrades,
-    "encoders:short": encoders_short,
     "encoders:goal": encoder_goal,
     "encoders:pairs": encoder_pairs,
     "encoders:shuffled": encoder_shuffled,
