@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 import types
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -14,9 +15,11 @@ import torch
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
 from gatf import EmbeddingClassifier, IncrementalClassifier
-from gatf.data.vectors import VectorBatch
+from gatf.data.vectors import VectorBatch, VectorInput
 from gatf.errors import UserError
+from gatf.geometry.anchor import Affine
 from gatf.incremental.gather import Gathered
+from gatf.incremental.upgrade import VectorMap, move_on_cluster, move_vectors
 
 DIM, CLASSES = 12, 6
 
@@ -277,7 +280,21 @@ def check_cluster(folder: Path) -> None:
         EmbeddingClassifier(engine="ray").fit(str(folder / "part*.npz"))
 
 
-def test_files_are_gathered_apart_with_the_same_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def check_moving(folder: Path) -> None:
+    pq = pytest.importorskip("pyarrow.parquet")
+    given, _ = files_of_vectors(folder)
+    weight = torch.randn(5, DIM, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).float()
+    found, stored = VectorMap(Affine(weight, torch.ones(5)), None, "b@1"), VectorInput(str(folder / "part?.npz"))
+    move_vectors(stored, folder / "alone.parquet", found)
+    assert move_on_cluster(stored, folder / "moved", found) == len(given)
+    one, many = (pq.read_table(folder / name) for name in ("alone.parquet", "moved"))
+    assert many.select(one.column_names).equals(one)
+    with pytest.raises(UserError, match="moved is not empty"):
+        move_on_cluster(stored, folder / "moved", found)
+
+
+@pytest.fixture
+def stand_in_for_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     class Task:
         def __init__(self, function: object) -> None:
             self.function = function
@@ -302,7 +319,12 @@ def test_files_are_gathered_apart_with_the_same_result(tmp_path: Path, monkeypat
         wait=lambda waiting, timeout: (waiting, []), exceptions=types.SimpleNamespace(RayTaskError=TaskError),
     )  # fmt: skip
     monkeypatch.setitem(sys.modules, "ray", ray)
-    check_cluster(tmp_path)
+
+
+@pytest.mark.usefixtures("stand_in_for_ray")
+@pytest.mark.parametrize("check", [check_cluster, check_moving])
+def test_files_are_read_apart_with_the_same_result(check: Callable[[Path], None], tmp_path: Path) -> None:
+    check(tmp_path)
 
 
 CLUSTER = """
@@ -310,10 +332,13 @@ import sys
 from pathlib import Path
 import ray
 sys.path.insert(0, sys.argv[1])
-from test_vectors import check_cluster
+from test_vectors import check_cluster, check_moving
 if __name__ == "__main__":
     ray.init(num_cpus=2, log_to_driver=False, include_dashboard=False)
-    check_cluster(Path(sys.argv[2]))
+    for check in (check_cluster, check_moving):
+        folder = Path(sys.argv[2]) / check.__name__
+        folder.mkdir()
+        check(folder)
     ray.shutdown()
 """
 

@@ -25,12 +25,17 @@ def upgrade(
     keep: Annotated[int, typer.Option(min=1, metavar="N", help="Older versions to keep for `gatf rollback`.")] = 1,
     vectors: Annotated[str | None, typer.Option(help="Stored vectors of the old encoder to move, too.")] = None,
     out: Annotated[Path | None, typer.Option(help="Where the moved vectors go, as parquet.")] = None,
+    engine: Annotated[
+        str, typer.Option(help="local, or ray: workers move a file each, and --out is a folder.")
+    ] = "local",
 ) -> None:
     """Move a model to another encoder without its old items. Any items that both encoders can embed serve as pairs.
 
     With --vectors and --out it moves stored vectors by the same map, without PAIRS by the map of the last upgrade."""
-    from gatf.incremental.upgrade import load_map, move_vectors, stored_vectors, upgrade_model_file
+    from gatf.incremental.upgrade import load_map, move_on_cluster, move_vectors, stored_vectors, upgrade_model_file
 
+    if engine not in ("local", "ray"):
+        raise UserError(f"engine is 'local' or 'ray', not {engine!r}")
     if (vectors is None) != (out is None):
         raise UserError("--vectors and --out belong together: the old vectors, and where the moved ones go")
     if pairs is None and vectors is None:
@@ -45,4 +50,5 @@ def upgrade(
     if vectors is not None and out is not None:
         found = load_map(model)
         given = stored_vectors(vectors, found.affine.weight.shape[1], found.source)
-        say(f"{out}: {move_vectors(given, out, found)} vectors moved")
+        move = move_vectors if engine == "local" else move_on_cluster
+        say(f"{out}: {move(given, out, found)} vectors moved")

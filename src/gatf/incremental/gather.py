@@ -6,8 +6,9 @@ or processes change it, and copies of a vector are one member of it, so no copy 
 
 import copy
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -206,24 +207,31 @@ def gather(batches: Iterable[VectorBatch], into: Gathered) -> Gathered:
 def gather_on_cluster(given: VectorInput, into: Gathered, stop: Callable[[], bool]) -> Gathered:
     """Add all files of vectors, each read by a worker of a Ray cluster (extra `cluster`), in the order of the files.
     The sums equal those of one process up to rounding, and the sample is the same."""
-    ray = extra("ray", "cluster")
-    if not ray.is_initialized():
-        ray.init(log_to_driver=False)
-    empty = ray.put(into)
-    task = ray.remote(_gather_file)
-    for part, reference in [(part, task.remote(part, empty)) for part in given.by_file()]:
-        while not ray.wait([reference], timeout=1)[0]:
-            if stop():
-                return into
-        try:
-            found = ray.get(reference)
-        except ray.exceptions.RayTaskError as error:
-            raise error.cause from None
+    parts = given.by_file()
+    for part, found in zip(parts, on_cluster(_gather_file, parts, into, stop), strict=False):
         if found.sample.vectors.shape[1] != given.dim:
             have = f"vectors of {found.sample.vectors.shape[1]} columns, others have {given.dim}"
             raise UserError(f"{part.paths[0]} has {have}")
         into.merge(found)
     return into
+
+
+def on_cluster(
+    function: Callable[[Any, Any], Any], parts: Sequence[Any], shared: Any, stop: Callable[[], bool] = lambda: False
+) -> Iterator[Any]:
+    """function(part, shared) of each part, computed by workers of a Ray cluster, in order; ends early on `stop`."""
+    ray = extra("ray", "cluster")
+    if not ray.is_initialized():
+        ray.init(log_to_driver=False)
+    task, shared = ray.remote(function), ray.put(shared)
+    for reference in [task.remote(part, shared) for part in parts]:
+        while not ray.wait([reference], timeout=1)[0]:
+            if stop():
+                return
+        try:
+            yield ray.get(reference)
+        except ray.exceptions.RayTaskError as error:
+            raise error.cause from None
 
 
 def _gather_file(given: VectorInput, empty: Gathered) -> Gathered:

@@ -33,6 +33,7 @@ from gatf.geometry.encoder_maps import (
 )
 from gatf.geometry.moments import PooledMoments
 from gatf.incremental import defaults
+from gatf.incremental.gather import on_cluster
 from gatf.incremental.store import Store
 from gatf.incremental.update import new_model
 from gatf.io.files import new_file, write_bytes
@@ -390,3 +391,17 @@ def move_vectors(given: VectorInput, target: Path, found: VectorMap) -> int:
             if writer is not None:
                 writer.close()
     return rows
+
+
+def move_on_cluster(given: VectorInput, folder: Path, found: VectorMap) -> int:
+    """The same with each file moved by a worker of a Ray cluster, into files of this folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if any(folder.iterdir()):
+        raise UserError(f"{folder} is not empty; with engine 'ray' the moved vectors go to a new folder")
+    return sum(on_cluster(_move_file, list(enumerate(given.by_file())), (folder.resolve(), found)))
+
+
+def _move_file(part: tuple[int, VectorInput], shared: tuple[Path, VectorMap]) -> int:
+    torch.set_num_threads(1)  # of a worker's processor
+    (number, given), (folder, found) = part, shared
+    return move_vectors(given, folder / f"part-{number:05}.parquet", found)
