@@ -44,10 +44,21 @@ AUGMENTATIONS = [
     ["autoaugment:128", "cutout:6"],
     ["crop:4", "flip", "jitter:0.247", "autoaugment", "cutout:4,128"],
 ]
-OPTIONS: list[dict[str, Any]] = [
-    {"method.refine": True},
-    {"optimisation.next.optimiser": "adam", "optimisation.next.clip": None},
-    {"diagnostics": True},
+OPTIONS: list[tuple[str, dict[str, Any]]] = [
+    ("gatf", {"method.refine": True, "method.anchor.final_refresh": True}),
+    ("gatf", {"method.refine": True, "method.anchor.kind": "none", "method.covariance": "lowrank"}),
+    ("gatf", {"method.anchor.kind": "identity", "method.top_aware": False}),
+    ("gatf", {"optimisation.next.optimiser": "adam", "optimisation.next.clip": None}),
+    ("gatf", {"diagnostics": True}),
+    ("adagauss", {"method.adapter": "residual", "method.readout_shrink": 0.1, "method.rda_mixture": 0.5}),
+    ("lwf", {"method.head": "cosine", "method.train_old_heads": True}),
+    ("lwf", {"method.kd_groups": "per_task", "method.warmup_epochs": 1, "method.readout": "ncm"}),
+    ("pass", {"method.radius": "running", "method.proto_aug_view": True}),
+    ("efc", {"method.fill_batch": True, "method.stats_transform": "test"}),
+    ("fetril", {"method.task0_rotation": True}),
+    ("fecam", {"method.task0_rotation": True, "method.covariance": "common"}),
+    ("joint", {"scenario.tasks": 2, "scenario.domains": ["original", "fog"]}),
+    ("finetune", {"backbone.batch_norm": "fixed", "optimisation.first.warmup": 0.1}),
 ]
 
 
@@ -68,8 +79,9 @@ def compared() -> list[dict[str, Any]]:
     for steps in AUGMENTATIONS:
         settings = COLOURED | {"data.augment": steps, "scenario.tasks": 2}
         cases.append({"name": " ".join(steps), "method": "finetune", "recipe": "glyphs", "settings": settings})
-    for option in OPTIONS:
-        cases.append({"name": f"gatf {option}", "method": "gatf", "settings": SMALL_FEATURES | option})
+    for method, options in OPTIONS:
+        settings = SETTINGS.get(method, {}) | options
+        cases.append({"name": f"{method} {options}", "method": method, "settings": settings})
     return cases
 
 
