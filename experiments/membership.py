@@ -36,7 +36,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "optimisation.first.epochs": 20, "optimisation.next.epochs": 15,
     },
 }  # fmt: skip
-NOISE = {"method.noise_epsilon": 8.0, "method.noise_clip": 4.0}
+NOISE = {"method.noise.epsilon": 8.0, "method.noise.clip": 4.0}
 
 
 def auc(members: np.ndarray, others: np.ndarray) -> float:
@@ -81,7 +81,7 @@ def measure(data: str, images: int, noise: bool) -> list[dict[str, Any]]:
     rows = []
     for what, seen in inside.items():
         low, high = interval(seen, outside[what])
-        added = f", noise ε = {NOISE['method.noise_epsilon']:g}" if noise else ""
+        added = f", noise ε = {NOISE['method.noise.epsilon']:g}" if noise else ""
         row = {"data": data, "what": what + added, "classes": len(experiment.scenario.order), "images": images}
         rows.append({**row, "auc": auc(seen, outside[what]), "low": low, "high": high, "accuracy": accuracy})
     return rows

@@ -50,6 +50,26 @@ def test_the_preset_release_became_a_method(read: Any) -> None:
     assert (config.name, config.cycle, config.anchor.ridge, config.matched_noise) == ("gatf-release", 1.5, 0.05, False)
 
 
+@pytest.mark.parametrize("method", ["gatf", "gatf-release", "adagauss", "bicyc"])
+def test_settings_that_belong_together_became_sections(method: str) -> None:
+    old = {
+        "covariance": "lowrank", "covariance_rank": 4, "expansion": 16, "rda_mixture": 0.5, "rda_shrinkage": 0.1,
+        "noise_epsilon": 2.0, "noise_delta": 1e-6, "noise_clip": 3.0,
+    }  # fmt: skip
+    given = {f"method.{name}": value for name, value in old.items()}
+    for config in (validated(saved(old | {"name": method})), load_config("digits", method=method, overrides=given)):
+        found = config.method.model_dump()
+        assert found["covariance"] == {"kind": "lowrank", "rank": 4}
+        assert found["rda"] == {"mixture": 0.5, "shrinkage": 0.1}
+        assert found["noise"] == {"epsilon": 2.0, "delta": 1e-6, "clip": 3.0}
+        assert found["map"]["expansion"] == 16
+
+
+def test_the_rates_of_the_maps_became_a_section() -> None:
+    config = validated(saved(OLD_GATF | {"map_lr": 0.05, "map_weight_decay": 1e-4}))
+    assert config.method.map.model_dump() == {"expansion": 32, "lr": 0.05, "weight_decay": 1e-4}
+
+
 def test_a_recipe_that_chooses_the_preset_release() -> None:
     chosen = load_config({"data": {"name": "digits"}, "method": {"name": "gatf", "preset": "release"}})
     assert chosen == load_config({"data": {"name": "digits"}, "method": "gatf-release"})

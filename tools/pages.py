@@ -565,7 +565,7 @@ def curves() -> dict[str, dict[str, dict[str, Record]]]:
 
 def covariances() -> str:
     rows = []
-    offered = get_args(CovarianceConfig.model_fields["covariance"].annotation)
+    offered = get_args(CovarianceConfig.model_fields["kind"].annotation)
     for data, kinds in read(BENCHMARKS, "covariance")["results"].items():
         for kind, row in ((kind, row) for kind, row in kinds.items() if kind in offered):
             cells = [mean_std(row[name]["values"]) for name in ("a_last", "a_inc")]

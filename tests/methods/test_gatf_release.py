@@ -14,6 +14,7 @@ from gatf.experiment import Experiment, start
 from gatf.methods.gatf_release import perturbation_terms
 from gatf.methods.parts.anchor import AnchorConfig, RunningAnchorConfig
 from gatf.methods.parts.losses import task_batch
+from gatf.methods.parts.mapped import TrainedMapConfig
 from gatf.nets.mlp import dead_residual
 
 Tiny = Callable[..., RunConfig]
@@ -39,7 +40,7 @@ def test_the_method_starts_with_a_dead_residual(tiny_config: Tiny) -> None:
     assert all(parameter.abs().max() == 0 for parameter in experiment.method.residual.parameters())
 
 
-@pytest.mark.parametrize("settings", [{}, {"method.perturb": 0.5, "method.map_lr": 0.05}, {"method.refine": True}])
+@pytest.mark.parametrize("settings", [{}, {"method.perturb": 0.5, "method.map.lr": 0.05}, {"method.refine": True}])
 def test_every_variant_learns(tiny_config: Tiny, tmp_path: Path, settings: dict[str, object]) -> None:
     more = {f"optimisation.{stage}.epochs": 12 for stage in ("first", "next")} | {"checkpoint_every": None}
     summary = start(tiny_config("gatf-release", **{**more, **settings}), tmp_path / "run")
@@ -48,15 +49,14 @@ def test_every_variant_learns(tiny_config: Tiny, tmp_path: Path, settings: dict[
 
 EVERY_SCRIPT = {
     "matched_noise": False, "samples": None, "anchor": RunningAnchorConfig(ridge=0.01, refresh=10, ema=0.9),
-    "rotation": True, "expansion": 32, "adapter_lr": 0.01,
+    "rotation": True, "adapter_lr": 0.01,
 }  # fmt: skip
 USUAL = {
-    "topology": 5.0, "cycle": 2.0, "pairwise": 0.05, "refine": False, "perturb": 0.0, "map_lr": None,
-    "map_weight_decay": None,
+    "topology": 5.0, "cycle": 2.0, "pairwise": 0.05, "refine": False, "perturb": 0.0, "map": TrainedMapConfig(),
 }  # fmt: skip
 CUB = {
-    "topology": 0.5, "cycle": 0.5, "pairwise": 0.0, "refine": False, "perturb": 0.5, "map_lr": 0.05,
-    "map_weight_decay": 1e-4,
+    "topology": 0.5, "cycle": 0.5, "pairwise": 0.0, "refine": False, "perturb": 0.5,
+    "map": TrainedMapConfig(lr=0.05, weight_decay=1e-4),
 }  # fmt: skip
 SCRIPTS = {
     "cifar100-t10": USUAL, "cifar100-t20": USUAL, "imagenet100-t10": USUAL, "imagenet100-t20": USUAL,
@@ -91,7 +91,7 @@ class TestSettings:
         expected = {
             "preset": "paper", "anchor": AnchorConfig(), "refine": False,
         }  # fmt: skip
-        expected |= {name: SCRIPTS[recipe][name] for name in ("topology", "map_lr", "map_weight_decay")}
+        expected |= {name: SCRIPTS[recipe][name] for name in ("topology", "map")}
         assert {name: getattr(config.method, name) for name in expected} == expected
         assert (config.data.val_fraction, config.scenario.order) == (0.0, usual_order(recipe))
 

@@ -23,7 +23,7 @@ from gatf.methods.adagauss import AdaGaussConfig
 from gatf.methods.base import TaskInfo
 from gatf.methods.gatf import GATFConfig
 from gatf.methods.parts import memory as memory_module
-from gatf.methods.parts.memory import GaussianMemory
+from gatf.methods.parts.memory import CovarianceConfig, GaussianMemory
 from gatf.methods.parts.storage import Storage
 from gatf.model import file as model_file
 from gatf.model.onnx import Graph
@@ -34,7 +34,7 @@ Tiny = Callable[..., Any]
 
 
 def empty(kind: str, dim: int = 6, *, rank: int = 2, rule: str = "bayes", **more: Any) -> GaussianMemory:
-    config = GATFConfig(covariance=kind, covariance_rank=rank)  # type: ignore[arg-type]
+    config = GATFConfig(covariance=CovarianceConfig(kind=kind, rank=rank))  # type: ignore[arg-type]
     return GaussianMemory(dim, rule=rule, seed=0, storage=config.storage, **more)  # type: ignore[arg-type]
 
 
@@ -97,7 +97,7 @@ def test_no_class_at_all(kind: str) -> None:
 
 
 def test_a_rank_beyond_the_dimension_is_reported() -> None:
-    with pytest.raises(UserError, match=r"method\.covariance_rank is 9, but features have 6 dimensions"):
+    with pytest.raises(UserError, match=r"method\.covariance\.rank is 9, but features have 6 dimensions"):
         empty("lowrank", rank=9)
     assert len(empty("full", rank=9)) == 0
 
@@ -337,7 +337,7 @@ def test_given_rda_settings_are_not_chosen(tiny_config: Tiny) -> None:
         memory = filled("full", rule="rda", rda=reported)
         torch.testing.assert_close(memory.scores(features), readout.rda_readout(memory.get(), *used).scores(features))
     for method in ("gatf", "adagauss"):
-        config = tiny_config(method, **{"method.rda_mixture": 0.9, "method.rda_shrinkage": 0.2})
+        config = tiny_config(method, **{"method.rda.mixture": 0.9, "method.rda.shrinkage": 0.2})
         assert Experiment(config).method.memory.rda == (0.9, 0.2)
 
 
@@ -381,7 +381,7 @@ def test_a_model_that_chooses_comes_back_from_its_file(
 def test_methods_keep_what_their_settings_say(
     method: str, kind: str, tiny_config: Tiny, learn: Callable[..., Experiment]
 ) -> None:
-    config = tiny_config(method, **{"method.covariance": kind, "method.covariance_rank": 2})
+    config = tiny_config(method, **{"method.covariance.kind": kind, "method.covariance.rank": 2})
     done = learn(config, tasks=2).method
     known = done.stored()
     off = torch.linalg.matrix_norm(kept_of(kind, known.covs) - known.covs) / torch.linalg.matrix_norm(known.covs)
@@ -397,7 +397,7 @@ def test_methods_keep_what_their_settings_say(
 
 def test_the_default_is_the_whole_covariance() -> None:
     for config in (GATFConfig(), AdaGaussConfig()):
-        assert config.covariance == "full"
+        assert config.covariance.kind == "full"
         assert isinstance(config.storage(8), Storage)
 
 
@@ -408,7 +408,7 @@ def test_the_default_is_the_whole_covariance() -> None:
 def grown_compact(request: Any, tiny_classifier: Tiny, digit_images: Any) -> Any:
     """A classifier that learnt d0 … d2, then d1 again together with d3."""
     images, labels = digit_images
-    reported = {"method.samples": 100, "method.covariance": request.param, "method.covariance_rank": 2}
+    reported = {"method.samples": 100, "method.covariance.kind": request.param, "method.covariance.rank": 2}
     classifier = tiny_classifier(epochs=15, width=16, settings=reported)
     for names in (("d0", "d1", "d2"), ("d1", "d3")):
         chosen = np.isin(labels, names)
@@ -445,7 +445,10 @@ def test_a_file_with_other_sizes_is_refused(grown_compact: Any, tmp_path: Path) 
             model_file.load(tmp_path / "forged.gatf")
 
 
-@pytest.mark.parametrize("setting", [{"method.covariance": "full"}, {"method.covariance_rank": 3}])
+@pytest.mark.parametrize(
+    "setting",
+    [{"method.covariance.kind": "full"}, {"method.covariance": {"rank": 3}}, {"method.covariance_rank": 3}],
+)
 def test_the_kind_cannot_change_in_an_update(grown_compact: Any, digit_images: Any, setting: dict[str, Any]) -> None:
     again = IncrementalClassifier.from_model(grown_compact.model_, device="cpu").set_params(settings=setting)
     with pytest.raises(UserError, match="was fixed when the model was first fitted"):
@@ -470,7 +473,7 @@ def test_the_exported_graph_gives_the_methods_scores(grown_compact: Any, digit_i
 def test_noise_on_stored_moments_is_reported_and_stored(tmp_path: Path, tiny_config: Callable[..., RunConfig]) -> None:
     """With little noise (a large ε) the moments are those of clipped features, and nothing is longer than the norm."""
     small = {"scenario.stop_after": 1, "optimisation.first.epochs": 1, "data.max_per_class": 20}
-    noise = {"method.noise_epsilon": 100.0, "method.noise_clip": 0.5}
+    noise = {"method.noise.epsilon": 100.0, "method.noise.clip": 0.5}
     reported: list[Event] = []
     experiment = Experiment(tiny_config("adagauss", **small, **noise))
     (tmp_path / "checkpoints").mkdir()
@@ -485,6 +488,6 @@ def test_noise_is_refused_with_a_readout_that_uses_single_images(
 ) -> None:
     small = {"scenario.stop_after": 1, "optimisation.first.epochs": 1, "data.max_per_class": 20}
     (tmp_path / "checkpoints").mkdir()
-    config = tiny_config("gatf", **small, **{"method.noise_epsilon": 1.0, "method.readout": "rda"})
-    with pytest.raises(UserError, match=r"cannot be combined with method\.noise_epsilon"):
+    config = tiny_config("gatf", **small, **{"method.noise.epsilon": 1.0, "method.readout": "rda"})
+    with pytest.raises(UserError, match=r"cannot be combined with method\.noise\.epsilon"):
         Experiment(config).run(tmp_path, ())

@@ -12,6 +12,7 @@ from gatf.data.loader import TaskData
 from gatf.geometry import gaussians
 from gatf.methods.adagauss import AdaGauss, AdaGaussConfig
 from gatf.methods.parts import losses, mapped
+from gatf.methods.parts.mapped import MLPConfig
 from gatf.settings import OptimisationConfig, StageConfig
 
 SIZES = [2, 2, 2]
@@ -65,7 +66,7 @@ def case(recorded: Callable[..., dict[str, Tensor]]) -> dict[str, Tensor]:
 def run(case: dict[str, Tensor], bottleneck_net: Any, toy_tasks: Any, traced_training: Any, recorded: Any) -> Any:
     """All images of a task in one batch, a quarter of it loaded at task 0, where each image is turned four times."""
     stage = StageConfig(epochs=100, batch_size=96, lr=0.02)
-    config = AdaGaussConfig(expansion=3, samples=24, matched_noise=False)
+    config = AdaGaussConfig(map=MLPConfig(expansion=3), samples=24, matched_noise=False)
     net = bottleneck_net(recorded("adagauss", "input/net/"))
     method = AdaGauss(config, net, OptimisationConfig(first=stage, next=stage.model_copy(update={"lr": 0.002})), 0)
     tasks = toy_tasks(case["input/images"], case["input/labels"], SIZES)

@@ -12,6 +12,7 @@ from gatf.geometry import gaussians
 from gatf.geometry.gaussians import Gaussians
 from gatf.methods.base import TaskInfo
 from gatf.methods.bicyc import BiCyc, BiCycConfig
+from gatf.methods.parts.mapped import MLPConfig
 from gatf.settings import OptimisationConfig, StageConfig
 
 EXACT = {"rtol": 1e-9, "atol": 1e-10}
@@ -26,7 +27,7 @@ def trained(
     """The recorded second task again, by this package's code."""
     case = recorded("bicyc", "input/")
     stage = StageConfig(epochs=20, batch_size=48, lr=0.002)
-    config = BiCycConfig(expansion=3, samples=24, matched_noise=False)
+    config = BiCycConfig(map=MLPConfig(expansion=3), samples=24, matched_noise=False)
     method = BiCyc(config, bottleneck_net(recorded("bicyc", "input/net/")), OptimisationConfig(next=stage), 0)
     data = toy_tasks(case["images"], case["labels"], [2, 2])[1]
     method.begin_task(TaskInfo(1, 2, 2, len(data)))

@@ -11,6 +11,7 @@ from gatf.data.loader import TaskData
 from gatf.geometry import gaussians
 from gatf.methods.gatf_release import GATFRelease, GATFReleaseConfig
 from gatf.methods.parts.anchor import RunningAnchorConfig
+from gatf.methods.parts.mapped import TrainedMapConfig
 from gatf.settings import OptimisationConfig, StageConfig
 
 FLOAT64 = {"rtol": 1e-8, "atol": 1e-9}
@@ -23,7 +24,8 @@ SCRIPTS: dict[str, dict[str, Any]] = {
     "cifar": {},
     "refined": {"cycle": 0.0, "refine": True},
     "cub": {
-        "topology": 0.5, "cycle": 0.5, "pairwise": 0.0, "perturb": 0.5, "map_lr": 0.005, "map_weight_decay": 1e-4,
+        "topology": 0.5, "cycle": 0.5, "pairwise": 0.0, "perturb": 0.5,
+        "map": TrainedMapConfig(expansion=3, lr=0.005, weight_decay=1e-4),
     },
 }  # fmt: skip
 """What each differs in from the preset."""
@@ -85,8 +87,9 @@ def runs(recorded: Any, bottleneck_net: Any, toy_tasks: Any, traced_training: An
     def run(script: str) -> Run:
         if script not in done:
             config = GATFReleaseConfig(
-                anchor=RunningAnchorConfig(ridge=RIDGE), expansion=3, samples=24, **SCRIPTS[script]
-            )
+                anchor=RunningAnchorConfig(ridge=RIDGE), samples=24,
+                **{"map": TrainedMapConfig(expansion=3)} | SCRIPTS[script],
+            )  # fmt: skip
             method = GATFRelease(config, bottleneck_net(recorded("gatf", "input/net/")), optimisation, 0)
             tasks = toy_tasks(shared["images"], shared["labels"], [2, 2, 2] if script == "cifar" else [2, 2])
             done[script] = Run(recorded("gatf", f"{script}/"), method, tasks, traced_training)

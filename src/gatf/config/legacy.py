@@ -14,11 +14,22 @@ GATF, RELEASE = "gatf", "gatf-release"
 ANY = object()
 """Every value of the retired setting was without effect, given the others."""
 
+GAUSSIANS = {
+    "covariance": "covariance.kind", "covariance_rank": "covariance.rank", "expansion": "map.expansion",
+    "rda_mixture": "rda.mixture", "rda_shrinkage": "rda.shrinkage",
+    "noise_epsilon": "noise.epsilon", "noise_delta": "noise.delta", "noise_clip": "noise.clip",
+}  # fmt: skip
+ANCHORED = GAUSSIANS | {
+    "anchor": "anchor.kind", "ridge": "anchor.ridge", "refresh": "anchor.refresh", "ema": "anchor.ema",
+    "map_lr": "map.lr", "map_weight_decay": "map.weight_decay",
+}  # fmt: skip
 MOVED: dict[str, dict[str, str]] = {
-    GATF: {name: f"anchor.{name}" for name in ("ridge", "refresh", "ema", "final_refresh")},
-    RELEASE: {name: f"anchor.{name}" for name in ("ridge", "refresh", "ema")},
+    GATF: ANCHORED | {"final_refresh": "anchor.final_refresh"},
+    RELEASE: ANCHORED,
+    "adagauss": GAUSSIANS,
+    "bicyc": GAUSSIANS,
 }
-"""Settings of a method by the name they had, and the path they have now."""
+"""Settings of a method by the name they had, and the path they have now. Words became sections."""
 
 RETIRED: dict[str, dict[str, Any]] = {
     GATF: {
@@ -63,7 +74,7 @@ def current_path(path: str, method: str) -> str:
     section, _, name = path.partition(".")
     if section != "method" or method not in MOVED:
         return path
-    return "method.anchor.kind" if name == "anchor" else f"method.{MOVED[method].get(name, name)}"
+    return f"method.{MOVED[method].get(name, name)}"
 
 
 def current(values: Mapping[str, Any], method: str | None = None) -> dict[str, Any]:
@@ -104,19 +115,18 @@ def current_recipe(recipe: Mapping[str, Any]) -> dict[str, Any]:
 
 def _method_section(section: Mapping[str, Any], name: str | None) -> dict[str, Any]:
     shipped = _shipped(name)
-    if shipped not in RETIRED:
+    if shipped not in RETIRED and shipped not in MOVED:
         return dict(section)
     if shipped == GATF and section.get("preset") == "release":
         raise UserError("the preset 'release' of gatf is a method of its own now: use --method gatf-release")
     found = dict(section)
-    if isinstance(found.get("anchor"), str) and shipped in MOVED:
-        kind = found.pop("anchor")
-        found |= {"anchor": {"kind": kind}} if shipped == GATF else {}
+    if shipped == RELEASE and isinstance(found.get("anchor"), str):
+        del found["anchor"]  # it has one kind
     if shipped == GATF and found.get("aga") is False:
         del found["aga"]
         found = deep_merge(found, {"anchor": {"kind": "none"}})
     for old, path in MOVED.get(shipped, {}).items():
-        if old in found:
+        if old in found and not isinstance(found[old], Mapping):
             part, _, leaf = path.partition(".")
             found = deep_merge({part: {leaf: found.pop(old)}}, found)  # a value under the new name wins
     if isinstance(base := found.get("base"), Mapping) and base.get("name") == "lwf":
@@ -125,7 +135,7 @@ def _method_section(section: Mapping[str, Any], name: str | None) -> dict[str, A
 
 
 def _without_retired(section: Mapping[str, Any], table: str, prefix: str) -> dict[str, Any]:
-    retired = RETIRED[table]
+    retired = RETIRED.get(table, {})
     for name, unused in retired.items():
         if name in section and unused is not ANY and section[name] != unused:
             more = ": method gatf-release has it" if table == GATF and name in ONLY_IN_RELEASE else "; remove it"

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gatf.config import RunConfig, load_config, untrusted_parts
+from gatf.config.legacy import current_path
 from gatf.data.decode import SMALL
 from gatf.data.inputs import ImageInput
 from gatf.errors import UserError
@@ -14,7 +15,7 @@ from gatf.methods import method_class
 from gatf.methods.parts.closed_form import ClosedForm
 from gatf.nets.pretrained import install_line, packaged_weights
 from gatf.plugins import TRUST
-from gatf.settings import LITE0, LITES, PACKAGE, VECTORS, StageConfig
+from gatf.settings import LITE0, LITES, PACKAGE, VECTORS, StageConfig, flat
 from gatf.training.precision import chosen
 
 SMALLEST_VIEW, LARGEST_VIEW = 128, 224
@@ -35,8 +36,8 @@ TINY_SIDE = 16
 ANCHORS_PER_UPDATE = 30
 """How often GATF estimates its anchor during an update."""
 FIXED = (
-    "method.name", "method.preset", "method.readout", "method.covariance", "method.covariance_rank",
-    "method.distillation", "method.projections", "method.gamma", "method.unit_features",
+    "method.name", "method.preset", "method.readout", "method.covariance.kind",
+    "method.covariance.rank", "method.distillation", "method.projections", "method.gamma", "method.unit_features",
 )  # fmt: skip
 """Settings that fix the structure of a model, in addition to the sections backbone and scenario."""
 
@@ -115,7 +116,8 @@ def next_config(config: RunConfig, *, images: int, overrides: Mapping[str, Any])
     """
     _check_method(config.method.name)
     base = config.model_dump(mode="json")
-    for path, value in overrides.items():
+    for path, value in flat(overrides).items():
+        path = current_path(path, config.method.name)
         fixed = path.split(".")[0] in ("backbone", "scenario") or path in FIXED
         if fixed and value != _at(base, path):
             raise UserError(f"'{path}' was fixed when the model was first fitted and cannot change in an update")

@@ -42,7 +42,7 @@ class AdaGauss(MappedGaussians[AdaGaussConfig]):
             self.adapter = self.make_mlp("old to new", task)
             if self.config.adapter == "residual":
                 self.adapter = self.make(
-                    lambda: zero_residual(self.feature_dim, self.config.expansion), "residual", task.index
+                    lambda: zero_residual(self.feature_dim, self.config.map.expansion), "residual", task.index
                 )
 
     def map(self, old: Tensor) -> Tensor:

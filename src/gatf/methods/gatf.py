@@ -84,7 +84,7 @@ class GATF(AnchoredMap[GATFConfig]):
     def build_residual(self) -> nn.Module:
         """g, which starts at zero on an anchor and takes its place without one."""
         build = feature_mlp if self.anchor_settings() is None else zero_residual
-        return build(self.feature_dim, self.config.expansion)
+        return build(self.feature_dim, self.config.map.expansion)
 
     def trained_maps(self) -> dict[str, nn.Module]:
         return {"distiller": self.distiller} | ({"residual": self.residual} if self.config.top_aware else {})

@@ -107,7 +107,7 @@ class GATFRelease(AnchoredMap[GATFReleaseConfig]):
         return anchor.fit_anchor(pairs, self.config.anchor.ridge, kind="ridge")
 
     def build_residual(self) -> nn.Module:
-        return dead_residual(self.feature_dim, self.config.expansion)
+        return dead_residual(self.feature_dim, self.config.map.expansion)
 
     def trained_maps(self) -> dict[str, nn.Module]:
         return {"distiller": self.distiller, "residual": self.residual}

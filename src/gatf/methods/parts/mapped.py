@@ -18,13 +18,29 @@ from gatf.methods.parts.anchor import RunningAnchor, RunningAnchorConfig, drift_
 from gatf.methods.parts.extraction import frozen_features
 from gatf.methods.parts.gaussian import GaussianMethod
 from gatf.methods.parts.losses import anti_collapse, check_batches, has_covariance
-from gatf.methods.parts.memory import CovarianceConfig, GaussianMemory, Rule
+from gatf.methods.parts.memory import GaussianMemory, GaussiansConfig, Rule
 from gatf.nets.folding import folded
 from gatf.nets.mlp import feature_mlp
-from gatf.settings import AffectsLaterTasksOnly, AffectsReadoutOnly, NotNegative, Positive, StageConfig
+from gatf.settings import AffectsLaterTasksOnly, AffectsReadoutOnly, NotNegative, Positive, StageConfig, Strict
 
 
-class MapConfig(CovarianceConfig):
+class MLPConfig(Strict):
+    """The MLPs between feature spaces."""
+
+    expansion: PositiveInt = 32
+    """Hidden units of the MLPs between feature spaces, as a multiple of S."""
+
+
+class TrainedMapConfig(MLPConfig):
+    """Residual and distiller, which are trained with the backbone."""
+
+    lr: Positive | None = None
+    """Learning rate of residual and distiller. Default: the stage's."""
+    weight_decay: NotNegative | None = None
+    """Weight decay of residual and distiller. Default: the stage's."""
+
+
+class MapConfig(GaussiansConfig):
     """Transported Gaussians: the settings that AdaGauss, BiCyc and GATF share."""
 
     anti_collapse: NotNegative = 1.0
@@ -33,8 +49,8 @@ class MapConfig(CovarianceConfig):
     """Upper limit β of the anti-collapse loss."""
     rotation: bool = True
     """Train four rotations of every class as four classes at task 0."""
-    expansion: AffectsLaterTasksOnly[PositiveInt] = 32
-    """Hidden units of the MLPs between feature spaces, as a multiple of S."""
+    map: AffectsLaterTasksOnly[MLPConfig] = MLPConfig()
+    """The MLPs between feature spaces."""
     adapter_lr: AffectsReadoutOnly[Positive] = 0.01
     """Learning rate of the stage that fits the map on frozen features."""
     readout: AffectsReadoutOnly[Rule] = "bayes"
@@ -94,7 +110,7 @@ class MappedGaussians(GaussianMethod[MapConfigT], ABC):
 
     def make_mlp(self, name: str, task: TaskInfo) -> nn.Module:
         """An MLP between feature spaces, as AdaGauss has it."""
-        return self.make(lambda: feature_mlp(self.feature_dim, self.config.expansion), name, task.index)
+        return self.make(lambda: feature_mlp(self.feature_dim, self.config.map.expansion), name, task.index)
 
     def rotates(self, task: TaskInfo) -> bool:
         return self.config.rotation and task.index == 0
@@ -161,11 +177,12 @@ class MappedGaussians(GaussianMethod[MapConfigT], ABC):
 
     def learn_classes(self, data: TaskData) -> None:
         """Estimate the Gaussians of the task's new classes, with noise if the config asks for it."""
-        noise = self.config.noise()
-        self.memory.learn(self.backbone, data, noise=noise)
-        if noise is not None:
-            epsilon, delta, norm = noise
-            self.note("privacy", epsilon=epsilon, delta=delta, clip=norm)
+        noise = self.config.noise
+        if noise.epsilon is None:
+            self.memory.learn(self.backbone, data)
+        else:
+            self.memory.learn(self.backbone, data, noise=(noise.epsilon, noise.delta, noise.clip))
+            self.note("privacy", epsilon=noise.epsilon, delta=noise.delta, clip=noise.clip)
 
     def transported(self, old: Tensor, phase: str) -> Tensor | None:
         return self.map(old)
@@ -184,10 +201,8 @@ class AnchoredConfig(MapConfig):
     """Weight λ_top of the forward and the backward term."""
     refine: AffectsReadoutOnly[bool] = False
     """After training, fit the map further on frozen features, as AdaGauss fits its adapter."""
-    map_lr: AffectsLaterTasksOnly[Positive | None] = None
-    """Learning rate of residual and distiller. Default: the stage's."""
-    map_weight_decay: AffectsLaterTasksOnly[NotNegative | None] = None
-    """Weight decay of residual and distiller. Default: the stage's."""
+    map: AffectsLaterTasksOnly[TrainedMapConfig] = TrainedMapConfig()
+    """Residual and distiller."""
 
 
 AnchoredConfigT = TypeVar("AnchoredConfigT", bound=AnchoredConfig, covariant=True)
@@ -234,7 +249,7 @@ class AnchoredMap(MappedGaussians[AnchoredConfigT], ABC):
     def phases(self, task: TaskInfo) -> list[Phase]:
         training, *refinement = super().phases(task)
         if task.index > 0:
-            own = {"lr": self.config.map_lr, "weight_decay": self.config.map_weight_decay}
+            own = {"lr": self.config.map.lr, "weight_decay": self.config.map.weight_decay}
             training.groups[-1] |= {name: value for name, value in own.items() if value is not None}
             training.on_epoch_start = self._refresh
             training.follows = {} if self.anchor is None else {"anchor": self.anchor}

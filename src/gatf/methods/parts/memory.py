@@ -23,7 +23,7 @@ from gatf.methods.base import TaskData
 from gatf.methods.parts.extraction import Growing, of_all_processes, own_features
 from gatf.methods.parts.storage import Kept, Storage
 from gatf.seeding import generator
-from gatf.settings import AffectsReadoutOnly, Fraction, MethodConfig, Positive
+from gatf.settings import AffectsReadoutOnly, Fraction, MethodConfig, Positive, Strict
 
 RULES = ("bayes", "mahalanobis", "nmc", "rda")
 
@@ -57,36 +57,49 @@ CHUNK_ELEMENTS = 2**21
 """Float64 elements of the matrices [classes, S, S] that are transported at once (16 MB)."""
 
 
-class CovarianceConfig(MethodConfig):
+class CovarianceConfig(Strict):
+    """Stored class covariances."""
+
+    kind: Literal["full", "lowrank"] = "full"
+    """Store the whole matrix, or a few directions and the variances: with S = 64, 8 576 or 2 560 bytes per class."""
+    rank: PositiveInt = 8
+    """Directions per class that `lowrank` stores."""
+
+
+class RDAConfig(Strict):
+    """Regularised discriminant analysis, the readout `rda`."""
+
+    mixture: Fraction | None = None
+    """For `readout=rda`: weight of the mean covariance in each class covariance. Default: chosen on held-out images."""
+    shrinkage: Fraction | None = None
+    """Weight of the scaled identity in the mixed covariance. Default: chosen as above."""
+
+
+class NoiseConfig(Strict):
+    """The Gaussian mechanism on stored class moments (docs/privacy.md)."""
+
+    epsilon: Annotated[float, Field(gt=0.0, le=100.0)] | None = None
+    """ε of the Gaussian noise on stored moments; null: no noise. It protects the moments, not the network."""
+    delta: Annotated[float, Field(gt=0.0, lt=1.0)] = 1e-5
+    """δ of the noise."""
+    clip: Positive = 1.0
+    """Clipping norm: longer features are scaled to it before their moments are computed."""
+
+
+class GaussiansConfig(MethodConfig):
     """Class Gaussians: how they are stored, transported and protected."""
 
-    covariance: AffectsReadoutOnly[Literal["full", "lowrank"]] = "full"
-    """Stored class covariances: the whole matrix, or a few directions and the variances. With S = 64 that takes 8 576
-    or 2 560 bytes per class."""
-    covariance_rank: AffectsReadoutOnly[PositiveInt] = 8
-    """Directions per class that `covariance=lowrank` stores."""
+    covariance: AffectsReadoutOnly[CovarianceConfig] = CovarianceConfig()
+    """How class covariances are stored."""
     samples: AffectsReadoutOnly[PositiveInt | None] = None
     """Samples per Gaussian that transport it. Default: 10 000; with `matched_noise` 16 per feature dimension, or 4 or 8
     with more than 256 classes if that changes covariances by less than 2 %."""
     matched_noise: AffectsReadoutOnly[bool] = True
     """Draw samples in mirrored pairs with exact mean and covariance: an affine map adds no sampling error."""
-
-    rda_mixture: AffectsReadoutOnly[Fraction | None] = None
-    """For `readout=rda`: weight of the mean covariance in each class covariance. Default: chosen on held-out images."""
-    rda_shrinkage: AffectsReadoutOnly[Fraction | None] = None
-    """For `readout=rda`: weight of the scaled identity in the mixed covariance. Default: chosen as above."""
-
-    noise_epsilon: AffectsReadoutOnly[Annotated[float, Field(gt=0.0, le=100.0)] | None] = None
-    """ε of the Gaussian noise on stored class moments (docs/privacy.md); null: no noise. It protects the moments, not
-    the network."""
-    noise_delta: AffectsReadoutOnly[Annotated[float, Field(gt=0.0, lt=1.0)]] = 1e-5
-    """δ of the noise."""
-    noise_clip: AffectsReadoutOnly[Positive] = 1.0
-    """Clipping norm: longer features are scaled to it before their moments are computed."""
-
-    def noise(self) -> tuple[float, float, float] | None:
-        """ε, δ and clipping norm of the noise on stored moments, if there is any."""
-        return None if self.noise_epsilon is None else (self.noise_epsilon, self.noise_delta, self.noise_clip)
+    rda: AffectsReadoutOnly[RDAConfig] = RDAConfig()
+    """Regularised discriminant analysis, for `readout=rda`."""
+    noise: AffectsReadoutOnly[NoiseConfig] = NoiseConfig()
+    """Noise on stored moments."""
 
     def draws(self, dim: int) -> int:
         """Points drawn from each Gaussian of S = `dim` dimensions."""
@@ -101,7 +114,7 @@ class CovarianceConfig(MethodConfig):
 
     def storage(self, dim: int) -> Storage:
         """What keeps covariances of S = `dim` dimensions that way."""
-        return Storage(dim, self.covariance_rank if self.covariance == "lowrank" else None)
+        return Storage(dim, self.covariance.rank if self.covariance.kind == "lowrank" else None)
 
 
 class GaussianMemory(Growing):
@@ -125,9 +138,9 @@ class GaussianMemory(Growing):
         self._readout: Readout | None = None
 
     @classmethod
-    def of(cls, config: CovarianceConfig, dim: int, *, rule: Rule, seed: int) -> Self:
+    def of(cls, config: GaussiansConfig, dim: int, *, rule: Rule, seed: int) -> Self:
         """An empty memory with the storage and the discriminant analysis of a config."""
-        rda = (config.rda_mixture, config.rda_shrinkage)
+        rda = (config.rda.mixture, config.rda.shrinkage)
         return cls(dim, rule=rule, seed=seed, storage=config.storage, rda=rda)
 
     def __len__(self) -> int:
@@ -174,7 +187,7 @@ class GaussianMemory(Growing):
         if noise is not None:
             if self.rule == "rda":
                 raise UserError(
-                    "method.readout=rda uses single images, so it cannot be combined with method.noise_epsilon"
+                    "method.readout=rda uses single images, so it cannot be combined with method.noise.epsilon"
                 )
             features = privacy.clipped(features, noise[2])
 

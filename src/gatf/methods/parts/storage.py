@@ -21,8 +21,8 @@ class Storage:
     def __init__(self, dim: int, rank: int | None = None) -> None:
         if rank is not None and rank > dim:
             raise UserError(
-                f"method.covariance_rank is {rank}, but features have {dim} dimensions: lower it, or keep all with "
-                "method.covariance=full"
+                f"method.covariance.rank is {rank}, but features have {dim} dimensions: lower it, or keep all with "
+                "method.covariance.kind=full"
             )
         self.dim, self.rank = dim, rank
 
