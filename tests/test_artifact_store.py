@@ -416,6 +416,14 @@ def test_a_linked_model_is_updated_in_place_under_one_lock(store: Store, grown: 
     assert {file.name for file in link.parent.iterdir()} == {"link.gatf"}
 
 
+def test_a_link_that_leads_to_itself_is_one_sentence(tmp_path: Path) -> None:
+    for name, target in (("a", "b"), ("b", "a"), ("c", "c")):
+        (tmp_path / name).symlink_to(target)
+    for name in "abc":
+        with pytest.raises(UserError, match="leads to itself"):
+            Store(tmp_path / name)
+
+
 def test_what_is_no_file_is_one_sentence(tmp_path: Path) -> None:
     from gatf.data.inputs import read_images
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from gatf.errors import CannotWrite
+from gatf.errors import CannotWrite, UserError
 
 
 @contextmanager
@@ -55,7 +55,10 @@ def _keep_access(source: Path, target: Path) -> None:
 
 def resolved(path: Path) -> Path:
     """The target of a symbolic link; other paths are returned unchanged."""
-    return path.resolve() if path.is_symlink() else path
+    target = Path(os.path.realpath(path)) if path.is_symlink() else path
+    if target.is_symlink():
+        raise UserError(f"{path} is a symbolic link that leads to itself")
+    return target
 
 
 def is_special(path: Path) -> bool:
