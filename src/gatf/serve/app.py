@@ -165,16 +165,17 @@ async def _images(request: Request, studio: Studio) -> list[bytes] | schemas.Pre
             return sink.images
         case "application/json":
             body = await request.body()
-            if b'"vectors"' in body:
-                studio.live.served().check_takes_vectors()
             return await studio.decoders.requests.once(
-                client_of(request.scope), len(body), lambda: _images_in_json(body, studio.limits)
+                client_of(request.scope), len(body), lambda: _images_in_json(body, studio)
             )
     raise _unsupported()
 
 
-def _images_in_json(body: bytes, limits: Limits) -> list[bytes] | schemas.PredictBody:
-    most = limits.vector_numbers if b'"vectors"' in body else limits.images
+def _images_in_json(body: bytes, studio: Studio) -> list[bytes] | schemas.PredictBody:
+    limits, most = studio.limits, studio.limits.images
+    if b'"vectors"' in body:
+        studio.live.served().check_takes_vectors()
+        most = limits.vector_numbers
     parsed: schemas.PredictBody = _parse(body, schemas.PredictBody, most)
     if bool(parsed.images) == bool(parsed.vectors):
         raise not_understood("give 'images', or for a model of vectors 'vectors'")

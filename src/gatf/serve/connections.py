@@ -16,9 +16,9 @@ from gatf.serve.limits import Limits
 RESERVED_DESCRIPTORS = 128
 """File descriptors for everything but connections."""
 MESSAGES, MINUTE = 10, 60.0
-PIECE, TURN = 4096, 0.002
-"""Bytes that are parsed at once, and seconds after which it is the turn of another client: parsing chunks or headers of
-a few bytes takes a thousand times as long as receiving them."""
+PIECE, BODY_PIECE, TURN = 4096, 65536, 0.002
+"""Bytes that are parsed at once, also of a body of known length, and seconds after which it is the turn of another
+client: parsing chunks or headers of a few bytes takes a thousand times as long as receiving them."""
 
 
 class Turns:
@@ -105,8 +105,9 @@ def protocol(limits: Limits) -> type[H11Protocol]:
         def _parse(self) -> None:
             end = time.monotonic() + TURN
             while self._received and not self.transport.is_closing():
-                piece = bytes(self._received[:PIECE])
-                del self._received[:PIECE]
+                size = max(PIECE, min(BODY_PIECE, getattr(self.conn._reader, "_remaining", 0)))
+                piece = bytes(self._received[:size])
+                del self._received[:size]
                 super().data_received(piece)
                 if self._received and time.monotonic() > end:
                     turns.add(self.host, self._parse)
