@@ -162,6 +162,7 @@ def test_command_upgrades_writes_the_map_and_rolls_back(shop, world):
     found = run("upgrade", shop, shop.parent / "pairs.npz", "--encoder", "b@1")
     assert found.exit_code == 0, found.output
     assert "360 pairs" in found.output
+    assert "Probabilities were recalibrated on the pairs" in found.output
     _, new, labels = world.items(40)
     assert EmbeddingClassifier.load(shop).score(new, labels) > 0.9
     assert load_map(shop).affine.weight.shape == (NEW, OLD)

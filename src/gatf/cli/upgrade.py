@@ -41,11 +41,11 @@ def upgrade(
     if pairs is None and vectors is None:
         raise UserError("give PAIRS to upgrade the model, or --vectors and --out to move stored vectors")
     if pairs is not None:
-        _, record, place = upgrade_model_file(
+        updated, _, place = upgrade_model_file(
             model, pairs, backbone=backbone, encoder=encoder, labelled=labelled, image_size=image_size,
             max_loss=max_loss, force=force, keep=keep, vectors=vectors,
         )  # fmt: skip
-        say(str(record))
+        say(str(updated.history[-1]))
         say(f"{model}: upgraded; {place} has the map of vectors; gatf rollback {model} undoes it")
     if vectors is not None and out is not None:
         found = load_map(model)
