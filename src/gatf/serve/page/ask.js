@@ -1,7 +1,7 @@
 // Ask: classify an image and explain the prediction.
 
 import { post } from "./api.js";
-import { $, acceptDrops, isPicture, make, percent, sharpIfSmall } from "./dom.js";
+import { $, acceptDrops, breakable, isPicture, make, percent, sharpIfSmall } from "./dom.js";
 
 const KEPT_ANSWERS = 6;
 const RATES = [0.01, 0.02, 0.05, 0.1, 0.2];
@@ -95,7 +95,7 @@ function card(answer, file) {
   const name = answer.unknown ? "unknown" : String(answer.label);
   const image = make("img", { src: URL.createObjectURL(file), alt: `Image classified as ${name}`, onload: sharpIfSmall });
   const bars = answer.top.map(item => make("li", {},
-    make("span", { class: "name" }, String(item.label)),
+    make("span", { class: "name" }, ...breakable(String(item.label))),
     make("meter", { min: 0, max: 1, value: item.probability, "aria-label": `probability of ${item.label}` }),
     make("span", { class: "value" }, percent(item.probability)),
   ));
@@ -106,12 +106,12 @@ function card(answer, file) {
       ? make("p", { class: "badge", title: "The transport error that was measured at the last update cannot have changed this prediction. It can still be wrong." }, "unaffected by transport error")
       : make("p", { class: "badge", title: "The transport error of older classes may have changed this prediction." }, "transport error may matter"));
   }
-  const parts = [make("div", { class: "asked" }, image), make("div", { class: "said" }, make("h2", {}, name), ...words, make("ol", { class: "bars" }, ...bars))];
+  const parts = [make("div", { class: "asked" }, image), make("div", { class: "said" }, make("h2", {}, ...breakable(name)), ...words, make("ol", { class: "bars" }, ...bars))];
   if (answer.why) {
     const nearest = answer.why.nearest;
     const far = Math.max(...nearest.map(item => item.distance));
     parts.push(make("div", { class: "why" }, make("h3", {}, "Nearest classes"), make("ol", { class: "bars" }, ...nearest.map(item => make("li", {},
-      make("span", { class: "name" }, String(item.label)),
+      make("span", { class: "name" }, ...breakable(String(item.label))),
       make("meter", { min: 0, max: far, value: item.distance, "aria-label": `distance to ${item.label}` }),
       make("span", { class: "value" }, item.distance.toFixed(2)),
     ))), make("p", { class: "quiet" }, "Distances in units of the mean class spread: shorter is more similar.")));

@@ -77,14 +77,15 @@ function arrow(x1, y1, x2, y2) {
 const short = name => (name.length > 16 ? `${name.slice(0, 15)}…` : name);
 
 /** Expected accuracy over all classes after each update, with its range. */
-export function drawAccuracy(history, alt) {
+export function drawAccuracy(history, alt, alone) {
+  const [width, tall] = alone ? [2 * WIDTH, 0.7 * HEIGHT] : [WIDTH, HEIGHT];
   const [left, right, top, bottom] = [40, 14, 14, 34];
-  const svg = draw("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": alt });
+  const svg = draw("svg", { viewBox: `0 0 ${width} ${tall}`, role: "img", "aria-label": alt });
   const steps = Math.max(history.length - 1, 1);
-  const across = number => history.length === 1 ? (WIDTH + left - right) / 2 : left + 12 + (WIDTH - left - right - 24) * number / steps;
-  const down = value => top + (HEIGHT - top - bottom) * (1 - value / 100);
+  const across = number => history.length === 1 ? (width + left - right) / 2 : left + 12 + (width - left - right - 24) * number / steps;
+  const down = value => top + (tall - top - bottom) * (1 - value / 100);
   for (const value of [0, 25, 50, 75, 100]) {
-    svg.append(draw("line", { x1: left, x2: WIDTH - right, y1: down(value), y2: down(value), class: "grid-line" }));
+    svg.append(draw("line", { x1: left, x2: width - right, y1: down(value), y2: down(value), class: "grid-line" }));
     const text = draw("text", { x: left - 6, y: down(value) + 4, class: "tick", "text-anchor": "end" });
     text.textContent = value;
     svg.append(text);
@@ -92,7 +93,7 @@ export function drawAccuracy(history, alt) {
   const every = Math.ceil(history.length / 12);
   for (const record of history) {
     if (record.number % every) continue;
-    const text = draw("text", { x: across(record.number), y: HEIGHT - 12, class: "tick", "text-anchor": "middle" });
+    const text = draw("text", { x: across(record.number), y: tall - 12, class: "tick", "text-anchor": "middle" });
     text.textContent = record.number === 0 ? "first fit" : record.number;
     svg.append(text);
   }

@@ -25,6 +25,9 @@ export function draw(name, attributes = {}, ...children) {
   return element;
 }
 
+/** A name that breaks after its underscores, hyphens, points and slashes where it does not fit a line. */
+export const breakable = text => (text.match(/[^_./-]+[_./-]*|[_./-]+/g) || [text]).flatMap(part => [part, make("wbr")]);
+
 export const percent = share => `${(100 * share).toFixed(1)} %`;
 export const plural = (count, one, many = one + "s") => `${count.toLocaleString("en")} ${count === 1 ? one : many}`;
 

@@ -2,14 +2,16 @@
 
 import { download, get, post } from "./api.js";
 import { drawAccuracy, drawChart } from "./chart.js";
-import { $, keptTable, make, plural, size } from "./dom.js";
+import { $, breakable, keptTable, make, plural, size } from "./dom.js";
 
 const MOST_ON_MAP = 20;
 const FEWEST = 20; // images without which no percentage is shown
+const broad = matchMedia("(min-width: 861px)");
 let shared = null;
 
 export function start(given) {
   shared = given;
+  broad.addEventListener("change", () => { if (!$("look").hidden) draw(); });
   $("rollback").addEventListener("click", async () => {
     const last = shared.model.history.at(-1);
     await attempt($("rollback"), async () => {
@@ -43,7 +45,7 @@ export async function draw() {
   await chart(model);
   const spans = model.history.map(record => `${record.number}: ${record.expected_all === null ? "not measured" : span(record)}`);
   $("accuracy-words").textContent = "Expected accuracy over all classes after every update, with its range.";
-  $("accuracy").replaceChildren(drawAccuracy(model.history, `Expected accuracy by update. ${spans.join(", ")}`));
+  $("accuracy").replaceChildren(drawAccuracy(model.history, `Expected accuracy by update. ${spans.join(", ")}`, alone()));
   drawClasses(classes);
   $("kept").replaceChildren(keptTable(model.kept));
   $("history").replaceChildren(...[...model.history].reverse().map(entry));
@@ -52,6 +54,9 @@ export async function draw() {
     ? `${plural(model.versions.length, "older version is", "older versions are")} kept.`
     : "No older version is kept.";
 }
+
+/** Whether the accuracies have the whole width, because there is no map beside them. */
+const alone = () => $("map").hidden && broad.matches;
 
 const span = record => `${record.expected_all.toFixed(0)} % (${record.expected_all_low.toFixed(0)} to ${record.expected_all_high.toFixed(0)})`;
 
@@ -62,19 +67,23 @@ function drawClasses(classes) {
     .sort((one, other) => (one.accuracy ?? 101) - (other.accuracy ?? 101));
   $("class-search").oninput = () => drawClasses(classes);
   $("class-count").textContent = found.length === classes.length ? "" : `${found.length} of ${classes.length}`;
+  const unmeasured = classes.every(item => item.accuracy === null); // a column of dashes shows nothing
+  const together = classes.every(item => item.since === 0);
+  $("classes-accuracy").hidden = unmeasured;
+  $("classes-since").hidden = together;
   $("classes").replaceChildren(...found.map(item => make("tr", {},
-    nameCell(item.label), make("td", {}, item.accuracy === null ? "–" : `${item.accuracy.toFixed(0)} %`),
-    make("td", {}, item.images.toLocaleString("en")), make("td", { class: "wrap" }, item.similar === null ? "–" : String(item.similar)),
-    make("td", {}, item.since === null ? "–" : item.since === 0 ? "first fit" : `update ${item.since}`),
+    nameCell(item.label), make("td", { hidden: unmeasured }, item.accuracy === null ? "–" : `${item.accuracy.toFixed(0)} %`),
+    make("td", {}, item.images.toLocaleString("en")), make("td", { class: "wrap" }, ...breakable(item.similar === null ? "–" : String(item.similar))),
+    make("td", { hidden: together }, item.since === null ? "–" : item.since === 0 ? "first fit" : `update ${item.since}`),
   )));
 }
 
 /** The name of a class and a button that lets users type another one. */
 function nameCell(label) {
-  const cell = make("td", { class: "wrap" }, String(label));
+  const cell = make("td", { class: "wrap" }, ...breakable(String(label)));
   if (typeof label !== "string") return cell;
   const input = make("input", { type: "text", maxlength: 200, "aria-label": `New name of ${label}`, onkeydown: event => {
-    if (event.key === "Escape") cell.replaceChildren(label, " ", button);
+    if (event.key === "Escape") cell.replaceChildren(...breakable(label), " ", button);
     if (event.key === "Enter") attempt(input, () => rename(label, input.value.trim()));
   } });
   const button = make("button", { type: "button", class: "plain", "aria-label": `Rename ${label}`, onclick: () => {
@@ -107,6 +116,7 @@ function numbers(model, last) {
 async function chart(model) {
   let found;
   $("map").hidden = model.classes > MOST_ON_MAP;
+  $("map").parentElement.classList.toggle("one", $("map").hidden);
   if ($("map").hidden) return;
   try {
     found = await get("/v1/map");
