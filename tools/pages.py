@@ -21,6 +21,7 @@ from safetensors import safe_open
 from gatf.bench.plan import load_plan
 from gatf.bench.published import load_published
 from gatf.bench.tables import MISSING, aggregate, spread
+from gatf.evaluation.metrics import few_shot_balance
 from gatf.io.run_folder import parse_summary
 from gatf.methods import METHODS
 from gatf.methods.parts.memory import CovarianceConfig
@@ -1057,13 +1058,18 @@ SCENARIOS = "cifar100-16px-scenarios"
 
 
 def scenarios() -> str:
-    """A_last / A_inc of every method in the other scenarios."""
+    """A_last / A_inc of every method in the other scenarios, with few images also the harmonic mean of first and later
+    classes."""
     found = {(each.run.setting, each.run.row): each.run.summary for each in collected(SCENARIOS)}
     settings = list(dict.fromkeys(run.setting for run in load_plan(SCENARIOS).runs))
 
     def cell(setting: str, row: str) -> str:
         summary = found.get((setting, row))
-        return NOT_RUN if summary is None else f"{summary.a_last:.1f} / {summary.a_inc:.1f}"
+        if summary is None:
+            return NOT_RUN
+        last = summary.accuracy_matrix[-1]  # tasks after the first have equally many classes and test images
+        harmonic = f", H {few_shot_balance(last, 1)[2]:.1f}" if setting.endswith("fscil") else ""
+        return f"{summary.a_last:.1f} / {summary.a_inc:.1f}{harmonic}"
 
     if not found:
         return f"{NOT_RUN}\n"
