@@ -170,7 +170,7 @@ def test_torture_runs_show_one_date_only(pages: ModuleType, tmp_path: Path, monk
     torture = importlib.import_module("torture")
     monkeypatch.setattr(torture, "OUT", tmp_path / "torture.json")
     monkeypatch.setattr(pages, "BENCHMARKS", tmp_path)
-    monkeypatch.setattr(torture, "commit", lambda code: "0123abcd")
+    monkeypatch.setattr(torture, "commit", lambda: "0123abcd")
     crash = {"command": "run", "operations": 70, "tried": 8, "died": 7}
     kills = {"commands": 100, "died": {"run": 100}}
     old = {
