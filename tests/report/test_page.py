@@ -115,7 +115,7 @@ def test_backward_transfer_and_the_area_stand_in_the_tables(fake_run: FakeRun, t
     changed = [matrix[-1][task] - matrix[task][task] for task in range(4)]
     assert reported["backward transfer"].key == pytest.approx(sum(changed) / 4)
     notes = " ".join(tasks_table(runs[0]).notes)
-    assert f"since they were learnt: {sum(changed) / 4:+.1f}." in notes
+    assert f"since they were learnt: {sum(changed) / 4:+.1f} points." in notes
     assert f"accuracy curve: {reported['area %'].text} %" in notes
 
 
@@ -294,7 +294,7 @@ def test_a_certificate_that_never_holds_is_a_note_and_not_a_column(fake_run: Fak
     assert table is not None
     assert "certified %" not in [name for name, _ in table.headings]
     assert "50.0" in [cell.text for cell in table.rows[0]]
-    assert table.notes == ["Theorem 2 certifies no prediction in these forms: certified %."]
+    assert table.notes == ["Theorem 2 certifies no prediction: as printed."]
 
 
 def test_the_publications_of_a_table(fake_run: FakeRun, tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ def print_summary(summary: Summary, console: Console) -> None:
     forgetting = "–" if summary.forgetting is None else f"{summary.forgetting:.1f}"
     console.print(
         f"A_last [bold]{summary.a_last:.1f} %[/]  A_inc [bold]{summary.a_inc:.1f} %[/]  "
-        f"forgetting [bold]{forgetting}[/] from {summary.accuracy_new:.1f} % after learning  "
+        f"forgetting [bold]{forgetting}[/]  after learning {summary.accuracy_new:.1f} %  "
         f"{summary.total_seconds:.0f} s",
         highlight=False,
     )

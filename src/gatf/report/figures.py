@@ -435,12 +435,13 @@ def transport_plane(run: Run) -> Figure:
         old, new = place[number, "old"], place[number, "new"]
         arrow = {"arrowstyle": "-|>", "color": style.MUTED, "linewidth": 1.0, "shrinkA": 3, "shrinkB": 3}
         axes.annotate("", new, old, arrowprops=arrow)
-        if len(place) <= 3 * MOST_NAMED:
-            axes.annotate(
-                short(run.summary.class_names[number]), new, xytext=(5, 4), textcoords="offset points", fontsize=8.5,
-                color=style.MUTED,
-            )  # fmt: skip
         transported = place.get((number, "transported"))
+        if len(place) <= 3 * MOST_NAMED:
+            right = transported is None or transported[0] <= new[0]  # away from the cross
+            axes.annotate(
+                short(run.summary.class_names[number]), new, xytext=(5 if right else -5, 4), color=style.MUTED,
+                textcoords="offset points", fontsize=8.5, ha="left" if right else "right",
+            )  # fmt: skip
         if transported is not None:
             axes.plot(*zip(transported, new, strict=True), color=style.SERIES[1], linewidth=1, linestyle=":")
     looks = {

@@ -48,8 +48,13 @@ EXPLAINED = {
 }
 MOST_COMMANDS = 3
 """Commands shown at the top of the page."""
-CERTIFIED = ("certified %", "whitened %", "by range %", "by range, shrunk %")
-"""Columns that are omitted if they are 0 in every row."""
+CERTIFIED = {
+    "certified %": "as printed",
+    "certified, whitened %": "in whitened coordinates",
+    "certified by range %": "by the range of distances",
+    "certified by range, shrunk %": "by that range with shrunk covariances",
+}
+"""Columns that are omitted if they are 0 in every row, and the forms of Theorem 2 that they name."""
 
 
 def write_report(
@@ -190,7 +195,8 @@ def cards(runs: Sequence[Run]) -> list[tuple[str, str, str]]:
     if best["forgetting"] is not None:
         forgotten = spread(best["forgetting"], best["forgetting_std"])
         new = spread(best["accuracy_new"], best["accuracy_new_std"])
-        shown.append((forgotten, f"forgetting{of}, from {new} % after learning", EXPLAINED["forgetting"]))
+        about = f"{EXPLAINED['forgetting']}; accuracy after learning a task: {new} %"
+        shown.append((forgotten, f"forgetting{of}", about))
     bytes_kept = best["bytes_per_class"]
     kept = f"{bytes_kept / 1024:.1f} kB" if bytes_kept >= 1024 else f"{bytes_kept} B"
     shown.append((kept, "stored per class", "in addition to the network, instead of images"))
@@ -244,9 +250,8 @@ def tasks_table(run: Run) -> Table:
         rows.append([Cell(str(task + 1), task), *(number_cell(value) for value in values)])
     notes = [f"Area under the accuracy curve: {summary.area_under_curve:.1f} %."]
     if summary.backward_transfer is not None:
-        notes.append(
-            f"Backward transfer, the mean change of old tasks since they were learnt: {summary.backward_transfer:+.1f}."
-        )
+        change = round(summary.backward_transfer, 1) + 0.0  # no "-0.0"
+        notes.append(f"Backward transfer, the mean change of old tasks since they were learnt: {change:+.1f} points.")
     return Table("Task by task", headings, rows, notes)
 
 
@@ -404,9 +409,11 @@ def diagnostics_table(runs: Sequence[Run]) -> Table | None:
         "certified %": (
             "certified", "certified", 100, "predictions certified against these errors by Theorem 2 as printed",
         ),
-        "whitened %": ("certified", "whitened", 100, "by Theorem 2 in coordinates that whiten each class"),
-        "by range %": ("certified", "range", 100, "by the range of each distance there"),
-        "by range, shrunk %": ("certified", "range_shrunk", 100, "the same, with covariances shrunk by 1"),
+        "certified, whitened %": ("certified", "whitened", 100, "by Theorem 2 in coordinates that whiten each class"),
+        "certified by range %": ("certified", "range", 100, "by the range of each distance there"),
+        "certified by range, shrunk %": (
+            "certified", "range_shrunk", 100, "the same, with covariances shrunk by 1",
+        ),
     }  # fmt: skip
     found: dict[str, dict[str, float]] = {}
     for name, (table, column, factor, _) in columns.items():
@@ -422,5 +429,6 @@ def diagnostics_table(runs: Sequence[Run]) -> Table | None:
     for row, values in found.items():
         numbers = [values.get(name) for name in columns]
         rows.append([Cell(row, row), *(number_cell(None) if v is None else Cell(plain(v), v) for v in numbers)])
-    notes = [f"Theorem 2 certifies no prediction in these forms: {', '.join(nothing)}."] if nothing else []
+    forms = ", ".join(CERTIFIED[name] for name in nothing)
+    notes = [f"Theorem 2 certifies no prediction: {forms}."] if nothing else []
     return Table("Stored and true statistics of old classes after the last task", headings, rows, notes)

@@ -165,7 +165,10 @@ def height_for(names: int) -> float:
 
 
 def label_ends(axes: Axes, ends: Mapping[str, float], styles: Mapping[str, LineStyle]) -> None:
-    """A legend to the right of the axes, in the order of the lines' last values, the highest first."""
+    """A legend to the right of the axes, in the order of the lines' last values, the highest first; none for one line,
+    which the heading names."""
+    if len(ends) < 2:
+        return
     order = sorted(ends, key=lambda row: -ends[row])
     handles = [Line2D([], [], **styles[row].line(), label=unread(row)) for row in order]
     axes.legend(

@@ -47,7 +47,7 @@ class LiveDisplay:
                     self._live.start()
             case events.TaskStart():
                 self._task, self._steps_of_task, self._steps_done = event.task, event.steps, 0
-                self._started = monotonic()
+                self._started, self._losses = monotonic(), ""
             case events.Step():
                 self._steps_done += 1
                 self._all_steps += 1
