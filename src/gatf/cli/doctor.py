@@ -121,6 +121,7 @@ def _data(say: Callable[[str], object]) -> list[str]:
             status = "unusable"
             problems.append(f"{name} is in {own} but cannot be used: {reason}")
         else:
-            status = f"not available ({reason})"
+            _, own_data, how = reason.partition(" is for your own data: ")
+            status = f"your own: {how}" if own_data else f"not available ({reason})"
         say(f"data {name:<12} {status}")
     return problems

@@ -347,10 +347,9 @@ def inspect(
     say(f"{model}: {len(description.labels)} classes, {_size(model)}, written by gatf {description.gatf}")
     preprocessing = Preprocessing(tuple(description.shape), (), ())
     say(f"input: {preprocessing.description}")
-    say(
-        f"network: {config.backbone}, {network / 1e6:.2f} MB; method {config.method.name}: "
-        f"{(sum(sizes.values()) - network) / 1e6:.2f} MB, {history[-1].bytes_per_class} bytes per class"
-    )
+    backbone = f"network: {config.backbone}, {_bytes(network)}; " if network else ""  # vectors have none
+    kept = f"{_bytes(sum(sizes.values()) - network)}, {history[-1].bytes_per_class:,} bytes per class"
+    say(f"{backbone}method {config.method.name}: {kept}")
     for before, record in zip((None, *history), history, strict=False):
         say("")
         if before is not None and record.number > before.number + 1:
@@ -359,10 +358,10 @@ def inspect(
         say(f"{record.date}  {record}")
         if named := (*record.added, *record.revisited):
             say(f"Classes: {', '.join(harmless(label) for label in named)}")
-    kept = Store(model).versions()
-    if kept:
+    versions = Store(model).versions()
+    if versions:
         say("")
-        say(f"older versions: {', '.join(_version(number) for number in kept)}")
+        say(f"older versions: {', '.join(_version(number) for number in versions)}")
 
 
 def evaluate(
@@ -519,5 +518,8 @@ def _version(number: int) -> str:
 
 
 def _size(path: Path) -> str:
-    size = path.stat().st_size
+    return _bytes(path.stat().st_size)
+
+
+def _bytes(size: int) -> str:
     return f"{size / 1e6:.1f} MB" if size >= 1e5 else f"{size / 1e3:.0f} kB"

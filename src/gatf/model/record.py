@@ -223,7 +223,7 @@ class UpdateRecord(Strict):
         if self.accuracy_new is None:
             return f"No {self.kind} were held out, so the accuracy was not measured."
         if self.shown_accuracy is None:
-            return f"Only {self.held_out} {self.kind} could measure this update, too few for a percentage."
+            return f"Only {self.held_out} {self.kind} measured this update: too few for a percentage."
         if self.left_out:
             return f"Accuracy on these {self.held_out} {self.kind}, each left out in turn: {self.accuracy_new:.1f} %."
         return f"Accuracy on {self.held_out} held-out {self.kind}: {self.accuracy_new:.1f} %."
