@@ -122,6 +122,15 @@ def test_an_entry_with_other_pixels_is_made_again(config: DataConfig, own_cache:
     assert torch.equal(open_source(config).train.images, expected)
 
 
+def test_an_entry_under_the_name_of_another_is_made_again(own_cache: Path) -> None:
+    keys = ("a" * 24, "b" * 24)
+    one, other = (cache.cached_tensors("x", key, lambda value=value: {"a": value}) for value, key in
+                  zip((torch.zeros(2), torch.ones(2)), keys, strict=True))  # fmt: skip
+    (own_cache / f"x-{keys[0]}.safetensors").replace(own_cache / f"x-{keys[1]}.safetensors")
+    assert torch.equal(cache.cached_tensors("x", keys[1], lambda: {"a": torch.ones(2)})["a"], other["a"])
+    assert not torch.equal(one["a"], other["a"])
+
+
 def test_an_entry_of_another_user_is_made_again(config: DataConfig, decoded: list[str], own_cache: Path) -> None:
     if os.getuid() != 0:
         pytest.skip("only root can give files away")

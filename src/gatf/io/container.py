@@ -132,9 +132,9 @@ def check_room(path: Path, tensors: dict[str, Tensor], model: dict[str, Any]) ->
 
 
 def write_plain(path: Path, tensors: dict[str, Tensor]) -> None:
-    """Write tensors and their digest as plain safetensors, readable only by the owner and not synced to disk."""
+    """Write tensors, their digest and the file's name as plain safetensors, readable by the owner only, not synced."""
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    header = _header({"__metadata__": {"digest": digest_of(plain)}}, plain)
+    header = _header({"__metadata__": {"digest": digest_of(plain), "name": path.name}}, plain)
     with new_file(path, private=True) as partial, partial.open("wb") as file:
         for piece in _pieces(header, plain):
             file.write(piece)
