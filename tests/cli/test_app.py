@@ -39,7 +39,11 @@ def test_debug_shows_the_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
         cli.main()
 
 
-def test_methods_and_data_are_listed(call) -> None:
+def test_methods_and_data_are_listed(call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    _, text, _ = call("methods")
+    assert max(map(len, text.splitlines())) <= 80
+    monkeypatch.setenv("COLUMNS", "1000")
     _, text, _ = call("methods")
     assert [line.split()[0] for line in text.splitlines()[::2]] == list(METHODS)
     assert all(re.match(r" +Use it (when|as|first,|to) .*\.$", line) for line in text.splitlines()[1::2])

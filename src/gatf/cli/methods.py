@@ -1,5 +1,7 @@
 """`gatf methods`: what can be run."""
 
+import shutil
+import textwrap
 from typing import Annotated
 
 import typer
@@ -16,9 +18,11 @@ def methods(
     from gatf.plugins import listed
 
     width = max(map(len, METHODS))
+    room = max(shutil.get_terminal_size((1000, 24)).columns - width - 2, 40)  # a pipe gets whole lines
     for name, method in METHODS.items():
-        typer.echo(f"{name:<{width}}  {method.card.summary}")
-        typer.echo(f"{'':<{width}}  Use it {method.card.when}.")
+        lines = [*textwrap.wrap(method.card.summary, room), *textwrap.wrap(f"Use it {method.card.when}.", room)]
+        for number, line in enumerate(lines):
+            typer.echo(f"{'' if number else name:<{width}}  {line}")
         if verbose:
             for line in describe(name):
                 typer.echo(f"    {line}")
