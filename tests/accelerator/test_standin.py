@@ -130,9 +130,21 @@ def shared(device: str) -> list[dict[str, Any]]:
     ]
 
 
+def halved() -> list[dict[str, Any]]:
+    """Every method in bfloat16, and the loss scale of float16."""
+    return [
+        {
+            "name": f"{method} in {precision}", "kind": "half", "method": method,
+            "settings": SETTINGS.get(method, {}) | {"precision": precision},
+        }
+        for method, precision in [*((method, "bf16-mixed") for method in METHODS), ("gatf", "16-mixed")]
+    ]  # fmt: skip
+
+
+DOCTOR = {"name": "doctor", "kind": "doctor"}
 PRODUCT = [{"name": kind, "kind": kind} for kind in ("update", "vectors")]
 WITHOUT_FLOAT64 = {"name": "no float64", "kind": "without_float64", "method": "gatf", "settings": SMALL_FEATURES}
-COMPARED, RESUMED, COUNTED = compared(), resumed(), counted()
+COMPARED, RESUMED, COUNTED, HALVED = compared(), resumed(), counted(), halved()
 Outcome = Callable[[str], dict[str, Any]]
 
 
@@ -164,7 +176,7 @@ def outcome(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
         "data.name": "folder", "data.root": str(photos(folder / "photos")), "data.image_size": 72,
         "data.augment": ["resized_crop:72", "flip"], "scenario.tasks": 2,
     }  # fmt: skip
-    cases = [*COMPARED, *RESUMED, *COUNTED, *PRODUCT, WITHOUT_FLOAT64, LARGE | {"settings": settings}]
+    cases = [*COMPARED, *RESUMED, *COUNTED, *HALVED, *PRODUCT, DOCTOR, WITHOUT_FLOAT64, LARGE | {"settings": settings}]
     work = [{"environment": {}, "cases": cases[half::2]} for half in range(2)]
     for device in ("standin", "cpu"):
         launched = {"WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "MASTER_ADDR": "localhost", "MASTER_PORT": free_port()}
@@ -216,6 +228,23 @@ def test_a_checkpoint_continues_with_the_same_bits_on_another_device(name: str, 
     assert found["differs"] == []
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_half_precision_never_waits_and_keeps_float32(method: str, outcome: Outcome) -> None:
+    found = outcome(f"{method} in bf16-mixed")
+    assert "failed" not in found, found["failed"]
+    assert "torch.bfloat16" in found["computed"]
+    assert not {"torch.bfloat16", "torch.float16"} & set(found["kept"])
+    assert found["waits"] == []
+
+
+def test_float16_waits_for_its_loss_scale_only(outcome: Outcome) -> None:
+    found = outcome("gatf in 16-mixed")
+    assert "failed" not in found, found["failed"]
+    assert "torch.float16" in found["computed"]
+    assert all("read of a scalar at loop.py" in wait for wait in found["waits"])
+    assert len(found["waits"]) == 2  # one place, in two tasks
+
+
 @pytest.mark.parametrize("name", of(PRODUCT))
 def test_what_users_train_and_load_has_the_cpus_bits_on_the_device(name: str, outcome: Outcome) -> None:
     """Updates and model files, classifiers of vectors."""
@@ -241,6 +270,14 @@ def test_two_processes_exchange_on_the_device_alone_and_have_the_cpus_bits(metho
     assert there["elsewhere"] == []
     assert there["digests"] == here["digests"]
     assert there["digests"][0] == there["digests"][1]
+
+
+def test_doctor_finds_the_cpus_results_in_five_lines(outcome: Outcome) -> None:
+    found = outcome("doctor")
+    assert "failed" not in found, found["failed"]
+    assert found["sound"]
+    assert len(found["lines"]) == 5
+    assert found["lines"][1].endswith("class means differ by 0e+00")
 
 
 def test_a_device_without_float64_is_refused_in_one_sentence(outcome: Outcome) -> None:

@@ -20,14 +20,16 @@ import lightning_fabric
 import numpy as np
 import torch
 from lightning_fabric.accelerators import Accelerator
+from lightning_fabric.plugins import MixedPrecision
 from lightning_fabric.strategies import SingleDeviceStrategy
-from torch import Tensor
+from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).parent))
 import exchange
 import standin
 
 from gatf import EmbeddingClassifier, IncrementalClassifier, devices, distributed
+from gatf.cli import device_check
 from gatf.config import RunConfig, load_config
 from gatf.data.digits import load_digits
 from gatf.experiment import Experiment
@@ -89,9 +91,15 @@ class StandInFabric(lightning_fabric.Fabric):
             super().__init__(strategy=ddp, precision=options["precision"])
         elif accelerator == "standin":
             strategy = SingleDeviceStrategy(device=torch.device("standin", 0), accelerator=StandInAccelerator())
-            super().__init__(strategy=strategy, precision=options["precision"])
+            super().__init__(strategy=strategy, **self._number_format(options["precision"]))
         else:
             super().__init__(accelerator=accelerator, **options)
+
+    @staticmethod
+    def _number_format(precision: Any) -> dict[str, Any]:
+        """Autocast of this device; Fabric itself would choose CUDA's."""
+        mixed = precision != "32-true"
+        return {"plugins": [MixedPrecision(precision, "standin")]} if mixed else {"precision": precision}
 
 
 class StepCounts:
@@ -166,6 +174,22 @@ def count(case: dict[str, Any], device: standin.StandIn) -> dict[str, Any]:
     steps = StepCounts(device)
     trained(Experiment(config_of(case, "standin")), RunContext(steps))
     return {"operations": max(steps.operations.values(), default=0)}
+
+
+def half(case: dict[str, Any], device: standin.StandIn) -> dict[str, Any]:
+    """A run in half precision: what waits, in which formats convolutions compute and state is kept. Autocast of the CPU
+    has other operations, so results are not compared."""
+    steps, computed = StepCounts(device), set[str]()
+
+    def note(module: nn.Module, arguments: Any, result: Any) -> None:
+        if isinstance(module, nn.Conv2d):
+            computed.add(str(result.dtype))
+
+    experiment = Experiment(config_of(case, "standin"))
+    with device.recording(), nn.modules.module.register_module_forward_hook(note):
+        state = trained(experiment, RunContext(steps))
+    kept = {str(value.dtype) for value in state.values()}
+    return {"waits": sorted(set(steps.waits)), "computed": sorted(computed), "kept": sorted(kept)}
 
 
 def resume(case: dict[str, Any], device: standin.StandIn) -> dict[str, Any]:
@@ -251,6 +275,14 @@ def vectors(case: dict[str, Any], device: standin.StandIn) -> dict[str, Any]:
     return {"differs": [] if np.array_equal(*answers) else ["probabilities"], "elsewhere": sorted(kinds - {"standin"})}
 
 
+def doctor(case: dict[str, Any], device: standin.StandIn) -> dict[str, Any]:
+    """What `gatf doctor` says of the device."""
+    problem, lines = device_check.small_problem("cpu"), list[str]()
+    device_check.small_problem = lambda name: problem.model_copy(update={"device": name})
+    device_check.BATCH = 16
+    return {"sound": device_check.check("standin", lines.append), "lines": lines}
+
+
 def share(case: dict[str, Any], device: standin.StandIn) -> dict[str, Any]:
     """A run in the processes that a launcher started: digests of what it ends with, in each process."""
     experiment = Experiment(config_of(case, case["device"]))
@@ -264,7 +296,7 @@ def share(case: dict[str, Any], device: standin.StandIn) -> dict[str, Any]:
 
 KINDS = {
     "compare": compare, "count": count, "resume": resume, "without_float64": without_float64, "share": share,
-    "update": update, "vectors": vectors,
+    "update": update, "vectors": vectors, "doctor": doctor, "half": half,
 }  # fmt: skip
 
 
