@@ -11,6 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
+from gatf.data.class_names import spelled_as_known
 from gatf.data.inputs import read_class_folders, read_images
 from gatf.errors import UserError
 from gatf.incremental.split import split_update
@@ -126,6 +127,13 @@ class TestNames:
         with pytest.raises(UserError, match="look the same; rename one") as caught:
             tiny_classifier(epochs=1).fit(noise(20), names)
         assert "\n" not in str(caught.value)
+
+    @pytest.mark.parametrize(
+        ("twin", "name"), [("\u0261ate", "gate"), ("\u0501og", "dog"), ("e\u2010bike", "e-bike"), ("\u04cfamp", "lamp")]
+    )
+    def test_letters_and_hyphens_that_look_the_same(self, twin: str, name: str) -> None:
+        with pytest.raises(UserError, match="look the same"):
+            spelled_as_known(np.array([twin]), [name])
 
     def test_a_name_that_looks_like_a_known_one_is_refused(self, grown: Any) -> None:
         with pytest.raises(UserError, match=r"'d1\\u200b' and 'd1' look the same; rename one"):

@@ -10,8 +10,10 @@ from gatf.io.text import harmless
 
 VARIATION_SELECTORS = range(0xFE00, 0xFE10)
 
-LOOK_ALIKES = str.maketrans("АВЕЅІЈКМНОРСТХаеѕіјорсухΑΒΕΖΗΙΚΜΝΟΡΤΥΧο", "ABESIJKMHOPCTXaesijopcyxABEZHIKMNOPTYXo")
-"""Letters of Cyrillic and Greek that look like Latin ones."""
+LOOK_ALIKES = str.maketrans(
+    "АВЕЅІЈКМНОРСТХаеѕіјорсухΑΒΕΖΗΙΚΜΝΟΡΤΥΧοԁԛԝһɡӀӏ‐‑", "ABESIJKMHOPCTXaesijopcyxABEZHIKMNOPTYXodqwhgIl--"
+)
+"""Letters of Cyrillic, Greek and phonetic scripts that look like Latin ones, and hyphens."""
 
 
 def appearance(name: str) -> str:
