@@ -66,7 +66,7 @@ def test_collected_runs_are_small_and_complete(
     table = pages.leaderboard("digits", tmp_path)
     assert f"| gatf | {summary.a_last:.1f} | {summary.a_inc:.1f} |" in table
     assert re.search(r"Not run yet: .*\blwf\b", table)
-    assert "Machines: a chip, 1 thread(s) per run (2 runs)." in table
+    assert "Machines: a chip, 1 thread per run (2 runs)." in table
 
 
 def test_the_leaderboard_is_sorted_and_has_commands(bench: Path, pages: ModuleType, tmp_path: Path) -> None:

@@ -200,8 +200,13 @@ def lead(bench: str = MAIN, root: Path = RESULTS) -> str:
 
 
 def machines(runs: Sequence[Collected]) -> str:
-    kinds = Counter(f"{one.about['processor']}, {one.about['threads']} thread(s) per run" for one in runs)
-    return f"\nMachines: {'; '.join(f'{kind} ({count} runs)' for kind, count in sorted(kinds.items()))}.\n"
+    kinds = Counter(f"{one.about['processor']}, {counted(one.about['threads'], 'thread')} per run" for one in runs)
+    shown = [f"{kind} ({counted(count, 'run')})" for kind, count in sorted(kinds.items())]
+    return f"\nMachines: {'; '.join(shown)}.\n"
+
+
+def counted(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' * (number != 1)}"
 
 
 def reused(runs: Sequence[Collected]) -> str:
