@@ -89,8 +89,23 @@ def test_a_hugging_face_data_set_brings_the_names_of_its_labels() -> None:
         read_labelled(dataset.remove_columns("label"), None)
 
 
-def test_fit_and_partial_fit_take_data_sets() -> None:
+def test_fit_partial_fit_and_predict_take_data_sets() -> None:
     model = gatf.IncrementalClassifier(method="ncm", backbone="small", held_out=0)
     model.fit(Pairs(items(0, 1)))
     model.partial_fit(Pairs(items(2)))
     assert model.classes_.tolist() == [0, 1, 2]
+    images = np.stack([image for image, _ in items(0, 1, 2)])
+    assert model.predict(Pairs(items(0, 1, 2))).tolist() == model.predict(images).tolist()
+
+
+def test_data_sets_of_vectors() -> None:
+    datasets = pytest.importorskip("datasets")
+    vectors, labels = np.eye(4, dtype=np.float32)[[0, 1, 2] * 4], ["cup", "hat", "bag"] * 4
+    kinds = {"text": datasets.Value("string"), "embedding": datasets.List(datasets.Value("float32"), length=4)}
+    columns = {"text": labels, "embedding": vectors, "label": labels}
+    known = datasets.Dataset.from_dict(columns, features=datasets.Features(kinds | {"label": datasets.Value("string")}))
+    model = gatf.EmbeddingClassifier(held_out=0).fit(known)
+    assert model.partial_fit(Pairs([(torch.eye(4)[3], "fox")] * 4)).classes_.tolist() == ["bag", "cup", "hat", "fox"]
+    assert model.predict(known.remove_columns("label")).tolist() == labels
+    with pytest.raises(UserError, match="columns text, label, but needs one of vectors and one of labels"):
+        model.fit(known.remove_columns("embedding"))

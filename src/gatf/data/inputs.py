@@ -27,6 +27,8 @@ from gatf.errors import UserError
 
 SMALLEST_SIDE = 8
 """The smallest image that two halvings of the network leave pixels of."""
+VECTOR_COLUMNS = ("List", "LargeList", "Sequence")
+"""Types of the columns of Hugging Face data sets that hold vectors."""
 Shape = tuple[int, ...]
 """Channels, height, width; of vectors the dimension alone."""
 
@@ -181,7 +183,7 @@ def read_labelled(images: Any, labels: Any) -> tuple[ImageInput, np.ndarray]:
             raise UserError("a folder brings its own labels, the names of its class folders; leave out y")
         return read_class_folders(Path(images))
     if labels is None:
-        images, labels = _from_dataset(images)
+        images, labels = from_dataset(images)
     if labels is None:
         raise UserError("requires y to be passed, but the target y is None: give one label for each image")
     given = read_images(images)
@@ -191,20 +193,22 @@ def read_labelled(images: Any, labels: Any) -> tuple[ImageInput, np.ndarray]:
     return given, known
 
 
-def _from_dataset(given: Any) -> tuple[Any, Any]:
-    """Images and labels of a data set that brings its own: one of Hugging Face, or of torch with (image, label) items;
-    other input unchanged, without labels."""
+def from_dataset(given: Any, *, vectors: bool = False, labelled: bool = True) -> tuple[Any, Any]:
+    """Images or vectors and labels of a data set that brings its own: one of Hugging Face, or of torch with (item,
+    label) pairs; other input unchanged, without labels."""
     features = getattr(given, "features", None)
     if isinstance(features, dict):  # a datasets.Dataset
         kinds = {name: type(feature).__name__ for name, feature in features.items()}
-        image = next((name for name, kind in kinds.items() if kind == "Image"), None)
+        items = [name for name, kind in kinds.items() if kind in (VECTOR_COLUMNS if vectors else ("Image",))]
         label = next((name for name in ("fine_label", "label") if name in kinds), None) or next(
             (name for name, kind in kinds.items() if kind == "ClassLabel"), None
         )
-        if image is None or label is None:
-            raise UserError(f"the data set has columns {', '.join(kinds)}, but needs one of images and one of labels")
-        names = getattr(features[label], "names", None)
-        return list(given[image]), [names[number] if names else number for number in given[label]]
+        if not items or (labelled and label is None):
+            needed = f"one of {'vectors' if vectors else 'images'}{' and one of labels' if labelled else ''}"
+            raise UserError(f"the data set has columns {', '.join(kinds)}, but needs {needed}")
+        found = (given.with_format("numpy") if vectors else given)["embedding" if "embedding" in items else items[0]]
+        names = getattr(features.get(label), "names", None)
+        return list(found), label and [names[number] if names else number for number in given[label]]
     if isinstance(given, torch.utils.data.Dataset):
         if not hasattr(given, "__len__"):
             raise UserError("a torch data set must have a length; an IterableDataset is not read")

@@ -6,6 +6,7 @@ from typing import Any, Self
 import numpy as np
 import torch
 
+from gatf.data.inputs import from_dataset
 from gatf.data.vectors import VectorBatch, VectorInput
 from gatf.errors import UserError
 from gatf.incremental import defaults
@@ -90,6 +91,8 @@ class EmbeddingClassifier(IncrementalClassifier):
         self.verbose = verbose
 
     def _update(self, model: Model | None, X: Any, y: Any) -> Self:
+        if y is None:
+            X, y = from_dataset(X, vectors=True)
         if y is None and not isinstance(X, str) and not hasattr(X, "__fspath__"):
             raise UserError("requires y to be passed, but the target y is None: give one label for each vector")
         names = getattr(X, "columns", None)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from gatf.data.inputs import read_images
+from gatf.data.inputs import from_dataset, read_images
 from gatf.data.vectors import as_vectors, checked
 from gatf.errors import UserError
 from gatf.model.calibration import softmax_with_temperature
@@ -26,11 +26,14 @@ REJECTION_WARNINGS = {
 
 
 def forward(model: Model, images: Any, *, features: bool = False, once: bool = False) -> ForwardOutput:
-    """Scores and features of images in any form that `read_images` takes; `features` and `once` as in `Model.forward`.
+    """Scores and features of images that `read_images` takes, or of a data set; `features` and `once` as in
+    `Model.forward`.
 
     Raises a `UserError` if scores are not finite.
     """
-    given = read_vectors(images, model) if model.preprocessing.takes_vectors else read_images(images)
+    vectors = model.preprocessing.takes_vectors
+    images, _ = from_dataset(images, vectors=vectors, labelled=False)
+    given = read_vectors(images, model) if vectors else read_images(images)
     outputs = model.forward(model.preprocessing.images(given), features=features, once=once)
     if not bool(outputs.scores.isfinite().all()):
         raise UserError(
