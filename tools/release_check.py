@@ -1,7 +1,7 @@
 """Build the wheel and the source distribution, and check both as a user would install them.
 
-python tools/release_check.py              build, contents, metadata, workflows, and an installation of each kind
-python tools/release_check.py --no-install build, contents, metadata and workflows only
+python tools/release_check.py              build, contents, metadata, workflows, types, and an installation of each kind
+python tools/release_check.py --no-install build, contents, metadata, workflows and types only
 
 Each installation is an empty environment: without extras, with each extra alone, and with all. A smoke command runs in
 each. `constraints-cpu.txt` pins torch.
@@ -39,7 +39,7 @@ def main() -> int:
     args = parser.parse_args()
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     wheel, source = build()
-    problems = [*contents(wheel, source), *metadata(wheel, project), *workflows()]
+    problems = [*contents(wheel, source), *metadata(wheel, project), *workflows(), *types()]
     if not args.no_install:
         extras = sorted(project["optional-dependencies"].keys() - HEAVY)
         wanted = args.extras if args.extras is not None else ["", *extras, ",".join(extras)]
@@ -97,6 +97,16 @@ def workflows() -> list[str]:
     command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.github-workflows", *files]
     done = subprocess.run(command, capture_output=True, text=True)
     return [done.stdout.strip()] if done.returncode else []
+
+
+def types() -> list[str]:
+    """Type errors for newer versions of Python; `make lint` checks the oldest."""
+    problems = []
+    for version in ("3.12", "3.13"):
+        command = [sys.executable, "-m", "mypy", "--python-version", version, "--cache-dir", f".mypy_cache/{version}"]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+        problems += [f"Python {version}: {done.stdout[-1000:]}"] if done.returncode else []
+    return problems
 
 
 def install(package: Path, extra: str) -> list[str]:
