@@ -1,13 +1,12 @@
 """Accuracies of classes after updates, and what they forecast for classes without images."""
 
-from functools import partial
-
 import pytest
 import torch
 
 from gatf.geometry.gaussians import Gaussians
 from gatf.geometry.readout import mahalanobis_readout
-from gatf.incremental.statistics import accuracy_of, decline, decline_of_samples, measured_after, taken_for
+from gatf.incremental.statistics import OldSamples, accuracy_of, decline, measured_after, taken_for
+from gatf.model.calibration import calibration_sums, fitted_temperature
 
 
 def worlds(classes: int, *, seed: int, each: int = 30, dim: int = 6):
@@ -71,9 +70,13 @@ def test_the_forecast_has_no_bias_where_one_side_takes_more(widths):
             float((found[old][:, :most].argmax(1) == numbers[old]).double().mean()) for most in (6, 12)
         )
         before = torch.tensor([[among_old, 200.0, 0.0]] * 6, dtype=torch.float64)
-        by_samples = partial(decline_of_samples, stored, scores, seed=seed)
+        samples = OldSamples(stored, scores, found[~old], numbers[~old], 6, seed=seed)
+        own, fair = (
+            fitted_temperature(sums) for sums in (samples.calibration(900), calibration_sums(found[old], numbers[old]))
+        )
+        assert own == pytest.approx(fair, rel=0.25)
         even, uneven = (
-            measured_after(before, found[~old], numbers[~old], how)[:6, 0].mean() for how in (decline, by_samples)
+            measured_after(before, found[~old], numbers[~old], how)[:6, 0].mean() for how in (decline, samples.decline)
         )
         shares.append((among_all, float(even), float(uneven)))
     truth, even, uneven = torch.tensor(shares).T

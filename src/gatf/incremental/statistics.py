@@ -11,6 +11,7 @@ from gatf.data.base import ImageSet
 from gatf.geometry.gaussians import Gaussians, white_noise
 from gatf.geometry.moments import Moments
 from gatf.geometry.spd import cholesky
+from gatf.model.calibration import calibration_sums
 from gatf.model.record import FEWEST_TO_REPORT
 from gatf.seeding import generator
 
@@ -113,42 +114,68 @@ def decline(scores: Tensor, numbers: Tensor, old: int) -> tuple[float, float]:
     return ratio**power, variance / ratio**2 * power**2
 
 
-@torch.no_grad()
-def decline_of_samples(
-    stored: Gaussians, rule: Callable[[Tensor], Tensor], scores: Tensor, numbers: Tensor, old: int, *, seed: int
-) -> tuple[float, float]:
-    """`decline` for a network that was trained on the new classes: it recognises old and new ones differently well, so
-    they are not confused as often one way as the other.
+class OldSamples:
+    """Samples of the stored Gaussians in place of the deleted images of `old` classes.
 
-    Samples of the stored Gaussians show by which factor the new classes lower the accuracy of old ones. Images scatter
-    more than Gaussians: the samples are spread until new ones are classified as accurately as the images of new
-    classes, by `scores`.
+    A network that was trained on the new classes recognises old and new ones differently well, so they are not confused
+    as often one way as the other, and not predicted with the same confidence. Images scatter more than Gaussians: the
+    samples are spread until those of new classes are classified as accurately as the images of new classes, by scores
+    [N, C] and class numbers [N].
     """
-    classes, dim = stored.means.shape
-    each = -(-POINTS // classes)
-    noise = white_noise(each, dim, generator=generator(seed, "decline"), matched=False)
-    deviations = noise.to(stored.covs) @ cholesky(stored.covs).lower.mT  # [C, each, S]
-    truth = torch.arange(classes, device=stored.means.device).repeat_interleave(each)
-    curve = [(1.0, 1.0)]  # accuracy of new samples, factor of old ones
-    for spread in SPREADS:
-        found = rule((stored.means[:, None] + spread * deviations).flatten(0, 1))
-        right, among_old = found.argmax(1) == truth, found[truth < old, :old].argmax(1) == truth[truth < old]
-        factor = float(right[truth < old].double().mean() / among_old.double().mean().clamp_min(1e-9))
-        curve.append((min(float(right[truth >= old].double().mean()), curve[-1][0]), min(factor, curve[-1][1])))
-    percent, images = accuracy_by_class(scores.argmax(1), numbers)
-    accuracy = percent / 100
-    likely = (accuracy * images + 1) / (images + 2)
-    error = (likely * (1 - likely) / images) ** 0.5
-    across, up = np.array(curve[::-1]).T
-    low, ratio, high = np.interp([accuracy - error, accuracy, accuracy + error], across, up).clip(0.05).tolist()
-    return ratio, ((high - low) / 2 / ratio) ** 2
+
+    def __init__(
+        self,
+        stored: Gaussians,
+        rule: Callable[[Tensor], Tensor],
+        scores: Tensor,
+        numbers: Tensor,
+        old: int,
+        *,
+        seed: int,
+    ) -> None:
+        classes, dim = stored.means.shape
+        each = -(-POINTS // classes)
+        noise = white_noise(each, dim, generator=generator(seed, "old classes"), matched=False)
+        self._deviations = noise.to(stored.covs) @ cholesky(stored.covs).lower.mT  # [C, each, S]
+        self._means, self._rule, self._old = stored.means[:, None], rule, old
+        self._truth = torch.arange(classes, device=stored.means.device).repeat_interleave(each)
+        first = self._truth < old
+        curve = [(1.0, 1.0)]  # accuracy of new samples; factor by which new classes lower the accuracy of old ones
+        for spread in SPREADS:
+            found = self._scores(spread)
+            right, among_old = found.argmax(1) == self._truth, found[first, :old].argmax(1) == self._truth[first]
+            factor = float(right[first].double().mean() / among_old.double().mean().clamp_min(1e-9))
+            curve.append((min(float(right[~first].double().mean()), curve[-1][0]), min(factor, curve[-1][1])))
+        self._across, self._factors = np.array(curve[::-1]).T
+        percent, images = accuracy_by_class(scores.argmax(1), numbers)
+        self._accuracy, likely = percent / 100, (percent / 100 * images + 1) / (images + 2)
+        self._error = (likely * (1 - likely) / images) ** 0.5
+
+    @torch.no_grad()
+    def _scores(self, spread: float) -> Tensor:
+        return self._rule((self._means + spread * self._deviations).flatten(0, 1))
+
+    def decline(self, *_: object) -> tuple[float, float]:
+        """What the function `decline` returns."""
+        near = [self._accuracy - self._error, self._accuracy, self._accuracy + self._error]
+        low, ratio, high = np.interp(near, self._across, self._factors).clip(0.05).tolist()
+        return ratio, ((high - low) / 2 / ratio) ** 2
+
+    def calibration(self, images: int) -> Tensor:
+        """`calibration_sums` of old classes, with the weight of this number of images."""
+        spreads = np.log([*SPREADS[::-1], SPREADS[0]])  # the last one for an accuracy of 100 %
+        spread = float(np.exp(np.interp(self._accuracy, self._across, spreads)))
+        first = self._truth < self._old
+        sums = calibration_sums(self._scores(spread)[first].cpu(), self._truth[first].cpu())
+        return sums * (images / float(sums[0]))
 
 
-def measured_after(
-    before: Measured, scores: Tensor, numbers: Tensor, declines: Callable[..., tuple[float, float]] = decline
-) -> Measured:
+Declines = Callable[[Tensor, Tensor, int], tuple[float, float]]
+
+
+def measured_after(before: Measured, scores: Tensor, numbers: Tensor, declines: Declines = decline) -> Measured:
     """`Measured` of all classes after an update, from scores [N, C] of its images that were not learnt or left out, and
-    their class numbers [N]; `declines` is `decline` or a function like it."""
+    their class numbers [N]."""
     old, classes = len(before), scores.shape[1]
     after = torch.zeros(classes, 3, dtype=torch.float64)
     after[:old] = before

@@ -24,10 +24,10 @@ from gatf.incremental.gather import Gathered
 from gatf.incremental.split import FEWEST_TO_SPLIT, Split, arranged, split_update
 from gatf.incremental.statistics import (
     Forecast,
+    OldSamples,
     accuracy_by_class,
     accuracy_of,
     decline,
-    decline_of_samples,
     measured_after,
     merge,
     normalisation,
@@ -310,16 +310,14 @@ class _Update:
             outputs, numbers = self._forward(updated, split.trained)
             return replace(updated, temperature=temperature_at_even_odds(outputs.scores, numbers))
         outputs, numbers = self._forward(updated, split.held_out)
-        updated = self._calibrated(updated, outputs.scores, numbers)
+        samples = self._old_samples(outputs.scores, numbers)
+        updated = self._calibrated(updated, outputs.scores, numbers, samples)
         novelty = model.novelty
         fresh = updated.novelty_of(outputs).float()
         most = KEPT_PER_CLASS * split.classes
         fresh = fresh[:: -(-len(fresh) // most)]
         self._compare_with_transported(outputs, numbers)
-        declines: Callable[..., tuple[float, float]] = decline
-        if transports_gaussians(self.method):
-            stored, rule = self.method.stored(), self.method.feature_scores
-            declines = partial(decline_of_samples, stored, rule, seed=self.config.seed)
+        declines = decline if samples is None else samples.decline
         measured = measured_after(self._measured_before(), outputs.scores, numbers, declines)
         if self.old == 0 or len(numbers.unique()) == len(updated.labels):
             self.rejection, novelty = "promised", fresh
@@ -347,10 +345,21 @@ class _Update:
         fresh = fresh[:: -(-len(fresh) // (KEPT_PER_CLASS * len(updated.labels)))]
         return replace(updated, novelty=fresh, measured=measured)
 
-    def _calibrated(self, updated: Model, scores: Tensor, numbers: Tensor) -> Model:
+    def _old_samples(self, scores: Tensor, numbers: Tensor) -> OldSamples | None:
+        """Samples of old classes, where a trained network has images of new classes to compare them with."""
+        fresh = numbers >= self.old
+        if self.old == 0 or not bool(fresh.any()) or not transports_gaussians(self.method):
+            return None
+        stored, rule = self.method.stored(), self.method.feature_scores
+        return OldSamples(stored, rule, scores[fresh], numbers[fresh], self.old, seed=self.config.seed)
+
+    def _calibrated(self, updated: Model, scores: Tensor, numbers: Tensor, samples: OldSamples | None = None) -> Model:
         self.predicted, self.truth = scores.argmax(1), numbers
         sums = calibration_sums(scores, numbers)
-        if self.method.revisits:  # features did not move: earlier images still count
+        if samples is not None:  # old and new classes by their numbers
+            fresh = numbers[numbers >= self.old]
+            sums = sums + samples.calibration(round(len(fresh) * self.old / len(fresh.unique())))
+        elif self.method.revisits:  # features did not move: earlier images still count
             sums = newest(sums, self.model.calibration)
         return replace(updated, temperature=fitted_temperature(sums), calibration=sums)
 
