@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from gatf.config import RunConfig
+from gatf.data.augment import rotation_labels_appended
 from gatf.data.loader import Batch, shuffled
 from gatf.experiment import Experiment, resume, start
 from gatf.io import container
@@ -22,7 +23,6 @@ from gatf.methods.efc import (
     feature_matrix,
     prototype_labels,
     rehearsal_counts,
-    rotated_labels,
 )
 from gatf.training.loop import Interrupted
 from gatf.training.optim import build_optimiser
@@ -141,7 +141,7 @@ class TestRehearsal:
 
     def test_labels_of_rotations(self) -> None:
         """Ten classes, class 3: 3, 19, 20, 21."""
-        assert rotated_labels(torch.tensor([3]), 10).tolist() == [3, 19, 20, 21]
+        assert rotation_labels_appended(torch.tensor([3]), 10).tolist() == [3, 19, 20, 21]
 
 
 def batches(experiment: Experiment, count: int) -> list[Batch]:

@@ -334,7 +334,7 @@ def _value(piece: str) -> float | str:
         return piece
 
 
-# --- helpers of methods: rotations as extra classes, noisy prototypes -------------------------------------------------
+# --- rotations as extra classes ---------------------------------------------------------------------------------------
 
 
 def four_rotations(images: Tensor) -> Tensor:
@@ -356,3 +356,8 @@ def rotation_labels(labels: Tensor, classes: int) -> Tensor:
 def rotation_labels_class_major(labels: Tensor) -> Tensor:
     """Labels of `four_rotations` as in PASS: class y at k quarter turns is `4 y + k`."""
     return torch.cat([4 * labels + k for k in range(4)])
+
+
+def rotation_labels_appended(labels: Tensor, classes: int) -> Tensor:
+    """Labels of `four_rotations` as in EFC: `c` for class c unrotated, `classes + 3c + k − 1` at k = 1, 2, 3 turns."""
+    return torch.cat([labels, *(classes + 3 * labels + turn for turn in range(3))])

@@ -11,7 +11,7 @@ from pydantic import PositiveInt
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, softmax
 
-from gatf.data.augment import four_rotations
+from gatf.data.augment import four_rotations, rotation_labels_appended
 from gatf.devices import upload
 from gatf.geometry import gaussians, moments, spd
 from gatf.methods.base import Batch, ForTask, Method, Phase, TaskData, TaskInfo, shuffled
@@ -55,11 +55,6 @@ class EFCConfig(MethodConfig):
     """Images for drift, feature matrix and Gaussians: augmented (release) or plain."""
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"efc++": {"method": {"rebalance": 0.5}}}
-
-
-def rotated_labels(labels: Tensor, classes: int) -> Tensor:
-    """Labels of `four_rotations`: c for class c unrotated, n + 3c + (k − 1) after k = 1, 2, 3 quarter turns."""
-    return torch.cat([labels, *(classes + 3 * labels + turn for turn in range(3))])
 
 
 def feature_matrix(features: Tensor, weight: Tensor) -> Tensor:
@@ -205,7 +200,7 @@ class EFC(Method[EFCConfig]):
             return {"ce": cross_entropy(self.heads(self.features(batch)), batch.labels)}
         features = self.features(batch, four_rotations(batch.images))
         logits = torch.cat([self.heads(features), self.rotated(features)], dim=1)
-        return {"ce": cross_entropy(logits, rotated_labels(batch.labels, task.new))}
+        return {"ce": cross_entropy(logits, rotation_labels_appended(batch.labels, task.new))}
 
     def _next_loss(self, batch: Batch, task: TaskInfo) -> dict[str, Tensor]:
         """L = L_new + L_EFM + L_rep: the new head alone; drift; all heads on prototypes and a few images of
@@ -221,23 +216,21 @@ class EFC(Method[EFCConfig]):
         labels = upload(prototype_labels(task.old, config.prototype_batch, prototypes, draws), self.device)
         sampled = self._sample(labels, batch.generator)
         features = self.features(batch, images)
-        old = frozen_features(self.teacher, batch.images)
-        new, again, rehearsed = features[:size], features[size:], torch.cat([labels, before])
+        terms = self._new_and_drift(features[:size], batch, task)
+        rehearsed, truth = torch.cat([sampled, features[size:]]), torch.cat([labels, before])
         self._keep(batch)
-        return {
-            "ce": cross_entropy(self.heads.layers[-1](new), batch.labels - task.old),
-            "drift": elastic_drift(new.float(), old.float(), self.efm, weight=config.efm, damping=config.damping),
-            "rehearsal": cross_entropy(self.heads(torch.cat([sampled, again])), rehearsed),
-        }
+        return terms | {"rehearsal": cross_entropy(self.heads(rehearsed), truth)}
 
     def _consolidation_loss(self, batch: Batch, task: TaskInfo) -> dict[str, Tensor]:
         """EFC++: L_new + L_EFM."""
-        new, old = self.features(batch), frozen_features(self.teacher, batch.images)
+        return self._new_and_drift(self.features(batch), batch, task)
+
+    def _new_and_drift(self, new: Tensor, batch: Batch, task: TaskInfo) -> dict[str, Tensor]:
+        """L_new, the new head alone, and L_EFM, the drift of the batch's features [B, S]."""
+        config, old = self.config, frozen_features(self.teacher, batch.images)
         return {
             "ce": cross_entropy(self.heads.layers[-1](new), batch.labels - task.old),
-            "drift": elastic_drift(
-                new.float(), old.float(), self.efm, weight=self.config.efm, damping=self.config.damping
-            ),
+            "drift": elastic_drift(new.float(), old.float(), self.efm, weight=config.efm, damping=config.damping),
         }
 
     def _sample(self, labels: Tensor, draws: torch.Generator) -> Tensor:
