@@ -6,15 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from gatf.config import (
-    RunConfig,
-    load_config,
-    nest,
-    parse_overrides,
-    read_recipe,
-    recipe_names,
-    validated,
-)
+from gatf.config import RunConfig, load_config, nest, parse_overrides, read_recipe, recipe_names, validated
 from gatf.errors import UserError
 from gatf.methods import METHODS
 from gatf.methods.gatf import GATFConfig

@@ -59,8 +59,7 @@ def test_rows_seeds_and_settings_can_be_chosen(tmp_path: Path) -> None:
     assert [run.row for run in load_plan("cifar100-16px", methods="gatf", seeds="0").runs] == ["gatf"]
     assert load_plan("digits", overrides={"backbone.width": 8}).runs[0].setting == "digits, changed"
     (tmp_path / "own.yaml").write_text(
-        "recipe: digits\nseeds: [0]\nmethods: [joint, {row: 'gatf, no anchor', method: gatf}]\n",
-        encoding="utf-8",
+        "recipe: digits\nseeds: [0]\nmethods: [joint, {row: 'gatf, no anchor', method: gatf}]\n", encoding="utf-8"
     )
     for wanted in ("gatf, no anchor,joint", "joint,gatf, no anchor"):
         assert len(load_plan(str(tmp_path / "own.yaml"), methods=wanted).runs) == 2

@@ -6,16 +6,7 @@ import torch
 from gatf.data.augment import Pipeline, parse_augmentation
 from gatf.data.draws import BatchGenerator, rand, randint
 
-STEPS = [
-    "crop:2",
-    "flip",
-    "resized_crop:8",
-    "jitter:0.3",
-    "trivial",
-    "autoaugment",
-    "cutout:4",
-    "window:6",
-]
+STEPS = ["crop:2", "flip", "resized_crop:8", "jitter:0.3", "trivial", "autoaugment", "cutout:4", "window:6"]
 
 
 def part(first: int, whole: int | None, seed: int = 5) -> BatchGenerator:

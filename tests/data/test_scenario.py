@@ -51,18 +51,8 @@ def test_cifar100s_published_order() -> None:
 @pytest.mark.parametrize(
     ("name", "first", "last", "digest"),
     [
-        (
-            "adagauss",
-            ("n03710193", "n03089624", "n04152593"),
-            "n02168699",
-            "451c586a78df3fc4e6a762ebb56b0b45",
-        ),
-        (
-            "cmc",
-            ("n02869837", "n01749939", "n02488291"),
-            "n02090622",
-            "79f3f1552ccc478ce24bd934b4573625",
-        ),
+        ("adagauss", ("n03710193", "n03089624", "n04152593"), "n02168699", "451c586a78df3fc4e6a762ebb56b0b45"),
+        ("cmc", ("n02869837", "n01749939", "n02488291"), "n02090622", "79f3f1552ccc478ce24bd934b4573625"),
     ],
 )
 def test_imagenet100s_published_lists(name: str, first: tuple[str, ...], last: str, digest: str) -> None:

@@ -2,17 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from gatf.geometry import (
-    Affine,
-    Gaussians,
-    cholesky,
-    pack,
-    push_affine,
-    push_forward,
-    sample,
-    unpack,
-    white_noise,
-)
+from gatf.geometry import Affine, Gaussians, cholesky, pack, push_affine, push_forward, sample, unpack, white_noise
 
 F64 = torch.float64
 

@@ -16,14 +16,7 @@ from gatf.data.loader import Batch, shuffled
 from gatf.experiment import Experiment, resume, start
 from gatf.io import container
 from gatf.io.events import Event, Step, Task
-from gatf.methods.efc import (
-    EFC,
-    drift_weights,
-    elastic_drift,
-    feature_matrix,
-    prototype_labels,
-    rehearsal_counts,
-)
+from gatf.methods.efc import EFC, drift_weights, elastic_drift, feature_matrix, prototype_labels, rehearsal_counts
 from gatf.training.loop import Interrupted
 from gatf.training.optim import build_optimiser
 

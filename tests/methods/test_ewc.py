@@ -12,15 +12,7 @@ from torch import Tensor, nn
 from gatf.config import RunConfig, load_config
 from gatf.data.loader import Batch, shuffled
 from gatf.experiment import Experiment
-from gatf.methods.ewc import (
-    EWC,
-    EWCConfig,
-    LabelMode,
-    Springs,
-    batch_squares,
-    buffers_restored,
-    merge_importance,
-)
+from gatf.methods.ewc import EWC, EWCConfig, LabelMode, Springs, batch_squares, buffers_restored, merge_importance
 from gatf.training.optim import rate_factor
 
 Tiny = Callable[..., RunConfig]
@@ -182,8 +174,7 @@ def test_importance_is_a_mean_over_batches(drop_last: bool, used: list[int], tin
 
 
 @pytest.mark.parametrize(
-    ("overrides", "by_batch"),
-    [({}, False), ({"method.fisher_bn": "batch"}, True), ({"method.fix_bn": False}, True)],
+    ("overrides", "by_batch"), [({}, False), ({"method.fisher_bn": "batch"}, True), ({"method.fix_bn": False}, True)]
 )
 def test_batch_norm_in_the_fisher_pass(
     overrides: dict[str, Any], by_batch: bool, tiny_config: Tiny, learn: Learn

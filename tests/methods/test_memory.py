@@ -446,8 +446,7 @@ def test_a_file_with_other_sizes_is_refused(grown_compact: Any, tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    "setting",
-    [{"method.covariance.kind": "full"}, {"method.covariance": {"rank": 3}}, {"method.covariance_rank": 3}],
+    "setting", [{"method.covariance.kind": "full"}, {"method.covariance": {"rank": 3}}, {"method.covariance_rank": 3}]
 )
 def test_the_kind_cannot_change_in_an_update(grown_compact: Any, digit_images: Any, setting: dict[str, Any]) -> None:
     again = IncrementalClassifier.from_model(grown_compact.model_, device="cpu").set_params(settings=setting)

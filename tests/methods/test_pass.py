@@ -87,10 +87,7 @@ class TestRadius:
         torch.testing.assert_close(class_variances(features, labels, classes=3), expected)
 
 
-@pytest.mark.parametrize(
-    ("recipe", "dropped"),
-    [("cifar100", False), ("tinyimagenet", True), ("imagenet100", True)],
-)
+@pytest.mark.parametrize(("recipe", "dropped"), [("cifar100", False), ("tinyimagenet", True), ("imagenet100", True)])
 @pytest.mark.parametrize("tasks", ["t10", "t20"])
 def test_incomplete_batches_are_left_out_where_the_release_does(recipe: str, tasks: str, dropped: bool) -> None:
     stages = load_config(f"{recipe}-{tasks}", method="pass").optimisation

@@ -266,8 +266,7 @@ class TestRegularisers:
         assert set(terms) == {"triplet", "penalty"}
 
     @pytest.mark.parametrize(
-        ("settings", "expected"),
-        [({}, 2.0), ({"lwf_loss": "norm"}, 2**0.5 / 2), ({"regulariser_weight": 3.0}, 6.0)],
+        ("settings", "expected"), [({}, 2.0), ({"lwf_loss": "norm"}, 2**0.5 / 2), ({"regulariser_weight": 3.0}, 6.0)]
     )
     def test_old_embeddings_by_hand(self, settings: dict[str, Any], expected: float) -> None:
         """A quarter turn moves (2, 0) and (0, 3), of length 1 as embeddings, by √2; the others are at rest."""

@@ -90,10 +90,7 @@ def same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
 
 @pytest.mark.parametrize(
     ("recorded", "official", "settings"),
-    [
-        ("half/max_pred", "max_pred", {}),
-        ("share/true", "true", {"alpha": "class_share", "label_mode": "ground_truth"}),
-    ],
+    [("half/max_pred", "max_pred", {}), ("share/true", "true", {"alpha": "class_share", "label_mode": "ground_truth"})],
 )
 class TestFacil:
     def test_importance_of_a_task(self, recorded: str, official: str, settings: dict[str, Any]) -> None:

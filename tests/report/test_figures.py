@@ -153,10 +153,7 @@ def test_numbers_at_the_end_are_of_old_classes_and_all_seeds() -> None:
     assert at_the_end(runs, "errors", "drift") == {"a": 3.0, "b": 8.0}
     table = diagnostics_table(runs)
     assert table is not None
-    assert [[cell.text for cell in row] for row in table.rows] == [
-        ["a", "300", *["–"] * 6],
-        ["b", "800", *["–"] * 6],
-    ]
+    assert [[cell.text for cell in row] for row in table.rows] == [["a", "300", *["–"] * 6], ["b", "800", *["–"] * 6]]
 
 
 def test_curves_are_means_within_a_seed_and_over_seeds() -> None:

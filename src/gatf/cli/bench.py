@@ -29,8 +29,7 @@ def bench(
     data_root: Annotated[str | None, typer.Option(help="Local copy of the data; nothing is downloaded.")] = None,
     diagnostics: Annotated[bool, typer.Option("--diagnostics", help="Also measure why methods forget.")] = False,
     dry_run: Annotated[
-        bool,
-        typer.Option("--dry-run", help="Print the plan and its estimated duration, then stop."),
+        bool, typer.Option("--dry-run", help="Print the plan and its estimated duration, then stop.")
     ] = False,
     rehearse: Annotated[
         bool,

@@ -53,8 +53,7 @@ def report(
 def explain_run(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.")],
     every_task: Annotated[
-        bool,
-        typer.Option("--every-task", help="After every task (of a run with keep_networks=true)."),
+        bool, typer.Option("--every-task", help="After every task (of a run with keep_networks=true).")
     ] = False,
     joint: Annotated[Path | None, typer.Option(help="Folder of a joint run. [default: one beside RUN, if any]")] = None,
     data_root: Annotated[str | None, typer.Option(help="Local copy of the data; nothing is downloaded.")] = None,

@@ -40,8 +40,7 @@ def run(
     ] = None,
     resume: Annotated[Path | None, typer.Option(help="Resume the run in this folder.")] = None,
     force_config: Annotated[
-        bool,
-        typer.Option("--force-config", help="With --resume: continue with a changed config; allows --set."),
+        bool, typer.Option("--force-config", help="With --resume: continue with a changed config; allows --set.")
     ] = False,
     networks_from: Annotated[
         Path | None,
@@ -53,8 +52,7 @@ def run(
     ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the result.")] = False,
     diagnostics: Annotated[
-        bool,
-        typer.Option("--diagnostics", help="Also measure the causes of forgetting on old images."),
+        bool, typer.Option("--diagnostics", help="Also measure the causes of forgetting on old images.")
     ] = False,
     track: Annotated[
         list[str] | None,

@@ -16,8 +16,7 @@ TokenFile = Annotated[
     Path | None, typer.Option(help="File with the token that requests must send. [default: $GATF_TOKEN]")
 ]
 Origin = Annotated[
-    list[str] | None,
-    typer.Option("--allow-origin", help="Site whose pages may send requests, e.g. https://a.example."),
+    list[str] | None, typer.Option("--allow-origin", help="Site whose pages may send requests, e.g. https://a.example.")
 ]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 Epochs = Annotated[

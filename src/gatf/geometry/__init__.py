@@ -10,14 +10,7 @@
 [1]
 """
 
-from gatf.geometry.anchor import (
-    Affine,
-    AnchorKind,
-    fit_anchor,
-    solve_ridge,
-    solve_sylvester,
-    solve_towards_identity,
-)
+from gatf.geometry.anchor import Affine, AnchorKind, fit_anchor, solve_ridge, solve_sylvester, solve_towards_identity
 from gatf.geometry.certificate import (
     certified,
     certified_range,

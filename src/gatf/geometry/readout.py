@@ -56,12 +56,7 @@ class QuadraticReadout:
 
     @classmethod
     def of(
-        cls,
-        centres: Tensor,
-        matrices: Tensor,
-        *,
-        normalise: bool,
-        prepare: Callable[[Tensor], Tensor] | None = None,
+        cls, centres: Tensor, matrices: Tensor, *, normalise: bool, prepare: Callable[[Tensor], Tensor] | None = None
     ) -> QuadraticReadout:
         """Factorise M_c once: centres [C, S], matrices [C, S, S].
 

@@ -8,15 +8,7 @@ from torch import Tensor, nn
 
 from gatf.geometry.readout import nearest_mean_distances
 from gatf.methods.base import TaskData
-from gatf.methods.parts.attack import (
-    Limits,
-    candidate_images,
-    embed,
-    nearest_images,
-    perturb,
-    pool_features,
-    successes,
-)
+from gatf.methods.parts.attack import Limits, candidate_images, embed, nearest_images, perturb, pool_features, successes
 from gatf.methods.parts.compensation import DriftCompensated, DriftConfig, Report
 from gatf.methods.parts.prototypes import finite
 from gatf.settings import NotNegative

@@ -33,9 +33,7 @@ class GATFConfig(AnchoredConfig):
     distill: AffectsLaterTasksOnly[NotNegative] = 10.0
     """Weight of the distillation when `top_aware` is off."""
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "plus": {
-            "method": {"topology": 1.0, "anchor": {"kind": "identity", "final_refresh": True}, "readout": "rda"},
-        },
+        "plus": {"method": {"topology": 1.0, "anchor": {"kind": "identity", "final_refresh": True}, "readout": "rda"}}
     }
 
     def first_training(self) -> dict[str, Any]:

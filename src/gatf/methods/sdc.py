@@ -43,9 +43,7 @@ class SDCConfig(DriftConfig):
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "paper": {"method": {"base": {"name": "triplet", "softmax_epochs": 200}}, "optimisation": _adam(1e-6)},
         "paper_pretrained": {
-            "method": {
-                "base": {"name": "triplet", "embedding_init": "fan_out", "triplets": "hard", "fix_bn": False},
-            },
+            "method": {"base": {"name": "triplet", "embedding_init": "fan_out", "triplets": "hard", "fix_bn": False}},
             "optimisation": _adam(1e-5),
         },
     }

@@ -41,7 +41,7 @@ MARGIN = 500
 DESCRIPTION = 500_000.0
 """The bytes of a JSON body whose parsing takes as long as a description of the model."""
 PROBLEMS: dict[int | str, dict[str, Any]] = {
-    "4XX": {"model": schemas.ProblemInfo, "description": "One sentence about what was wrong (RFC 9457)."},
+    "4XX": {"model": schemas.ProblemInfo, "description": "One sentence about what was wrong (RFC 9457)."}
 }
 
 

@@ -114,10 +114,7 @@ class Studio:
                     return await self.batcher.ask(Question(served, pixels, client, top, **asked))
         except TimeoutError:
             raise Problem(
-                503,
-                "Too slow",
-                f"no prediction within {self.limits.seconds:g} s; try again later",
-                Retry_After="5",
+                503, "Too slow", f"no prediction within {self.limits.seconds:g} s; try again later", Retry_After="5"
             ) from None
 
     @staticmethod

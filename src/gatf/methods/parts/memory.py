@@ -12,13 +12,7 @@ from torch import Tensor, nn
 from gatf import distributed, plugins
 from gatf.errors import UserError, near_misses
 from gatf.geometry import gaussians, moments, privacy, spd
-from gatf.geometry.readout import (
-    BAYES_SHRINK,
-    MAHALANOBIS_SHRINK,
-    NearestMeanReadout,
-    Readout,
-    rda_readout,
-)
+from gatf.geometry.readout import BAYES_SHRINK, MAHALANOBIS_SHRINK, NearestMeanReadout, Readout, rda_readout
 from gatf.methods.base import TaskData
 from gatf.methods.parts.extraction import Growing, of_all_processes, own_features
 from gatf.methods.parts.storage import Kept, Storage
