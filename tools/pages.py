@@ -753,9 +753,6 @@ def server_load() -> str:
     return text if found else f"Not run on {tortured().date}: `make torture TORTURE='load photo-load'`\n"
 
 
-ATTACK_COLUMNS = ("n", "p99 ms", "more MB")
-
-
 def server_attacks() -> str:
     """What another client noticed, and the memory of the server."""
     found = tortured().figures("attacks")
@@ -766,31 +763,32 @@ def server_attacks() -> str:
     for one in found:
         by_attack.setdefault(one["what"], {})[one["model"]] = one
     rows = [
-        (what, *(cell for model in models for cell in attack_cells(each.get(model))),
+        (what, *(attack_cell(each.get(model)) for model in models),
          "yes" if all(one["met"] for one in each.values()) else "**no**")
         for what, each in by_attack.items()
     ]  # fmt: skip
-    columns = [f"{model}: {column}" for model in models for column in ATTACK_COLUMNS]
+    columns = [f"{model}: p99 in ms (n)" for model in models]
     loads = [one["load_average"] for one in found]
     real = [one for one in found if one["what"] != "nobody attacks"]
     refused = sum(sum(one["refusals"].values()) for one in found)
     return (
         f"{sum(one['met'] for one in real)} of {len(real)} attacks met the goal. Each lasted "
         f"{number(found[0]['seconds'])} s; n counts the predictions of the other client. If they are few, the p99 is "
-        f"nearly the longest. {refused} of its requests were refused. The server may use "
-        f"{size(found[0]['memory_allowed'])} more memory than before the attack (column 'more MB'). After SIGTERM it "
-        f"ended within {duration(max(one['stop_seconds'] for one in found))}. The load average of the machine was "
+        f"nearly the longest. {refused} of its requests were refused. The server used "
+        f"at most {size(max(one['memory_more'] for one in found))} more memory than before the attack, of "
+        f"{size(found[0]['memory_allowed'])} that it may use. After SIGTERM it ended within "
+        f"{duration(max(one['stop_seconds'] for one in found))}. The load average of the machine was "
         f"{number(min(loads))} to {number(max(loads))}{priority(found[0])}.\n\n"
         + table(("attack", *columns, "goal met"), rows)
     )
 
 
-def attack_cells(one: Record | None) -> list[str]:
-    """Predictions, latency in milliseconds, and memory in megabytes above that before the attack."""
+def attack_cell(one: Record | None) -> str:
+    """Latency in milliseconds, and the number of predictions."""
     if one is None:
-        return [MISSING] * len(ATTACK_COLUMNS)
+        return MISSING
     latency = f"{1000 * one['p99']:.0f}" if one["p99"] < float("inf") else "no answer"
-    return [str(one["predictions"]), latency, f"{max(one['memory_more'], 0) / 1e6:.0f}"]
+    return f"{latency} ({one['predictions']})"
 
 
 def mutants() -> str:
@@ -828,12 +826,15 @@ def slowest() -> str:
 
 
 def membership() -> str:
-    rows = [
-        (one["data"], one["images"], one["what"], f"{one['auc']:.3f}", f"{one['low']:.3f} to {one['high']:.3f}",
-         f"{one['accuracy']:.1f} %")
-        for one in read(EXPERIMENTS, "membership")["attacks"]
-    ]  # fmt: skip
-    return table(("data", "training images per class", "attack on", "AUC", "95 % interval", "A_last"), rows)
+    """A row for each training; each has an attack on the Gaussians, then one on the scores."""
+    attacks = read(EXPERIMENTS, "membership")["attacks"]
+    rows = []
+    for first, second in zip(attacks[::2], attacks[1::2], strict=True):
+        aucs = [f"{one['auc']:.3f} ({one['low']:.3f}–{one['high']:.3f})" for one in (first, second)]
+        noise = first["what"].partition("noise ")[2] or MISSING
+        rows.append((first["data"], first["images"], noise, *aucs, f"{first['accuracy']:.1f}"))
+    head = ("data", "images per class", "noise", "AUC of the stored Gaussians", "AUC of the scores", "A_last %")
+    return table(head, rows)
 
 
 def epochs() -> str:

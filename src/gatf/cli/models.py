@@ -355,7 +355,7 @@ def inspect(
         if before is not None and record.number > before.number + 1:
             say(f"(updates {before.number + 1} to {record.number - 1} are not in the history any more)")
             say("")
-        say(f"{record.date}  {record}")
+        say(f"{record.date[:16].replace('T', ' ')} UTC  {record}")
         if named := (*record.added, *record.revisited):
             say(f"Classes: {', '.join(harmless(label) for label in named)}")
     versions = Store(model).versions()

@@ -215,7 +215,8 @@ class UpdateRecord(Strict):
         added, revisited = self.classes_added, self.classes_revisited
         parts = [f"added {_listed(self.added, added)}"] if added else []
         parts += [f"added {self.kind} of {_listed(self.revisited, revisited)}"] if revisited else []
-        return f"{verb}: {' and '.join(parts)}, from {self.images} {self.kind} in {self.seconds:.0f} s."
+        time = f"{self.seconds:.0f} s" if self.seconds >= 1 else "less than 1 s"
+        return f"{verb}: {' and '.join(parts)}, from {self.images} {self.kind} in {time}."
 
     def _how_well(self) -> str:
         if self.merged or self.forgotten:

@@ -69,7 +69,7 @@ class LiveDisplay:
             case events.WarningEvent():
                 self._print(f"note: {event.text}")
             case events.Notice(values={"jittered": jittered, "clipped": clipped}) if jittered or clipped:
-                self._print(f"note: {jittered:.0f} covariances jittered, {clipped:.0f} clipped")
+                self._print(f"note: {jittered + clipped:.0f} singular covariances were repaired")
             case events.Notice(values={"epsilon": epsilon, "delta": delta, "clip": clip}):
                 self._print(f"note: noise on stored moments: ε = {epsilon:g}, δ = {delta:g}, clipping norm {clip:g}")
         if self._live is not None:
