@@ -13,7 +13,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 demo: $(VENV)/.installed
 	@$(VENV)/bin/gatf run
-	@echo "to go on: source $(VENV)/bin/activate, then gatf --help"
+	@echo "next: source $(VENV)/bin/activate, then gatf --help"
 
 test: $(VENV)/.installed-dev lint
 	$(VENV)/bin/pytest -n 2 --dist worksteal

@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 import typer
 
-from gatf.cli.terminal import say
+from gatf.cli.terminal import entry, say
 from gatf.io.text import harmless
 
 
@@ -16,10 +16,10 @@ def list_sources(context: typer.Context) -> None:
     from gatf.plugins import registered
 
     width = max(map(len, SOURCES))
-    for name, entry in SOURCES.items():
-        typer.echo(f"{name:<{width}}  {entry.summary}")
+    for name, source in SOURCES.items():
+        entry(name, source.summary, width=width)
     for name, entry_point in registered("data source").items():
-        typer.echo(f"{name:<{width}}  a plugin: {entry_point.value}")
+        entry(name, f"a plugin: {entry_point.value}", width=width)
 
 
 def show(

@@ -1,10 +1,10 @@
 """`gatf methods`: what can be run."""
 
-import shutil
-import textwrap
 from typing import Annotated
 
 import typer
+
+from gatf.cli.terminal import entry
 
 
 def methods(
@@ -18,13 +18,10 @@ def methods(
     from gatf.plugins import listed
 
     width = max(map(len, METHODS))
-    room = max(shutil.get_terminal_size((1000, 24)).columns - width - 2, 40)  # a pipe gets whole lines
     for name, method in METHODS.items():
-        lines = [*textwrap.wrap(method.card.summary, room), *textwrap.wrap(f"Use it {method.card.when}.", room)]
-        for number, line in enumerate(lines):
-            typer.echo(f"{'' if number else name:<{width}}  {line}")
+        entry(name, method.card.summary, f"Use it {method.card.when}.", width=width)
         if verbose:
             for line in describe(name):
                 typer.echo(f"    {line}")
     for kind, name, origin in listed():
-        typer.echo(f"{name:<{width}}  {kind} of a plugin: {origin}")
+        entry(name, f"{kind} of a plugin: {origin}", width=width)
