@@ -20,33 +20,22 @@ from gatf.errors import ExitCode, LostProcess, UserError
 from gatf.io.text import COMMAND, as_typed, harmless
 from gatf.training.memory import keep_freed_memory
 
-MODEL_COMMANDS: dict[str, Callable[..., Any]] = {
-    "learn": models.learn,
-    "predict": models.predict,
-    "evaluate": models.evaluate,
-    "inspect": models.inspect,
-    "studio": serve.studio,
-    "serve": serve.serve,
-    "export": models.export,
-    "rollback": models.rollback,
-    "rename": models.rename,
-    "forget": models.forget,
-    "merge": models.merge,
-    "upgrade": upgrade.upgrade,
-    "push": models.push,
-    "pull": models.pull,
-}
-COMMANDS: dict[str, Callable[..., Any]] = MODEL_COMMANDS | {
-    "run": run.run,
-    "bench": bench.bench,
-    "report": report.report,
-    "tune": tune.tune,
-    "methods": methods.methods,
-    "doctor": doctor.doctor,
-}
+Commands = dict[str, Callable[..., Any]]
+
+
+def _named(*commands: Callable[..., Any]) -> Commands:
+    return {command.__name__: command for command in commands}
+
+
+MODEL_COMMANDS = _named(
+    models.learn, models.predict, models.evaluate, models.inspect, serve.studio, serve.serve, models.export,
+    models.rollback, models.rename, models.forget, models.merge, upgrade.upgrade, models.push, models.pull,
+)  # fmt: skip
+COMMANDS = MODEL_COMMANDS | _named(run.run, bench.bench, report.report, tune.tune, methods.methods, doctor.doctor)
+DATA_COMMANDS = _named(data.show, data.get, data.cache)
+EXPLAIN_COMMANDS: Commands = {"run": report.explain_run}
 MODELS, EXPERIMENTS = "Models of photos or vectors", "Experiments"
 """Headings in `gatf --help`."""
-EXPLAIN_COMMANDS: dict[str, Callable[..., Any]] = {"run": report.explain_run}
 DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG})
 """Errors of a full or read-only disk, reported in one sentence wherever they occur."""
 WAITING = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
@@ -66,7 +55,6 @@ START = """gatf: classifiers that learn new classes without keeping old data
 
 gatf --help lists all commands, gatf COMMAND --help explains one."""
 """Shown without arguments."""
-DATA_COMMANDS: dict[str, Callable[..., Any]] = {"show": data.show, "get": data.get, "cache": data.cache}
 
 
 def _print_version(wanted: bool) -> None:
@@ -90,7 +78,7 @@ def _explain() -> None:
     """Options of every topic."""
 
 
-def _group(callback: Callable[..., None], commands: dict[str, Callable[..., Any]], **options: Any) -> typer.Typer:
+def _group(callback: Callable[..., None], commands: Commands, **options: Any) -> typer.Typer:
     """A callback and its commands; rich's own markup would swallow [default: …], so help is Markdown."""
     group = typer.Typer(
         callback=callback, rich_markup_mode="markdown", pretty_exceptions_enable=False,
@@ -101,10 +89,10 @@ def _group(callback: Callable[..., None], commands: dict[str, Callable[..., Any]
     return group
 
 
-def _whole(commands: dict[str, Callable[..., Any]]) -> typer.Typer:
-    """The command line with these commands and the groups."""
+def _whole() -> typer.Typer:
+    """The command line with all commands and groups."""
     whole = _group(
-        _common, commands, invoke_without_command=True,
+        _common, COMMANDS, invoke_without_command=True,
         help="Class-incremental learning without stored images: GATF and the methods it is compared with.",
     )  # fmt: skip
     about = "Data sources: list them, show one, download one."
@@ -116,7 +104,7 @@ def _whole(commands: dict[str, Callable[..., Any]]) -> typer.Typer:
     return whole
 
 
-app = _whole(COMMANDS)
+app = _whole()
 
 
 def _needed(words: list[str]) -> typer.Typer:
