@@ -1,8 +1,6 @@
 """Results of many runs as one table: mean ± sample standard deviation over seeds, as CSV, Markdown, LaTeX
 and on the terminal."""
 
-import csv
-import io
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +13,7 @@ from rich.text import Text
 
 from gatf.bench.published import OUTSIDE, difference, is_outside, load_published, own_column, published, weighting
 from gatf.io.run_folder import Summary
-from gatf.io.text import csv_cell, harmless
+from gatf.io.text import csv_text, harmless
 
 COLUMNS = (
     "a_last", "a_inc", "a_last_task_weighted", "a_inc_task_weighted", "area_under_curve", "accuracy_new", "forgetting",
@@ -87,11 +85,8 @@ def spread(mean: float | None, std: float | None, *, plus_minus: str = " ± ") -
 def to_csv(table: Sequence[dict[str, Any]]) -> str:
     """All columns with unrounded numbers, and published numbers."""
     table = [{**row, **_published_columns(row)} for row in table]
-    text = io.StringIO()
-    writer = csv.DictWriter(text, fieldnames=list(table[0]) if table else [], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows({name: csv_cell(value) for name, value in row.items()} for row in table)
-    return text.getvalue()
+    names = list(table[0]) if table else []
+    return csv_text([names, *([row[name] for name in names] for row in table)])
 
 
 def shown_columns(table: Sequence[dict[str, Any]], known: Mapping[str, str] = HEADINGS) -> dict[str, str]:

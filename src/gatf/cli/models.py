@@ -10,7 +10,7 @@ import typer
 
 from gatf.cli.terminal import print_plain, say
 from gatf.errors import ExitCode, UserError
-from gatf.io.text import csv_cell, harmless
+from gatf.io.text import csv_text, harmless
 
 if TYPE_CHECKING:
     from gatf.model.predictions import Predictions
@@ -294,8 +294,8 @@ class _Printer:
         elif self.as_csv:
             columns = _columns(row)
             if self.count == 0:
-                say(_csv_line(list(columns)))
-            say(_csv_line(list(columns.values())))
+                say(csv_text([columns]).removesuffix("\n"))
+            say(csv_text([columns.values()]).removesuffix("\n"))
         else:
             named = "  ".join(f"{harmless(item['label'])} {100 * item['probability']:.1f} %" for item in row["top"])
             if row["label"] != row["top"][0]["label"]:
@@ -316,15 +316,6 @@ def _columns(row: dict[str, Any]) -> dict[str, Any]:
     for place, item in enumerate(row["top"][1:], start=2):
         columns |= {f"label{place}": item["label"], f"probability{place}": item["probability"]}
     return columns | ({"certified": row["certified"]} if "certified" in row else {})
-
-
-def _csv_line(values: list[Any]) -> str:
-    import csv
-    import io
-
-    buffer = io.StringIO()
-    csv.writer(buffer, lineterminator="").writerow([csv_cell(value) for value in values])
-    return buffer.getvalue()
 
 
 def inspect(

@@ -2,7 +2,6 @@
 diagnostics gives the same bits as one without."""
 
 import csv
-import io
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -25,6 +24,7 @@ from gatf.io import events
 from gatf.io.container import write_plain
 from gatf.io.files import remove, write_errors, write_text
 from gatf.io.run_folder import RunFolder
+from gatf.io.text import csv_text
 
 DRIFT_IMAGES = 50
 """Training images per class that the drift curve is measured on."""
@@ -249,12 +249,9 @@ class DiagnosticsObserver:
 
 def table_text(rows: Table) -> str:
     """CSV with the columns of the first row; numbers to nine digits."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    for row in rows:
-        writer.writerow({key: f"{value:.9g}" if isinstance(value, float) else value for key, value in row.items()})
-    return text.getvalue()
+    names = list(rows[0])
+    every = ([row.get(name) for name in names] for row in rows)
+    return csv_text([names, *([f"{each:.9g}" if isinstance(each, float) else each for each in row] for row in every)])
 
 
 def read_table(path: Path) -> Table:

@@ -1,7 +1,5 @@
 """The folder of a run: names of its files, and reading and writing them."""
 
-import csv
-import io
 import json
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
@@ -17,7 +15,7 @@ from gatf.io.events import Event, read_events, reason
 from gatf.io.files import remove, remove_leftovers, write_errors, write_text
 from gatf.io.lock import exclusive
 from gatf.io.parsing import parse_json
-from gatf.io.text import csv_cell
+from gatf.io.text import csv_text
 
 CONFIG, EVENTS, SUMMARY, MODEL = "config.yaml", "metrics.jsonl", "summary.json", "model.safetensors"
 CHECKPOINTS, DIAGNOSTICS, REPORT = "checkpoints", "diagnostics", "report.html"
@@ -212,11 +210,7 @@ class RunFolder:
 
     def write_confusion(self, pairs: Iterable[tuple[str, str, int]]) -> None:
         """Write triples of true class, predicted class and number of images."""
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(("class", "predicted", "images"))
-        writer.writerows((csv_cell(name), csv_cell(answer), count) for name, answer, count in pairs)
-        write_text(self.confusion, text.getvalue())
+        write_text(self.confusion, csv_text([("class", "predicted", "images"), *pairs]))
 
     def write_summary(self, summary: Summary) -> None:
         derived = {name: getattr(summary, name) for name in DERIVED}

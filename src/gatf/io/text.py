@@ -1,8 +1,10 @@
 """Untrusted text (class names, file names, recipes), made safe for terminals and CSV files."""
 
+import csv
+import io
 import re
 import shlex
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +36,13 @@ def csv_cell(value: Any) -> Any:
     if _FORMULA.match(value) and not _is_number(value):
         return f"'{text}"
     return text
+
+
+def csv_text(rows: Iterable[Iterable[Any]]) -> str:
+    """Rows of values as CSV, each value made safe by `csv_cell`."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([csv_cell(value) for value in row] for row in rows)
+    return text.getvalue()
 
 
 def _is_number(text: str) -> bool:
