@@ -1,6 +1,6 @@
 """Which pretrained network, image size and readout give a frozen classifier the best accuracy per CPU-second?
 
-    python experiments/photo_networks.py FEATURES     needs CUB-200, Oxford-IIIT Pet and CIFAR-100 (GATF_DATA)
+    python experiments/photo_networks.py FEATURES [pets cub cifar]     all of them without a choice; needs GATF_DATA
 
 Training images only: accuracies are five-fold cross-validated. CPU-seconds are per 1000 images, with decoding, the
 least of three measurements.
@@ -172,16 +172,16 @@ class Study:
 
 
 def main() -> None:
-    study = Study(Path(sys.argv[1]))
+    study, chosen = Study(Path(sys.argv[1])), sys.argv[2:] or DATA
     lite0, lite1, lite2 = NETWORKS
-    for side, data in product((96, 128, 160, 224), DATA):
+    for side, data in product((96, 128, 160, 224), chosen):
         study.single(data, lite0, side, True)
-    for data in DATA:
+    for data in chosen:
         study.single(data, lite0, 128, False)
     for network, side in ((lite2, 128), (lite1, 128), (lite2, 160)):
-        for data in DATA:
+        for data in chosen:
             study.single(data, network, side, True)
-    for data in DATA:
+    for data in chosen:
         readouts(study, data)
     save("photo_networks", study.rows)
 

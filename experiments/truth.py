@@ -1,15 +1,17 @@
 """Are the statements about a classifier on a frozen network true: accuracy, forecast, probabilities, rejections?
 
-    python experiments/truth.py FEATURES      needs CUB-200, Oxford-IIIT Pet and CIFAR-100 (GATF_DATA)
+    python experiments/truth.py FEATURES [birds pets cifar digits trained]     all without a choice; needs GATF_DATA
 
 Features of EfficientNet-Lite0 (birds and CIFAR-100 at 128 pixels, Pets at 224) are stored in the folder FEATURES; the
 digits of scikit-learn are their own features. Classes come in updates of five in three random orders; a third of the
 classes is never learnt. After every update the model's statements, which come from learnt images that are left out in
-turn, are compared with test images. docs/uncertainty.md shows the results.
+turn, are compared with test images. `trained` is another classifier: a small network that GATF trains on digits, in
+updates of two classes; its statements come from held-out images. docs/uncertainty.md shows the results.
 """
 
 import os
 import sys
+import warnings
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,11 +19,12 @@ from typing import Any
 import numpy as np
 import photo_networks
 import torch
-from common import one_thread, rounded, save
+from common import load, one_thread, rounded, save
 from sklearn.datasets import load_digits
 from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
+from gatf import IncrementalClassifier
 from gatf.data.decode import CENTRAL_SHARE, centre_box
 from gatf.data.encoded import Encoded, Files, ParquetRows, decode_all
 from gatf.evaluation.calibration import expected_calibration_error, reliability
@@ -38,6 +41,8 @@ from gatf.settings import BackboneConfig
 DATA = {"birds": 128, "pets": 224, "cifar": 128, "digits": 0}
 """Data sets and sides of their images."""
 PER_UPDATE, ORDERS, PROMISED = 5, 3, 0.1
+TRAINED, SIZES, TRAINED_ORDERS = "digits, trained network", (3, 2, 2), 8
+"""The other classifier's name, the classes of its updates, and its orders."""
 TRAIN, TEST = 60, 40
 """Images per class of CIFAR-100."""
 
@@ -169,14 +174,52 @@ def series(name: str, data: dict[str, Tensor], seed: int) -> list[dict[str, Any]
     return rows
 
 
+def trained(seed: int) -> list[dict[str, Any]]:
+    """Statements of a network that is trained in every update, so that older classes are transported."""
+    pixels, labels = load_digits(return_X_y=True)
+    images = np.rint(pixels * (255 / 16)).astype(np.uint8).reshape(-1, 8, 8)
+    order, train = np.random.default_rng(seed).permutation(10), np.arange(len(labels)) % 5 > 0
+    learner = IncrementalClassifier(
+        width=16, feature_dim=16, epochs=20, device="cpu", random_state=seed, unknown=PROMISED, unknown_label=-1
+    )
+    rows, seen, unknown = [], 0, order[sum(SIZES) :]
+    for size in SIZES:
+        old, fresh, seen = order[:seen], order[seen : seen + size], seen + size
+        learner.partial_fit(images[train & np.isin(labels, fresh)], labels[train & np.isin(labels, fresh)])
+        report, asked = learner.report_, ~train & np.isin(labels, order[:seen])
+        found = torch.from_numpy(learner.predict_proba(images[asked]))
+        right = torch.from_numpy(learner.classes_[found.argmax(1)] == labels[asked])
+        older, sure = torch.from_numpy(np.isin(labels[asked], old)), found.amax(1)
+        draws = torch.rand(20, len(right), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        row = {
+            "data": TRAINED, "order": seed, "classes": seen, "accuracy": 100 * float(right.double().mean()),
+            "calibration_error": calibration_error(sure, right),
+            "calibration_floor": sum(calibration_error(sure, each < sure) for each in draws) / len(draws),
+            "confidence": 100 * float(sure.mean()), "expected": report.expected_all,
+            "rejected_known": 100 * float((learner.predict(images[asked]) == -1).mean()),
+            "rejected_unknown": 100 * float((learner.predict(images[~train & np.isin(labels, unknown)]) == -1).mean()),
+        }  # fmt: skip
+        if len(old) and report.expected_old is not None and report.expected_old_low is not None:
+            row |= {"old": 100 * float(right[older].double().mean()), "forecast": report.expected_old}
+            row |= {"error": (report.expected_old - report.expected_old_low) / 2}
+            row |= {"test_error": 100 * float(right[older].double().std()) / int(older.sum()) ** 0.5}
+        rows.append(rounded(row, 4))
+    return rows
+
+
 def main() -> None:
-    folder = Path(sys.argv[1])
+    folder, chosen = Path(sys.argv[1]), sys.argv[2:] or [*DATA, "trained"]
     folder.mkdir(parents=True, exist_ok=True)
-    rows = []
-    for name in DATA:
-        data = features(folder, name)
-        for seed in range(ORDERS):
-            rows += series(name, data, seed)
+    warnings.simplefilter("ignore")
+    rows = [
+        row
+        for row in load("truth", [])
+        if row["data"] not in [TRAINED if name == "trained" else name for name in chosen]
+    ]
+    for name in chosen:
+        data = {} if name == "trained" else features(folder, name)
+        for seed in range(TRAINED_ORDERS if name == "trained" else ORDERS):
+            rows += trained(seed) if name == "trained" else series(name, data, seed)
             print(name, seed, rows[-1], flush=True)
             save("truth", rows)
 

@@ -63,7 +63,7 @@ class Trial:
 
 BIRDS: dict[str, Any] = {"image_size": 96, "minutes": 600.0}
 """Enough time to adapt the backbone on a busy machine, so that results do not depend on the clock."""
-CIFAR: dict[str, Any] = {}
+CIFAR: dict[str, Any] = {"backbone": "resnet18"}
 TRIALS = {
     "birds-frozen": Trial("bird photos, adapt=never", "cub200-128px", 20, 2, BIRDS | {"adapt": "never"}),
     "birds-never": Trial("bird photos, adapt=never", "cub200-128px", 20, 5, BIRDS | {"adapt": "never"}),

@@ -485,7 +485,8 @@ def truth_table() -> str:
 def unknown_table() -> str:
     """AUROC of each novelty score after the last update, mean over orders."""
     found = truths()
-    last = {name: [row["auroc"] for row in some if "auroc" in row] for name, some in found.items()}
+    measured = {name: [row["auroc"] for row in some if "auroc" in row] for name, some in found.items()}
+    last = {name: some for name, some in measured.items() if some}
     scores = list(next(iter(last.values()))[0])
     rows = [[name, *(fixed(fmean(each[score] for each in some), 3) for score in scores)] for name, some in last.items()]
     return table(["unknown classes of", *scores], rows)
