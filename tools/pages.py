@@ -813,7 +813,8 @@ def coverage() -> str:
     found = read(BENCHMARKS, "coverage")
     packages = found["packages"].values()
     share = sum(one["lines"] * one["percent"] for one in packages) / sum(one["lines"] for one in packages)
-    least = ", ".join(f"`{one['file']}` ({one['percent']:.0f} %)" for one in found["least"])
+    present = [one for one in found["least"] if (ROOT / "src" / "gatf" / one["file"]).is_file()]  # not renamed since
+    least = ", ".join(f"`{one['file']}` ({one['percent']:.0f} %)" for one in present)
     return f"Covered: {share:.0f} % of the lines. Lowest: {least}.\n"
 
 
