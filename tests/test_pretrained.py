@@ -84,6 +84,20 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
+def test_a_model_of_photos_moves_to_another_backbone(installed: Path) -> None:
+    """The old network takes 32 pixels and the new one 128, so the features differ."""
+    classifier = IncrementalClassifier(backbone="efficientnet_lite0", image_size=32, device="cpu")
+    pixels, labels = photos(16, 32)
+    classifier.fit([Image.fromarray(each) for each in pixels], labels)
+    classifier.upgrade(photos(24, 32, seed=1)[0], "efficientnet_lite0")
+    assert classifier.model_.preprocessing.shape == (3, 128, 128)
+    assert classifier.report_.upgrade.pairs == 24
+    assert classifier.score(*photos(8, 32, seed=2)) == 1
+    with pytest.raises(UserError, match="'resnet18' has no pretrained weights"):
+        classifier.upgrade(photos(24, 32, seed=1)[0], "resnet18")
+
+
 def test_photos_get_the_pretrained_network_and_a_line_reports_it(installed: Path) -> None:
     reported = IncrementalClassifier(device="cpu").choose_strategy(read_images(photos(4, 64)[0])).description
     network = "backbone efficientnet_lite0 (ImageNet's weights, all its features), 128×128 colour pixels, method slda"
