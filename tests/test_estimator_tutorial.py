@@ -44,6 +44,33 @@ def test_the_text_shows_the_examples_code() -> None:
         assert (TEXT.parent / picture).is_file()
 
 
+def touched(path: Path) -> None:
+    path.parent.mkdir(exist_ok=True)
+    path.touch()
+
+
+@pytest.mark.slow
+def test_the_comparison_of_an_own_method_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(DOCS / "examples")
+    script = example(DOCS / "examples" / "own_method.py")
+    drawing = "gatf.report.page.save_figure"  # tests/report/test_style.py draws; the names are enough here
+    monkeypatch.setattr(drawing, lambda _, folder, name: touched(folder / f"{name}.png"))
+    frame = script.main(quick=True, out=tmp_path / "runs", images=tmp_path)
+    assert frame["method"].tolist() == script.METHODS
+    drawn = {path.name for path in tmp_path.glob("*.png")}
+    for page in ("tutorial-report.md", "add-a-method.md"):
+        shown = re.findall(r"!\[.*?\]\(img/(.*?)\)", (DOCS / page).read_text(encoding="utf-8"))
+        assert shown
+        assert set(shown) <= drawn
+    assert "mine" in (tmp_path / "runs" / "report.html").read_text(encoding="utf-8")
+
+
+def test_the_page_shows_the_method_of_the_comparison() -> None:
+    (block,) = re.findall(r"```python\n(.*?)```", (DOCS / "add-a-method.md").read_text(encoding="utf-8"), re.DOTALL)
+    assert block == (DOCS / "examples" / "mine.py").read_text(encoding="utf-8")
+    assert len(block.splitlines()) <= 60
+
+
 def test_birds_are_laid_out_by_update_and_species(tmp_path: Path) -> None:
     source = tmp_path / "CUB_200_2011"
     lines: dict[str, list[str]] = {"images": [], "image_class_labels": [], "train_test_split": []}
