@@ -26,6 +26,8 @@ KILL, HALF, FULL, NO_SPACE = "kill", "half", "full", "no space"
 SENTENCE, TRACEBACK = 2, 99
 """Exit codes of a child that ended by itself: with a `UserError`, with anything else."""
 WATCHED = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.link", "os.truncate", "shutil.copyfile"}
+PATIENCE = 900.0
+"""Seconds until a process counts as hanging; a busy machine takes minutes where an idle one takes seconds."""
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 
 
@@ -89,7 +91,7 @@ def killed_after(act: Callable[[], Any], seconds: float) -> int:
 
 def wait_for_task(task: int, job: subprocess.Popen[Any] | BaseProcess, folder: Path) -> None:
     """Until the run in the folder has trained an epoch of the task."""
-    events, deadline = folder / "metrics.jsonl", time.monotonic() + 120
+    events, deadline = folder / "metrics.jsonl", time.monotonic() + PATIENCE
     while not (events.exists() and f'"task": {task}, "phase"' in events.read_text(encoding="utf-8")):
         if isinstance(job, BaseProcess):
             assert job.is_alive()

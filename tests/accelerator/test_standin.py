@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,6 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from gatf.cli.launch import free_port
 from gatf.data.augment import STEPS
 from gatf.methods import METHODS
 
@@ -196,12 +196,6 @@ def outcome(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     failures_last = sorted(map(json.loads, lines), key=lambda each: "failed" in each)
     found = {each["name"]: each for each in failures_last}
     return lambda name: found[name]
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("localhost", 0))
-        return int(listener.getsockname()[1])
 
 
 def of(cases: list[dict[str, Any]]) -> list[str]:

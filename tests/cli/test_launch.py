@@ -7,7 +7,9 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +17,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from gatf.cli.launch import launch
+from gatf.cli.launch import free_port, launch
 from gatf.config import RunConfig
 from gatf.experiment import resume
 
-from ..faults import wait_for_task
+from ..faults import PATIENCE, wait_for_task
 
 pytestmark = pytest.mark.slow
 
@@ -29,7 +31,7 @@ ALONE = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
 def together(*command: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, env=ALONE, capture_output=True, text=True, timeout=300, check=False)
+    return subprocess.run(command, env=ALONE, capture_output=True, text=True, timeout=PATIENCE, check=False)
 
 
 @pytest.fixture(scope="module")
@@ -51,17 +53,11 @@ def undisturbed(made_once: MadeOnce, tiny_config: Tiny) -> Path:
             for node in range(2)
         ]  # fmt: skip
         for node, job in enumerate(jobs):
-            printed, reported = job.communicate(timeout=300)
+            printed, reported = job.communicate(timeout=PATIENCE)
             assert (job.returncode, reported) == (0, "")
             (folder / f"printed by node {node}").write_text(printed)
 
     return made_once("undisturbed", make)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def test_the_first_process_prints_and_writes(undisturbed: Path) -> None:
@@ -84,14 +80,15 @@ def test_a_stopped_and_a_killed_job_continue(undisturbed: Path, tmp_path: Path) 
     job = subprocess.Popen(first, env=ALONE, stdout=subprocess.PIPE, text=True)
     wait_for_task(0, job, folder)
     job.terminate()
-    printed, _ = job.communicate(timeout=60)
+    printed, _ = job.communicate(timeout=PATIENCE)
     assert job.returncode == 130
     assert printed.strip() == f"stopped and saved; continue with: gatf run --resume {folder}"
 
     job = subprocess.Popen([*command, "--resume", str(folder)], env=ALONE, stderr=subprocess.PIPE, text=True)
+    second = second_process(job.pid)
     wait_for_task(1, job, folder)
-    os.kill(second_process(job.pid), signal.SIGKILL)
-    _, reported = job.communicate(timeout=60)
+    os.kill(second, signal.SIGKILL)
+    _, reported = job.communicate(timeout=PATIENCE)
     assert job.returncode == 1
     assert reported.splitlines() == [
         f"gatf: process 1 of 2 was killed by SIGKILL, so the others were stopped; saved checkpoints are kept. "
@@ -109,11 +106,15 @@ def test_a_stopped_and_a_killed_job_continue(undisturbed: Path, tmp_path: Path) 
 
 
 def second_process(launcher: int) -> int:
-    """The child of the launcher whose rank is 1."""
-    for place in Path("/proc").iterdir():
-        own = place.name.isdigit() and f"\nPPid:\t{launcher}\n" in (place / "status").read_text()
-        if own and b"\0RANK=1\0" in b"\0" + (place / "environ").read_bytes():
-            return int(place.name)
+    """The child of the launcher whose rank is 1, once there is one."""
+    deadline = time.monotonic() + PATIENCE
+    while time.monotonic() < deadline:
+        for place in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):  # any process of the machine may end while it is read
+                own = f"\nPPid:\t{launcher}\n" in (place / "status").read_text()
+                if own and b"\0RANK=1\0" in b"\0" + (place / "environ").read_bytes():
+                    return int(place.name)
+        time.sleep(0.01)
     raise AssertionError("the launcher has no second process")
 
 
@@ -133,6 +134,15 @@ def test_a_folder_that_holds_a_run_is_refused_before_processes_start(
     monkeypatch.setattr("gatf.cli.run.launch", lambda *_, **__: pytest.fail("launched"))
     code, _, reported = call("run", "--out", undisturbed / "run", "--devices", 2)
     assert (code, reported.count("already contains a run"), len(reported.splitlines())) == (2, 1, 1)
+
+
+def test_the_port_of_a_launch_is_not_given_to_a_connection_meanwhile() -> None:
+    """Systems give connections ports from 32768 on."""
+    ports = [free_port() for _ in range(50)]
+    assert max(ports) < 32768
+    assert len(set(ports)) > 40
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", ports[0]))
 
 
 def test_several_nodes_need_to_know_of_each_other(monkeypatch: pytest.MonkeyPatch) -> None:

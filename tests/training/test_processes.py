@@ -14,6 +14,8 @@ from safetensors.torch import load_file
 from gatf.config import RunConfig
 from gatf.methods import METHODS
 
+from ..faults import PATIENCE
+
 pytestmark = pytest.mark.slow
 
 Tiny = Callable[..., RunConfig]
@@ -34,7 +36,7 @@ AUGMENTED = {"data.augment": ["crop:1", "trivial"], "optimisation.next.drop_last
 
 
 def together(*command: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, env=ALONE, capture_output=True, text=True, timeout=300, check=False)
+    return subprocess.run(command, env=ALONE, capture_output=True, text=True, timeout=PATIENCE, check=False)
 
 
 def wanted(folder: Path, config: RunConfig) -> None:

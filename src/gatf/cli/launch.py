@@ -1,6 +1,7 @@
 """`gatf run --devices N`: start the processes of one run on this node, and end them together."""
 
 import os
+import secrets
 import shlex
 import signal
 import socket
@@ -9,6 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import IO, Any
 
 from gatf.errors import ExitCode, UserError
@@ -17,6 +19,7 @@ LAUNCHER = "GATF_LAUNCHER"
 """Set in the processes started here; the launcher reports their errors, once."""
 GRACE = 3.0
 """Seconds that the other processes have to end by themselves."""
+PORTS = range(15000, 32000)
 TAIL = 15
 """Lines of a failed process's output that are printed."""
 
@@ -55,9 +58,7 @@ def launch(arguments: Sequence[str], *, devices: int, nodes: int, folder: str) -
 def _environment(devices: int, nodes: int) -> dict[str, str]:
     environment = dict(os.environ)
     if nodes == 1:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1]), "NODE_RANK": "0"}
+        environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "NODE_RANK": "0"}
     missing = [name for name in ("NODE_RANK", "MASTER_ADDR", "MASTER_PORT") if name not in environment]
     if missing:
         raise UserError(
@@ -68,6 +69,15 @@ def _environment(devices: int, nodes: int) -> dict[str, str]:
     environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // devices)))
     sizes = {"WORLD_SIZE": str(devices * nodes), "LOCAL_WORLD_SIZE": str(devices)}
     return environment | sizes | {LAUNCHER: "1", "GROUP_RANK": environment["NODE_RANK"]}
+
+
+def free_port() -> int:
+    """A port on which nothing listens. It is below those that systems give to connections: another program could take
+    one of those in the seconds that the first process needs to import torch."""
+    while True:
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", secrets.choice(PORTS)))
+            return int(probe.getsockname()[1])
 
 
 def _end(processes: Sequence[subprocess.Popen[Any]]) -> None:
