@@ -46,11 +46,11 @@ AUGMENTATIONS = [
 ]
 OPTIONS: list[tuple[str, dict[str, Any]]] = [
     ("gatf", {"method.refine": True, "method.anchor.final_refresh": True}),
-    ("gatf", {"method.refine": True, "method.anchor.kind": "none", "method.covariance": "lowrank"}),
+    ("gatf", {"method.refine": True, "method.anchor.kind": "none", "method.covariance.kind": "lowrank"}),
     ("gatf", {"method.anchor.kind": "identity", "method.top_aware": False}),
     ("gatf", {"optimisation.next.optimiser": "adam", "optimisation.next.clip": None}),
     ("gatf", {"diagnostics": True}),
-    ("adagauss", {"method.adapter": "residual", "method.readout_shrink": 0.1, "method.rda_mixture": 0.5}),
+    ("adagauss", {"method.adapter": "residual", "method.readout_shrink": 0.1, "method.rda.mixture": 0.5}),
     ("lwf", {"method.head": "cosine", "method.train_old_heads": True}),
     ("lwf", {"method.kd_groups": "per_task", "method.warmup_epochs": 1, "method.readout": "ncm"}),
     ("pass", {"method.radius": "running", "method.proto_aug_view": True}),
