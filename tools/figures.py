@@ -44,8 +44,15 @@ def main() -> None:
     seconds = {part: {int(count): value for count, value in dims.get("64", {}).items()}
                for part, dims in read(BENCHMARKS, "growth")["seconds"].items()}  # fmt: skip
     log_log(IMAGES / "growth.svg", seconds, "classes (S = 64)", "CPU seconds")
+    upgrades()
+
+
+def upgrades() -> None:
+    """Accuracy over the number of pairs, for data sets where upgrades were run with at least three numbers."""
     for data in ("cub200", "cifar100"):
         found = {one["count"]: one for one in encoder_counts() if (one["data"], one["of"]) == (data, "mixture")}
+        if len(found) < 3:
+            continue
         shown = {
             "embedded again": {count: one["reembedded"] for count, one in found.items()},
             "gatf upgrade": {count: one["upgraded"]["accuracy"] for count, one in found.items()},
