@@ -397,11 +397,14 @@ class _Place:
             if any(name in model.model_fields for model in choices(field).values()):
                 return f"; did you mean '{'.'.join([*self.path[:-1], section, name])}'?"
         if not get_close_matches(name, self.model.model_fields):
-            for section, field in self.model.model_fields.items():
-                below = field.annotation
-                if isinstance(below, type) and issubclass(below, BaseModel):
-                    for close in get_close_matches(name, below.model_fields, n=1):
-                        return f"; did you mean '{'.'.join([*self.path[:-1], section, close])}'?"
+            sections = {
+                inner: section
+                for section, field in self.model.model_fields.items()
+                if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
+                for inner in field.annotation.model_fields
+            }
+            for close in get_close_matches(name, sections, n=1):
+                return f"; did you mean '{'.'.join([*self.path[:-1], sections[close], close])}'?"
         return near_misses(name, self.model.model_fields)
 
 
