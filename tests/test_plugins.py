@@ -85,7 +85,12 @@ def test_a_run_uses_all_parts_and_only_a_user_lets_its_model_load(
         with pytest.raises(UserError, match=f"needs the {kind} '{names[kind]}' from outside gatf"):
             model_file.load(site / "run")
         assert "gatf_example" not in sys.modules
-    monkeypatch.setenv("GATF_TRUST", ",".join(names.values()))
+    monkeypatch.setenv("GATF_TRUST", names["backbone"])
+    with pytest.raises(UserError) as refused:
+        model_file.load(site / "run")
+    advice = str(refused.value).rpartition("GATF_TRUST=")[2]  # the whole of it: one repetition is enough
+    assert advice.split(",") == [names["backbone"], names["readout"], names["augmentation"]]
+    monkeypatch.setenv("GATF_TRUST", advice)
     assert model_file.load(site / "run").config.method == config.method
 
 

@@ -5,6 +5,7 @@ Importing a part runs its module. The name must come from the user, a recipe or 
 names one is refused, unless the user lists the name in the environment variable `GATF_TRUST`.
 """
 
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib import import_module
@@ -44,6 +45,12 @@ def listed() -> Iterator[tuple[str, str, str]]:
 def is_outside(kind: str, name: str, shipped: Iterable[str]) -> bool:
     """Whether a name is an import path, or a part that an installed package registers."""
     return name not in shipped and not name.startswith(OTHER_PREFIXES) and (":" in name or name in registered(kind))
+
+
+def consent(names: Iterable[str]) -> str:
+    """The value that trusts these names besides those that are trusted already."""
+    trusted = [name for name in os.environ.get(TRUST, "").split(",") if name]
+    return f"{TRUST}={','.join([*trusted, *names])}"
 
 
 def find(kind: str, name: str, shipped: Mapping[str, Any], *, hint: str = "") -> Any:

@@ -14,7 +14,7 @@ from gatf.errors import UserError
 from gatf.methods import method_class
 from gatf.methods.parts.closed_form import ClosedForm
 from gatf.nets.pretrained import install_line, packaged_weights
-from gatf.plugins import TRUST
+from gatf.plugins import consent
 from gatf.settings import LITE0, LITES, PACKAGE, VECTORS, StageConfig, flat
 from gatf.training.precision import chosen
 
@@ -140,10 +140,12 @@ def _usable_later(config: RunConfig) -> RunConfig:
 
 
 def _refuse_plugins(values: Mapping[str, Any]) -> None:
-    for kind, name in untrusted_parts(values):
+    if parts := list(untrusted_parts(values)):
+        kind, name = parts[0]
         raise UserError(
             f"{kind} '{name}' is not part of gatf, so the model's file would be refused: if you trust that code, set "
-            f"the environment variable {TRUST}={name} here and wherever the model is used, or use gatf run"
+            f"the environment variable {consent(name for _, name in parts)} here and wherever the model is used, or "
+            "use gatf run"
         )
 
 

@@ -353,10 +353,12 @@ def _is_fetched(backbone: str) -> bool:
 
 def _refuse_code(path: Path, config: Any) -> None:
     """Refuse plugins that the user does not trust: checking their settings would import them."""
-    for kind, name in untrusted_parts(config) if isinstance(config, dict) else ():
+    parts = [(kind, name[:80]) for kind, name in untrusted_parts(config)][:5] if isinstance(config, dict) else []
+    if parts:
+        needed = " and ".join(f"the {kind} '{name}'" for kind, name in parts)
         raise UserError(
-            f"{path} needs the {kind} '{name[:80]}' from outside gatf, and no code is run because a file names it: if "
-            f"you trust that code, set the environment variable {plugins.TRUST}={name[:80]}"
+            f"{path} needs {needed} from outside gatf, and no code is run because a file names it: if you trust that "
+            f"code, set the environment variable {plugins.consent(name for _, name in parts)}"
         )
 
 
