@@ -34,8 +34,10 @@ from torch.nn.functional import cross_entropy, mse_loss
 from gatf.data.decode import CENTRAL_SHARE, centre_box
 from gatf.data.encoded import decode_all
 from gatf.geometry.anchor import Affine, fit_anchor
+from gatf.geometry.leave_one_out import LeaveOneOut
 from gatf.geometry.moments import PairedMoments, PooledMoments
 from gatf.geometry.readout import linear_discriminant
+from gatf.model.calibration import calibration_sums, fitted_temperature
 from gatf.nets import build_backbone
 from gatf.nets.base import Backbone, freeze_batch_norm
 from gatf.settings import BackboneConfig
@@ -88,9 +90,14 @@ def train(top: Top, x: Tensor, y: Tensor, *, epochs: int, rate: float, distill: 
     classes, numbers = y.unique(return_inverse=True)
     head = nn.Linear(1280, len(classes))
     with torch.no_grad():  # starts as linear discriminants, so that the first steps do not spoil the features
-        known = PooledMoments.of(features(top, x), numbers, classes=len(classes))
-        rule = linear_discriminant(known.means, known.covariance(), known.noise_share())
-        head.weight.copy_(rule.weight), head.bias.copy_(rule.bias)
+        learnt = features(top, x).double()
+        known = PooledMoments.of(learnt, numbers, classes=len(classes))
+        share = known.noise_share()
+        rule = linear_discriminant(known.means, known.covariance(), share)
+        # by the temperature of left-out images: learnt ones are separated so far that their loss has no gradient
+        left_out, _ = LeaveOneOut(known, share).scores(learnt, numbers)
+        temperature = fitted_temperature(calibration_sums(left_out, numbers))
+        head.weight.copy_(rule.weight / temperature), head.bias.copy_(rule.bias / temperature)
     for name, parameter in top.named_parameters():
         parameter.requires_grad_(not norms or ".norm." in name)
     groups = [{"params": [each for each in top.parameters() if each.requires_grad], "lr": rate}]
