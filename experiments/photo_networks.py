@@ -149,6 +149,7 @@ class Study:
         row = {"data": data, "row": name, "accuracy": round(accuracy, 1), "seconds": round(float(seconds), 1)}
         self.rows.append(row | {"solve": round(fitting, 2)})
         print(json.dumps(self.rows[-1]), flush=True)
+        save("photo_networks", self.rows)
 
     def seconds(self, *cell: Any) -> float:
         """CPU-seconds of 1000 images, measured once per network and size, on Pets."""
@@ -176,14 +177,12 @@ def main() -> None:
     lite0, lite1, lite2 = NETWORKS
     for side, data in product((96, 128, 160, 224), chosen):
         study.single(data, lite0, side, True)
-    for data in chosen:
-        study.single(data, lite0, 128, False)
     for network, side in ((lite2, 128), (lite1, 128), (lite2, 160)):
         for data in chosen:
             study.single(data, network, side, True)
     for data in chosen:
+        study.single(data, lite0, 128, False)
         readouts(study, data)
-    save("photo_networks", study.rows)
 
 
 def readouts(study: Study, data: str) -> None:

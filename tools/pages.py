@@ -880,6 +880,12 @@ def few_images() -> str:
     return table(head, rows)
 
 
+def photo_networks() -> str:
+    rows = [[one["data"], one["row"], fixed(one["accuracy"]), fixed(one["seconds"])]
+            for one in read(EXPERIMENTS, "photo_networks")]  # fmt: skip
+    return table(["training images of", "network, image size", "accuracy %", "CPU-seconds per 1000 images"], rows)
+
+
 def refits() -> str:
     rows = [[one["row"], fixed(100 * one["accuracy"]), number(one["seconds"]), fixed(one["bytes"] / 1e6)]
             for one in read(EXPERIMENTS, "refits")]  # fmt: skip
@@ -1141,6 +1147,7 @@ PARTS: dict[str, Part] = {
     "epochs": epochs,
     "threads": threads,
     "few-images": few_images,
+    "photo-networks": photo_networks,
     "refits": refits,
     "encoders": encoder_upgrades,
     "encoders:goal": encoder_goal,
