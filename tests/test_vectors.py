@@ -7,7 +7,9 @@ import sys
 import time
 import types
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +20,7 @@ from gatf import EmbeddingClassifier, IncrementalClassifier
 from gatf.data.vectors import VectorBatch, VectorInput
 from gatf.errors import UserError
 from gatf.geometry.anchor import Affine
+from gatf.incremental import algebra
 from gatf.incremental.gather import Gathered
 from gatf.incremental.upgrade import VectorMap, move_on_cluster, move_vectors
 
@@ -194,6 +197,13 @@ def test_models_of_different_encoders_do_not_merge() -> None:
         one.merge(other)
     with pytest.raises(UserError, match="different settings"):
         one.merge(EmbeddingClassifier(encoder="a", method="ncm").fit(*vectors()))
+
+
+def test_a_model_of_images_does_not_merge_with_one_of_vectors(grown: Any) -> None:
+    model = EmbeddingClassifier().fit(*vectors()).model_
+    images = replace(model, preprocessing=grown.model_.preprocessing)
+    with pytest.raises(UserError, match="a model of images and a model of vectors cannot be merged"):
+        algebra.merged([model, images])
 
 
 def test_forgetting_is_exact_for_means() -> None:

@@ -144,6 +144,8 @@ def _check_alike(first: Model, other: Model) -> None:
     """Refuse models whose sums are over different features."""
     _closed_form(other, "merge")
     mine, its = first.config, other.config
+    if first.preprocessing.noun != other.preprocessing.noun:
+        raise UserError("a model of images and a model of vectors cannot be merged")
     if mine.backbone.encoder != its.backbone.encoder or first.preprocessing != other.preprocessing:
         raise UserError(
             f"the models have different encoders ({mine.backbone.encoder or first.preprocessing.description} and "
