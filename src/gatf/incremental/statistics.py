@@ -134,7 +134,7 @@ class OldSamples:
         seed: int,
     ) -> None:
         classes, dim = stored.means.shape
-        each = -(-POINTS // classes)
+        each = max(1, POINTS // classes)
         noise = white_noise(each, dim, generator=generator(seed, "old classes"), matched=False)
         self._deviations = noise.to(stored.covs) @ cholesky(stored.covs).lower.mT  # [C, each, S]
         self._means, self._rule, self._old = stored.means[:, None], rule, old
