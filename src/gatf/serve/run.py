@@ -22,6 +22,9 @@ from gatf.serve.studio import Options
 
 SHORTEST_TOKEN = 16
 SECONDS_TO_FINISH = 30
+SWITCH = 0.0005
+"""Seconds after which a thread that computes lets another one run. A prediction asks for its turn hundreds of times, and
+Python's default of 5 ms would let a client with many small chunks delay it by seconds."""
 BACKLOG = 64
 """Connections that the event loop accepts at once; `connections.RESERVED_DESCRIPTORS` allows for them."""
 
@@ -55,6 +58,7 @@ def run(options: Options, *, host: str, port: int, browser: bool = False) -> Non
     app, studio = build(options)
     server = _Server(config(app, options.limits))
     studio.stopping = lambda: server.ending
+    sys.setswitchinterval(SWITCH)
     Image.MAX_IMAGE_PIXELS = options.limits.pixels
     with careful_pillow():  # not thread-safe, so once for all threads
         studio.open()
