@@ -23,8 +23,8 @@ from gatf.serve.studio import Options
 SHORTEST_TOKEN = 16
 SECONDS_TO_FINISH = 30
 SWITCH = 0.0005
-"""Seconds after which a thread that computes lets another one run. A prediction asks for its turn hundreds of times, and
-Python's default of 5 ms would let a client with many small chunks delay it by seconds."""
+"""Seconds after which a thread that computes lets another one run. A prediction asks for its turn hundreds of times,
+and Python's default of 5 ms would let a client with many small chunks delay it by seconds."""
 BACKLOG = 64
 """Connections that the event loop accepts at once; `connections.RESERVED_DESCRIPTORS` allows for them."""
 
