@@ -383,7 +383,8 @@ def test_one_image_does_not_wait_for_a_request_with_many(
     taught: Path, digits: Digits, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with serving(Options(taught, limits=Limits(queue=300))) as (client, studio):
-        looking, go_on = forward_that_waits(studio, monkeypatch)
+        looking, passes = threading.Event(), threading.Semaphore(0)
+        hold_forward(studio, monkeypatch, looking, lambda: passes.acquire(timeout=60))
         picture = ("image", digits("d0", 1)[0])
         ended: list[int] = []
 
@@ -397,9 +398,11 @@ def test_one_image_does_not_wait_for_a_request_with_many(
         one = threading.Thread(target=ask, args=(1,))
         one.start()
         until(lambda: studio.batcher.waiting_images == 200 - LARGEST_BATCH + 1)
-        go_on.set()
-        for thread in (many, one):
-            thread.join()
+        passes.release(2)  # the batch that has begun, and the next one
+        one.join(60)
+        assert ended == [1]
+        passes.release(200)
+        many.join()
     assert ended == [1, 200]
 
 
