@@ -135,7 +135,7 @@ def test_names_in_a_foreign_bench_are_shown_as_text(
     assert ended.value.code == 0
     assert not set("\x1b\x9b\u202e\x07") & set(reported)
     assert reported.count(f"{harmless(EVIL)}[/x]") == 3  # the title, the row, and why it has no estimate
-    assert "1 runs into a[/b]" in reported
+    assert "1 run into a[/b]" in reported
 
 
 def test_names_in_a_foreign_run_are_shown_as_text(

@@ -36,6 +36,19 @@ def test_rehearsal(data: str, code: int, said: str, tmp_path: Path, call: Any, m
     assert not (tmp_path / "runs").exists()
 
 
+def test_plan_of_a_scenario_of_domains(tmp_path: Path, call: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its test images belong to tasks of their own, also the few that the estimate scores."""
+    monkeypatch.chdir(tmp_path)
+    recipe = "data: {name: glyphs, glyphs: {classes: 4, size: 8}}\nscenario: {domains: [original, night]}\n"
+    stages = "optimisation: {first: {batch_size: 8}, next: {batch_size: 8}}\n"
+    (tmp_path / "short.yaml").write_text(recipe + stages + "backbone: {name: small, width: 8}\n", encoding="utf-8")
+    bench = f"recipe: {tmp_path / 'short.yaml'}\nmethods: [ncm]\nseeds: [0]\n"
+    (tmp_path / "bench.yaml").write_text(bench, encoding="utf-8")
+    code, out, err = call("bench", tmp_path / "bench.yaml", "--dry-run")
+    assert (code, err) == (0, "")
+    assert "1 run into" in out
+
+
 def rehearsed_with(isolated: str, folder: Path, monkeypatch: pytest.MonkeyPatch, call: Any) -> tuple[int, str]:
     """Exit code and output where this code replaces a row's process, which must be able to import it."""
     (folder / "rehearsed_here.py").write_text(f"def isolated(config, part):\n    {isolated}\n", encoding="utf-8")

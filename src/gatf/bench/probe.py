@@ -157,10 +157,9 @@ def measured(text: str, *, steps: int = PROBE_STEPS, part: int = 1) -> tuple[flo
 def _short_run(config: RunConfig) -> tuple[experiment.Experiment, Summary, list[Event]]:
     """Run it on as many test images as training images per class."""
     probe = experiment.Experiment(config)
-    source = probe.scenario.source
-    rank = rank_in_class(source.test.labels, torch.bincount(source.test.labels))
-    few = source.test.take(torch.nonzero(rank < (config.data.max_per_class or 1)).squeeze(1))
-    probe.scenario = replace(probe.scenario, source=source.with_parts(source.train, few))
+    labels = probe.scenario.source.test.labels
+    rank = rank_in_class(labels, torch.bincount(labels))
+    probe.scenario = probe.scenario.with_tests(torch.nonzero(rank < (config.data.max_per_class or 1)).squeeze(1))
     with tempfile.TemporaryDirectory() as name:
         folder = RunFolder(Path(name))
         folder.create(config.to_yaml())

@@ -115,7 +115,7 @@ def print_plan(plan: "Plan", folder: Path, jobs: int, console: "Console") -> Non
     known = [one.seconds * one.runs for one in estimates if one.seconds is not None]
     total = f", about {duration(sum(known))} sequentially" if known else ""
     total += f" ({jobs} at once share this machine)" if known and jobs > 1 else ""
-    print_plain(console, f"{len(plan.runs)} runs into {folder}{total}")
+    print_plain(console, f"{len(plan.runs)} run{'s' * (len(plan.runs) != 1)} into {folder}{total}")
 
 
 def print_rehearsal(plan: "Plan", console: "Console") -> int:

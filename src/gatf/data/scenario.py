@@ -95,6 +95,12 @@ class Scenario:
     def class_names(self) -> tuple[str, ...]:
         return tuple(self.source.class_names[number] for number in self.order)
 
+    def with_tests(self, numbers: Tensor) -> "Scenario":
+        """With only these of the test images."""
+        train, test = self.parts
+        given = None if self.test_tasks is None else self.test_tasks[numbers]
+        return replace(self, source=self.source.with_parts(train, test.take(numbers)), test_tasks=given)
+
     def with_central_share(self, central_share: float) -> "Scenario":
         """With this share of the shorter side of large images as their test view."""
         train, test = (images.with_central_share(central_share) for images in self.parts)
