@@ -155,11 +155,12 @@ def measured(text: str, *, steps: int = PROBE_STEPS, part: int = 1) -> tuple[flo
 
 
 def _short_run(config: RunConfig) -> tuple[experiment.Experiment, Summary, list[Event]]:
-    """Run it on as many test images as training images per class."""
+    """Run it on as many test images as training images per class and task."""
     probe = experiment.Experiment(config)
-    labels = probe.scenario.source.test.labels
-    rank = rank_in_class(labels, torch.bincount(labels))
-    probe.scenario = probe.scenario.with_tests(torch.nonzero(rank < (config.data.max_per_class or 1)).squeeze(1))
+    scenario, tests = probe.scenario, probe.scenario.source.test
+    groups = tests.labels + scenario.source.classes * scenario.tasks(tests).clamp_min(0)  # a class in each domain
+    rank = rank_in_class(groups, torch.bincount(groups))
+    probe.scenario = scenario.with_tests(torch.nonzero(rank < (config.data.max_per_class or 1)).squeeze(1))
     with tempfile.TemporaryDirectory() as name:
         folder = RunFolder(Path(name))
         folder.create(config.to_yaml())
