@@ -65,7 +65,7 @@ audit: $(VENV)/bin/python
 	$(VENV)/bin/python tools/audit.py
 
 # build, check and install both distributions; make release-check RELEASE=--no-install is quick
-release-check: $(VENV)/bin/python
+release-check: $(VENV)/.installed-dev
 	$(PIP) build check-jsonschema
 	$(VENV)/bin/python tools/release_check.py $(RELEASE)
 

@@ -135,6 +135,12 @@ class Bomb:
         return Path.touch, (self.target,)
 
 
+def test_an_onnx_file_is_named_as_such(tmp_path: Path) -> None:
+    (tmp_path / "shop.onnx").write_bytes(b"\x08\x08")
+    with pytest.raises(UserError, match="is an ONNX file, for onnxruntime"):
+        model_file.load(tmp_path / "shop.onnx")
+
+
 def test_a_pickle_and_a_zip_are_refused_and_not_run(tmp_path: Path) -> None:
     import pickle
 

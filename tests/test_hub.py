@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gatf import IncrementalClassifier
+from gatf import EmbeddingClassifier, IncrementalClassifier
 from gatf.errors import UserError
 from gatf.model import file as model_file
 from gatf.model import hub
@@ -85,6 +85,15 @@ def test_a_model_goes_to_a_folder_and_comes_back(
     assert f"| 1 | {grown.history_[1].date[:10].replace('-', chr(92) + '-')} | 3 |" in text
     assert "from_pretrained('./shop')" in text
     assert str(tmp_path) not in text  # where it lay on somebody's machine is nobody's concern
+
+
+def test_a_model_of_vectors_goes_to_a_folder_with_a_card(tmp_path: Path) -> None:
+    draws = np.random.default_rng(0)
+    EmbeddingClassifier().fit(draws.normal(size=(60, 5)), np.arange(60) % 3).save(tmp_path / "m.gatf")
+    hub.push(tmp_path / "m.gatf", tmp_path / "shop")
+    text = (tmp_path / "shop" / "README.md").read_text(encoding="utf-8")
+    assert "| vectors | 5 numbers |" in text
+    assert "image" not in text
 
 
 def test_a_card_that_was_edited_stays(model: Path, tmp_path: Path) -> None:

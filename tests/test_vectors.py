@@ -21,7 +21,7 @@ from gatf.data.vectors import VectorBatch, VectorInput
 from gatf.errors import UserError
 from gatf.geometry.anchor import Affine
 from gatf.incremental import algebra
-from gatf.incremental.gather import Gathered
+from gatf.incremental.gather import Gathered, hashed
 from gatf.incremental.upgrade import VectorMap, move_on_cluster, move_vectors
 
 DIM, CLASSES = 12, 6
@@ -136,6 +136,13 @@ def test_constant_columns_and_copies() -> None:
     classifier = EmbeddingClassifier().fit(np.concatenate([given, given]), np.concatenate([labels, labels]))
     assert "are exact copies of others" in str(classifier.report_)
     assert classifier.score(given, labels) > 0.9
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.float64])
+def test_hashes_of_small_whole_numbers_differ(kind: type) -> None:
+    """Their low bits are zero; handwritten digits were reported as copies of each other, with contradicting labels."""
+    given = np.random.default_rng(0).integers(17, size=(4000, 64)).astype(kind)
+    assert len(np.unique(hashed(torch.from_numpy(given)))) == len(given)
 
 
 COMMANDS = """

@@ -2,12 +2,17 @@
 
 python tools/release_check.py              build, contents, metadata, workflows, types, and an installation of each kind
 python tools/release_check.py --no-install build, contents, metadata, workflows and types only
+python tools/release_check.py --extras hub build as above, then only the installations with these extras
 
-Each installation is an empty environment: without extras, with each extra alone, and with all. A smoke command runs in
-each. `constraints-cpu.txt` pins torch.
+Each installation is an empty environment: without extras, with each extra alone, with all, and from the source
+distribution. `pip check` and a smoke command run in each. `constraints-cpu.txt` pins torch. The outcomes are written to
+benchmarks/results/release.json.
 """
 
 import argparse
+import json
+import os
+import platform
 import subprocess
 import sys
 import tarfile
@@ -19,17 +24,40 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 DIST = ROOT / "dist"
+OUT = ROOT / "benchmarks" / "results" / "release.json"
 MOST_BYTES = 3_000_000
+FIXTURES = """
+from pathlib import Path
+import numpy as np
+from matplotlib.image import imsave
+from sklearn.datasets import load_digits
+
+digits = load_digits(n_class=4)
+np.savez("vectors.npz", embedding=digits.data, label=digits.target)
+for number, (image, label) in enumerate(zip(digits.images[:80], digits.target)):
+    folder = Path("photos", str(label))
+    folder.mkdir(parents=True, exist_ok=True)
+    imsave(folder / f"{number}.png", np.kron(image, np.ones((12, 12))))
+"""
+"""What the smoke commands read."""
+RUN = "gatf run --quiet --no-report --epochs 1 --tasks 2"
+LEARN = "gatf learn m.gatf vectors.npz"
+TRACKERS = ("tensorboard", "wandb", "mlflow", "trackio")
 SMOKE = {
-    "": "gatf methods | grep stripes && gatf run --quiet --no-report --epochs 1 --dataset stripes --tasks 2",
-    "data": "gatf data",
-    "onnx": "python -c 'import onnx, onnxruntime, gatf.model.onnx'",
-    "pretrained": "gatf doctor",
-    "studio": "python -c 'import gatf.serve.app'",
+    "": f"gatf methods | grep stripes && {RUN} --dataset stripes && {LEARN} && gatf predict m.gatf vectors.npz",
+    "cluster": "gatf bench digits --methods ncm --seeds 0 --set optimisation.first.epochs=1 --executor ray --no-report",
+    "data": f"{RUN} --dataset folder --data-root photos --set data.image_size=32 && python -c 'import datasets'",
+    "dev": f"cd {ROOT} && pytest tests/test_public_api.py && mypy --version && ruff --version && pre-commit --version",
+    "docs": f"cd {ROOT} && zensical build --clean --strict",
+    "hub": f"{LEARN} && gatf push m.gatf ./shelf && gatf pull ./shelf && python -c 'import huggingface_hub'",
+    "onnx": f"{LEARN} && gatf export m.gatf m.onnx",
+    "pretrained": "gatf learn m.gatf photos && gatf predict m.gatf photos",
+    "studio": f"{LEARN} && (timeout 20 gatf serve m.gatf --port 0 | grep http)",
+    "timm": f"{RUN} --dataset stripes --set backbone.name=timm:resnet10t",
+    "tune": "gatf tune --dataset stripes --search 'method.topology=[0.0, 1.0]' --trials 1 --epochs 1 --tasks 2",
+    **{name: f"{RUN} --dataset stripes --track {name}" for name in TRACKERS},
 }
-"""A command per extra; without extras a run with the example plugin; the others print the version."""
-HEAVY = {"dev", "docs"}
-"""Extras for contributors: `make test` and `make docs` install them."""
+"""A command per extra that needs it. The example plugin has the data set `stripes`."""
 
 
 def main() -> int:
@@ -41,10 +69,12 @@ def main() -> int:
     wheel, source = build()
     problems = [*contents(wheel, source), *metadata(wheel, project), *workflows(), *types()]
     if not args.no_install:
-        extras = sorted(project["optional-dependencies"].keys() - HEAVY)
+        extras = sorted(project["optional-dependencies"])
         wanted = args.extras if args.extras is not None else ["", *extras, ",".join(extras)]
-        problems += [problem for extra in wanted for problem in install(wheel, extra)]
-        problems += install(source, "") if args.extras is None else []
+        tried = {f"wheel[{extra}]": install(wheel, extra) for extra in wanted}
+        tried |= {"sdist[]": install(source, "")} if args.extras is None else {}
+        problems += [f"{name}: {error}" for name, error in tried.items() if error]
+        record(tried, wheel, source)
     print("\n".join(problems) or f"{wheel.name} and {source.name} are ready to publish")
     return 1 if problems else 0
 
@@ -109,20 +139,50 @@ def types() -> list[str]:
     return problems
 
 
-def install(package: Path, extra: str) -> list[str]:
-    """Install into an empty environment and run the smoke command."""
-    with tempfile.TemporaryDirectory() as folder:
-        subprocess.run([sys.executable, "-m", "venv", folder], check=True)
-        target = f"{package}[{extra}]" if extra else str(package)
-        pip = [f"{folder}/bin/pip", "install", "-q", "-c", str(ROOT / "constraints-cpu.txt"), "torch", target]
-        smoke = SMOKE.get(extra, "gatf --version")
-        plugin = [f"{folder}/bin/pip", "install", "-q", "--no-deps", str(ROOT / "docs" / "examples" / "plugin")]
-        for command in (pip, *([] if extra else [plugin]), ["sh", "-c", f"PATH={folder}/bin:$PATH; {smoke}"]):
-            done = subprocess.run(command, capture_output=True, text=True, cwd=folder)
+def install(package: Path, extra: str) -> str | None:
+    """Install into an empty environment and run the smoke commands; the error, if any."""
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        subprocess.run([sys.executable, "-m", "venv", str(folder / "env")], check=True)
+        (folder / "fixtures.py").write_text(FIXTURES, encoding="utf-8")
+        target, plugin = f"{package}[{extra}]" if extra else str(package), ROOT / "docs" / "examples" / "plugin"
+        pip = f"pip install --quiet --disable-pip-version-check -c {ROOT / 'constraints-cpu.txt'}"
+        smoke = [SMOKE[name] for name in (SMOKE if "," in extra else [extra])]
+        path = f"{folder / 'env' / 'bin'}{os.pathsep}{os.environ['PATH']}"
+        clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        environment = clean | {"PATH": path, "WANDB_MODE": "offline", "GATF_CACHE": str(folder / "cache")}
+        for command in (
+            f"{pip} torch '{target}'",
+            f"{pip} --no-deps {plugin}",
+            "pip check",
+            "python fixtures.py",
+            *smoke,
+        ):
+            done = subprocess.run(
+                ["sh", "-c", command],
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                cwd=folder,
+                env=environment,
+            )
             if done.returncode:
-                return [f"{target}: {' '.join(command)} failed:\n{(done.stdout + done.stderr)[-1000:]}"]
-    print(f"{package.name}[{extra}]: {smoke}", flush=True)
-    return []
+                print(f"{package.name}[{extra}] FAILS: {command}\n{(done.stdout + done.stderr)[-3000:]}", flush=True)
+                return f"{command} failed"
+    print(f"{package.name}[{extra}] passes", flush=True)
+    return None
+
+
+def record(tried: dict[str, str | None], wheel: Path, source: Path) -> None:
+    """Write the outcomes and where they were found."""
+    found = {
+        "python": platform.python_version(),
+        "torch": (ROOT / "constraints-cpu.txt").read_text(encoding="utf-8").strip().rpartition("==")[2],
+        "system": platform.system(),
+        "bytes": {path.name: path.stat().st_size for path in (wheel, source)},
+        "failures": tried,
+    }
+    OUT.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

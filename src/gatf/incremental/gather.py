@@ -243,6 +243,8 @@ def hashed(vectors: Tensor) -> np.ndarray:
     """A hash of each vector's bits, uint64 [N]: multiplied by fixed odd numbers, summed and mixed (splitmix64)."""
     array = vectors.contiguous().numpy()
     words = array.view(np.uint32 if array.itemsize == 4 else np.uint64).astype(np.uint64)
+    for shift in (32, 16):  # the low bits of small whole numbers are zero, and would be zero in every product
+        words ^= words >> np.uint64(shift)
     factors = np.random.default_rng(0).integers(2**63, size=array.shape[1], dtype=np.uint64) * 2 + 1
     mixed = words @ factors
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):

@@ -220,6 +220,8 @@ def _opened(path: Path) -> BinaryIO:
 
 def read_header(path: Path, file: BinaryIO, kind: Kind = MODEL) -> Header:
     """Parse the header and check kind, version and digest, then sizes, dtypes and shapes."""
+    if path.suffix == ".onnx":
+        raise UserError(f"{path} is an ONNX file, for onnxruntime: name the model that it was exported from")
     size = os.fstat(file.fileno()).st_size
     first = file.read(LENGTH_BYTES)
     for start, what in FOREIGN.items():

@@ -15,10 +15,9 @@ MOST = 200
 """Classes that a card names."""
 _HEADER = """---
 library_name: gatf
-pipeline_tag: image-classification
+pipeline_tag: {task}-classification
 tags:
 - gatf
-- image-classification
 - continual-learning
 - class-incremental-learning
 ---
@@ -34,10 +33,11 @@ def card(path: Path, address: str) -> str:
     description, config, history, header = describe(path)
     address = harmless(address)
     name = address.rstrip("/").rpartition("/")[2]
-    channels, side, _ = description.shape
     kept = history[-1].bytes_per_class
+    vectors = len(description.shape) == 1
+    noun, items, example = ("vector", "vectors", "vectors.npy") if vectors else ("image", "images", "photo.jpg")
     facts = {
-        "images": f"{side}×{side} pixels, {'grey' if channels == 1 else 'colour'}; others are resized",
+        items: f"{description.shape[0]} numbers" if vectors else _pixels(*description.shape[:2]),
         "network": _text(config.backbone),
         "method": f"`{config.method.name}`, {kept:,} bytes per class",
         "written by": f"gatf {_text(description.gatf)}",
@@ -46,27 +46,20 @@ def card(path: Path, address: str) -> str:
     more = f" and {len(description.labels) - MOST} more" if len(description.labels) > MOST else ""
     return "\n".join(
         [
-            f"{_HEADER}{OWN}",
+            f"{_HEADER.format(task='tabular' if vectors else 'image')}{OWN}",
             "",
             f"# {_text(name)}",
             "",
-            f"An image classifier that knows {_number(len(description.labels), 'class', 'classes')}, taught in "
-            f"{_number(description.updates, 'update')}. It can learn more classes without its old training images.",
+            f"A classifier of {items} that knows {_number(len(description.labels), 'class', 'classes')}, taught in "
+            f"{_number(description.updates, 'update')}. It can learn more classes without its old training {items}.",
             "",
             "## Use",
             "",
-            "```python",
-            "# pip install 'gatf-cil[hub]'",
-            "from gatf import IncrementalClassifier",
-            "",
-            f"clf = IncrementalClassifier.from_pretrained({address!r})",
-            'clf.predict(["photo.jpg"])',
-            "clf.partial_fit(new_images, new_labels)  # more classes; old images are not needed",
-            "```",
-            "",
+            *([] if vectors else _python(address)),
             "```console",
+            "$ pip install 'gatf-cil[hub]'",
             f"$ gatf pull {shlex.quote(address)} --out model.gatf",
-            "$ gatf predict model.gatf photo.jpg",
+            f"$ gatf predict model.gatf {example}",
             "```",
             "",
             "## Classes",
@@ -79,24 +72,41 @@ def card(path: Path, address: str) -> str:
             "",
             "## Accuracy",
             "",
-            "| update | date | new classes | images | accuracy on new classes % | older classes, expected % |",
+            f"| update | date | new classes | {items} | accuracy on new classes % | older classes, expected % |",
             "|---:|---|---:|---:|---:|---:|",
             *map(_row, history),
             "",
-            "Held-out images are classified among all classes known at that update. The accuracy on older classes is a "
-            "forecast, because their images are deleted.",
+            f"Held-out {items} are classified among all classes known at that update. The accuracy on older classes is "
+            f"a forecast, because their {items} are deleted.",
             *(["", *(f"- {_text(warning)}" for warning in history[-1].warnings)] if history[-1].warnings else []),
             "",
             "## Limits",
             "",
-            "- The model assigns one of these classes to every image, also to images of other things, unless rejection "
-            "of unknown images is requested.",
+            f"- The model assigns one of these classes to every {noun}, also to {items} of other things, unless "
+            f"rejection of unknown {items} is requested.",
             "- The file contains tensors and a JSON description with a checksum. Loading it runs no code.",
-            "- The file contains weights and statistics per class, no images. Statistics of a class with very few "
-            "images can still reveal something about them.",
+            f"- The file contains weights and statistics per class, no {items}. Statistics of a class with very few "
+            f"{items} can still reveal something about them.",
             "",
         ]
     )
+
+
+def _pixels(channels: int, side: int) -> str:
+    return f"{side}×{side} pixels, {'grey' if channels == 1 else 'colour'}; others are resized"
+
+
+def _python(address: str) -> list[str]:
+    return [
+        "```python",
+        "from gatf import IncrementalClassifier",
+        "",
+        f"clf = IncrementalClassifier.from_pretrained({address!r})",
+        'clf.predict(["photo.jpg"])',
+        "clf.partial_fit(new_images, new_labels)  # more classes; old images are not needed",
+        "```",
+        "",
+    ]
 
 
 def _row(record: UpdateRecord) -> str:
