@@ -12,7 +12,7 @@ from torch.nn.functional import normalize, one_hot
 from gatf.config import RunConfig
 from gatf.data.loader import TaskInfo
 from gatf.experiment import Experiment, start
-from gatf.geometry import gaussians
+from gatf.geometry import spd
 from gatf.methods.dpcr import DPCR, DPCRConfig, GramMemory, ridge_classifier, row_space, shift_projection
 from gatf.methods.lwf import local_cross_entropy
 from gatf.nets.heads import CosineHeads
@@ -37,7 +37,7 @@ def memory_of(features: Tensor, labels: Tensor) -> GramMemory:
     classes = int(labels.max()) + 1
     own = [features[labels == c] for c in range(classes)]
     memory = GramMemory(features.shape[1])
-    memory.triangles = gaussians.pack(torch.stack([rows.T @ rows for rows in own]))
+    memory.triangles = spd.pack(torch.stack([rows.T @ rows for rows in own]))
     memory.means = torch.stack([rows.mean(0) for rows in own])
     memory.counts = torch.bincount(labels).double()
     return memory
@@ -110,7 +110,7 @@ class TestRowSpace:
 
     def stored(self) -> GramMemory:
         memory = GramMemory(2)
-        memory.triangles, memory.means, memory.counts = gaussians.pack(self.GRAM[None]), self.MEAN, torch.ones(1)
+        memory.triangles, memory.means, memory.counts = spd.pack(self.GRAM[None]), self.MEAN, torch.ones(1)
         return memory
 
     def test_by_hand(self) -> None:
@@ -132,7 +132,7 @@ class TestRowSpace:
         """Stored in float32, features of 10 or 40 images in 16 dimensions; a trained network's are steep, with
         eigenvalues down to 1e-7 of the largest. The release's strict comparison sees 16 in any case."""
         features = relu_features(images, 16) * 10.0 ** -torch.linspace(0, decades, 16, dtype=torch.float64)
-        stored = gaussians.unpack(gaussians.pack((features.T @ features)[None]).float().double(), 16)
+        stored = spd.unpack(spd.pack((features.T @ features)[None]).float().double(), 16)
         found = row_space(stored, torch.tensor([images]))[0].diagonal().sum()
         assert found == pytest.approx(min(images, 16))
         everything = row_space(stored, torch.tensor([images]), 0.0)[0]

@@ -11,7 +11,7 @@ from torch import Tensor
 from gatf.config import RunConfig
 from gatf.errors import UserError
 from gatf.experiment import Experiment, start
-from gatf.geometry import gaussians, moments, spd
+from gatf.geometry import moments, spd
 from gatf.geometry.readout import nearest_mean_distances
 from gatf.methods.fecam import FeCAM, FeCAMConfig, TukeyMemory, shrink, tukey
 from gatf.methods.parts.extraction import class_means
@@ -28,7 +28,7 @@ def memory_of(features: Tensor, labels: Tensor, **settings: Any) -> TukeyMemory:
     memory = TukeyMemory(features.shape[1], config)
     covs = moments.class_moments(tukey(features, config.tukey), labels, classes=classes).covariance()
     spreads = {"identity": covs.new_zeros(classes, 0), "diag": covs.diagonal(dim1=-2, dim2=-1)}
-    memory.add(class_means(features, labels, classes=classes), spreads.get(config.covariance, gaussians.pack(covs)))
+    memory.add(class_means(features, labels, classes=classes), spreads.get(config.covariance, spd.pack(covs)))
     return memory
 
 
@@ -73,7 +73,7 @@ class TestDistance:
     def test_by_hand(self, passes: int, expected: float) -> None:
         """x = (1,0), μ = (9,16), β = ½: u = (1,0), v = (0.6,0.8)."""
         memory = TukeyMemory(2, FeCAMConfig(shrink_passes=passes))
-        memory.add(torch.tensor([[9.0, 16.0]]), gaussians.pack(BY_HAND[None]))
+        memory.add(torch.tensor([[9.0, 16.0]]), spd.pack(BY_HAND[None]))
         assert memory.distances(torch.tensor([[1.0, 0.0]])).item() == pytest.approx(expected, abs=1e-5)
 
     def test_euclidean_by_hand(self) -> None:
@@ -101,7 +101,7 @@ class TestDistance:
         memory = TukeyMemory(4, FeCAMConfig(mask_zeros=True))
         cov = torch.zeros(1, 4, 4, dtype=torch.float64)
         cov[0, :2, :2] = torch.tensor([[1.0, 0.9], [0.9, 1.0]])
-        memory.add(torch.tensor([[1.0, 1.0, 0.0, 0.0]]), gaussians.pack(cov))
+        memory.add(torch.tensor([[1.0, 1.0, 0.0, 0.0]]), spd.pack(cov))
         distances = memory.distances(torch.rand(50, 4, generator=torch.Generator().manual_seed(0)))
         assert distances.min() >= 0
         assert memory.build().repaired is not None
@@ -169,7 +169,7 @@ def test_the_first_task_is_classified_by_the_head(tiny_config: Tiny) -> None:
 def test_common_covariance_is_a_running_mean(tiny_config: Tiny) -> None:
     """One matrix for all, not shrunk at task 0, then ρΣ + (1 − ρ)·sh(Σ⁽ᵗ⁾) with ρ = 2/4."""
     experiment, method = trained_on(tiny_config("fecam", **{"method.covariance": "common"}), 1)
-    first = gaussians.unpack(method.memory.spreads.double(), method.feature_dim)[0]
+    first = spd.unpack(method.memory.spreads.double(), method.feature_dim)[0]
     method.begin_task(experiment.task_info(1))
     data = experiment.task_data(1)
     with torch.no_grad():
@@ -177,7 +177,7 @@ def test_common_covariance_is_a_running_mean(tiny_config: Tiny) -> None:
         features = torch.cat([method.backbone(batch.images) for batch in batches]).double().sqrt()
     method.end_task(data)
     expected = 0.5 * first + 0.5 * shrink(features.T.cov(), 1, 1)
-    stored = gaussians.unpack(method.memory.spreads.double(), method.feature_dim)
+    stored = spd.unpack(method.memory.spreads.double(), method.feature_dim)
     assert len(stored) == 1
     torch.testing.assert_close(stored[0], expected, atol=1e-6, rtol=1e-5)
     assert method.bytes_per_class() == 4 * 32
@@ -193,7 +193,7 @@ def test_vit_preset() -> None:
     config = FeCAMConfig.model_validate({"name": "fecam", "preset": "vit"})
     assert (config.tukey, config.shrink_off_diagonal, config.shrink_passes, config.unit_features) == (None, 0, 1, True)
     memory = TukeyMemory(2, config)
-    memory.add(torch.tensor([[0.5, 0.5]]), gaussians.pack(torch.eye(2)[None]))
+    memory.add(torch.tensor([[0.5, 0.5]]), spd.pack(torch.eye(2)[None]))
     assert memory.distances(torch.tensor([[3.0, -4.0]])).item() == pytest.approx(0.1**2 + 1.3**2)
 
 

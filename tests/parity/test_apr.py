@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from gatf.geometry import gaussians
+from gatf.geometry import spd
 from gatf.methods import apr
 from gatf.methods.apr import APR, APRConfig
 from gatf.settings import OptimisationConfig, StageConfig
@@ -37,7 +37,7 @@ def learnt(recorded: Any, toy_net: Any, toy_tasks: Any, traced_steps: Any) -> An
     )  # fmt: skip
     method = APR(config, net, OptimisationConfig(next=stage), 0)
     method.double()
-    method.memory.set(given["means"], gaussians.pack(given["covs"]))
+    method.memory.set(given["means"], spd.pack(given["covs"]))
     heads = method.base.heads
     heads.grow(OLD)
     heads.load_state_dict({"weight": given["head"][:OLD], "scale": given["scale"][0]})

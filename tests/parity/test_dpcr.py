@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from gatf.data.loader import TaskData
-from gatf.geometry import gaussians
+from gatf.geometry import spd
 from gatf.methods.dpcr import DPCR, DPCRConfig, ridge_classifier, row_space, shift_projection
 from gatf.settings import OptimisationConfig
 
@@ -51,7 +51,7 @@ def test_statistics_weights_and_scores(recorded: Recorded, learn: Callable[..., 
     images. All float32 there, with an inverse of condition 600 and 2800 in tasks 1 and 2."""
     expected = recorded("dpcr", f"tasks/expected/task{task}/")
     method = learn(task)
-    grams = gaussians.unpack(method.memory.triangles.double(), 8)
+    grams = spd.unpack(method.memory.triangles.double(), 8)
     close(grams, expected["grams"].double(), rtol=1e-4, atol=1e-3)
     close(method.memory.means, expected["means"], rtol=1e-4, atol=1e-4)
     close(method.readout.weight.T, expected["weight"], rtol=1e-4, atol=1e-5)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gatf.data.loader import Batch, TaskData
-from gatf.geometry import gaussians, spd
+from gatf.geometry import spd
 from gatf.methods.fecam import FeCAM, FeCAMConfig, shrink
 from gatf.settings import OptimisationConfig
 
@@ -51,7 +51,7 @@ def test_statistics_of_the_classes(recorded: Recorded, learn: Learn) -> None:
     expected = recorded("fecam", "per_class/expected/")
     method, _ = learn()
     close(method.memory.means, expected["means"], rtol=1e-6, atol=1e-6)
-    covs = gaussians.unpack(method.memory.spreads.double(), 8)
+    covs = spd.unpack(method.memory.spreads.double(), 8)
     for passes, name in ((1, "shrunk_once"), (2, "shrunk_twice")):
         close(shrink(covs, 1, 1, passes=passes, mask_zeros=True), expected[name], rtol=1e-6, atol=1e-7)
     close(method.memory.matrices(method.memory.spreads), expected["correlation"], rtol=1e-6, atol=1e-7)
@@ -149,5 +149,5 @@ def test_pretrained_vit(
             scores = method.eval().scores(given["test_images"] / 255)
             close(-scores, expected["distances"][:, : data.info.seen], rtol=5e-6, atol=2e-6)
     close(method.memory.means, expected["means"], rtol=1e-5, atol=1e-6)
-    close(gaussians.unpack(method.memory.spreads.double(), 5), expected["covariances"], rtol=1e-5, atol=1e-6)
+    close(spd.unpack(method.memory.spreads.double(), 5), expected["covariances"], rtol=1e-5, atol=1e-6)
     close(method.memory.matrices(method.memory.spreads), expected["correlation"], rtol=1e-5, atol=1e-6)

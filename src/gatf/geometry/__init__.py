@@ -19,7 +19,7 @@ from gatf.geometry.certificate import (
     whitened_bound,
     whitened_errors,
 )
-from gatf.geometry.gaussians import Gaussians, pack, push_affine, push_forward, sample, unpack, white_noise
+from gatf.geometry.gaussians import Gaussians, push_affine, push_forward, sample, white_noise
 from gatf.geometry.moments import Moments, PairedMoments, PooledMoments, class_moments
 from gatf.geometry.readout import (
     QuadraticReadout,
@@ -39,8 +39,10 @@ from gatf.geometry.spd import (
     clip_eigenvalues,
     condition_number,
     correlation,
+    pack,
     shrink,
     symmetrise,
+    unpack,
 )
 
 __all__ = [

@@ -33,6 +33,23 @@ def symmetrise(m: Tensor) -> Tensor:
     return (m + m.mT).div_(2)
 
 
+def pack(covs: Tensor) -> Tensor:
+    """Lower triangles, row by row: [C, S, S] → [C, S(S+1)/2], half the storage."""
+    rows, columns = torch.tril_indices(covs.shape[-1], covs.shape[-1], device=covs.device)
+    return covs.to(torch.float64)[..., rows, columns]
+
+
+def unpack(packed: Tensor, dim: int) -> Tensor:
+    """The symmetric matrices of `pack`: [C, S(S+1)/2] → [C, S, S]."""
+    if packed.shape[-1] != dim * (dim + 1) // 2:
+        raise ValueError(f"{packed.shape[-1]} numbers are not a triangle of a {dim}×{dim} matrix")
+    rows, columns = torch.tril_indices(dim, dim, device=packed.device)
+    covs = packed.new_zeros((*packed.shape[:-1], dim, dim), dtype=torch.float64)
+    covs[..., rows, columns] = packed.to(torch.float64)
+    covs[..., columns, rows] = covs[..., rows, columns]
+    return covs
+
+
 def _mean_variance(cov: Tensor) -> Tensor:
     return cov.diagonal(dim1=-2, dim2=-1).mean(-1)  # [...]
 

@@ -9,7 +9,7 @@ from pydantic import NonNegativeInt, PositiveInt
 from torch import Tensor, nn
 
 from gatf.devices import upload
-from gatf.geometry import gaussians, moments
+from gatf.geometry import gaussians, moments, spd
 from gatf.geometry.readout import nearest_mean_distances
 from gatf.methods.base import Batch, Phase, TaskData, TaskInfo
 from gatf.methods.fecam import FeCAMConfig, TukeyMemory
@@ -170,7 +170,7 @@ class APR(FeatureMethod[APRConfig]):
             self.memory.set(*self._transported(data))
         features, labels = extract(self.backbone, data)
         learnt = moments.class_moments(features, labels - task.old, classes=task.new)
-        self.memory.add(finite(learnt.mean), gaussians.pack(learnt.covariance()))
+        self.memory.add(finite(learnt.mean), spd.pack(learnt.covariance()))
         self.base.end(self, data)
 
     def _transported(self, data: TaskData) -> tuple[Tensor, Tensor]:
@@ -191,8 +191,8 @@ class APR(FeatureMethod[APRConfig]):
                 matrix = transfer_matrix(
                     before, after, epochs=config.transfer_epochs, lr=config.transfer_lr, draws=draws
                 )
-                cov = gaussians.unpack(spreads[number].double(), self.feature_dim)
-                carried.append(gaussians.pack(matrix.double() @ cov @ matrix.double().mT))
+                cov = spd.unpack(spreads[number].double(), self.feature_dim)
+                carried.append(spd.pack(matrix.double() @ cov @ matrix.double().mT))
         found = torch.tensor(counts, dtype=torch.float64)
         self.note("apr", successes_mean=float(found.mean()), fallbacks=float((found == 0).sum()))
         return finite(torch.stack(moved)), torch.stack(carried)
@@ -219,7 +219,7 @@ class APR(FeatureMethod[APRConfig]):
         return self.memory.scores(features)
 
     def stored(self) -> gaussians.Gaussians:
-        covs = gaussians.unpack(self.memory.spreads.double(), self.feature_dim)
+        covs = spd.unpack(self.memory.spreads.double(), self.feature_dim)
         return gaussians.Gaussians(self.memory.means.double(), covs)
 
     def bytes_per_class(self) -> int:

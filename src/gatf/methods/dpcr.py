@@ -122,7 +122,7 @@ class GramMemory(Growing):
         at_once = max(1, CHUNK_ELEMENTS // self.dim**2)
         for start in range(0, len(self), at_once):
             classes = slice(start, start + at_once)
-            yield classes, gaussians.unpack(self.triangles[classes].double(), self.dim)
+            yield classes, spd.unpack(self.triangles[classes].double(), self.dim)
 
     def move(self, projection: Tensor, *, cip: bool, tolerance: float | None) -> float:
         """Φ_c ← W_cᵀΦ_cW_c and μ_c ← μ_cW_c, W_c = P·Π_c: first the map, then the class's own row space, which is
@@ -134,7 +134,7 @@ class GramMemory(Growing):
                 spaces = row_space(grams, self.counts[classes], tolerance)
                 ranks.append(spaces.diagonal(dim1=-2, dim2=-1).sum(-1))
                 maps = projection @ spaces
-            triangles.append(gaussians.pack(spd.symmetrise(maps.mT @ grams @ maps)).float())
+            triangles.append(spd.pack(spd.symmetrise(maps.mT @ grams @ maps)).float())
             means.append((self.means[classes, None].double() @ maps)[:, 0].float())
         self.triangles, self.means = torch.cat(triangles), torch.cat(means)
         return float(torch.cat(ranks).mean()) if cip else float(self.dim)
@@ -145,7 +145,7 @@ class GramMemory(Growing):
         features, labels = (torch.cat(part) for part in zip(*passed, strict=True))
         new = class_moments(features, labels - data.info.old, classes=data.info.new)
         grams = new.scatter + new.count[:, None, None] * new.mean[:, :, None] * new.mean[:, None, :]
-        self.triangles = torch.cat([self.triangles, gaussians.pack(grams).float()])
+        self.triangles = torch.cat([self.triangles, spd.pack(grams).float()])
         self.means = torch.cat([self.means, new.mean.float()])
         self.counts = torch.cat([self.counts, new.count.float()])
 
@@ -154,7 +154,7 @@ class GramMemory(Growing):
         copy = deepcopy(self)
         for number in labels.unique().tolist():
             own = features[labels == number].to(self.means.device).double()
-            copy.triangles[number] = gaussians.pack(own.T @ own)
+            copy.triangles[number] = spd.pack(own.T @ own)
             copy.means[number], copy.counts[number] = own.mean(0), len(own)
         return copy
 
@@ -170,7 +170,7 @@ class GramMemory(Growing):
     def as_gaussians(self) -> gaussians.Gaussians:
         """Mean and covariance Φ_c/n_c − μ_cμ_cᵀ of every class."""
         means = self.means.double()
-        covs = gaussians.unpack(self.triangles.double(), self.dim) / self.counts.double()[:, None, None]
+        covs = spd.unpack(self.triangles.double(), self.dim) / self.counts.double()[:, None, None]
         return gaussians.Gaussians(means, covs - means[:, :, None] * means[:, None, :])
 
     def bytes_per_class(self) -> int:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot, pad
 
-from gatf.geometry import gaussians
+from gatf.geometry import spd
 from gatf.geometry.readout import ridge_readout
 from gatf.methods.base import TaskInfo
 from gatf.methods.parts.closed_form import ROWS, Analytic, AnalyticConfig, LinearRule
@@ -37,12 +37,12 @@ class ResidualSums(Growing):
 
     def add(self, inputs: Tensor, targets: Tensor) -> None:
         """Inputs [N, D] and targets [N, C]; C may have grown."""
-        self.triangle = self.triangle + gaussians.pack(inputs.mT @ inputs)
+        self.triangle = self.triangle + spd.pack(inputs.mT @ inputs)
         grown = targets.shape[1] - len(self.products)
         self.products = pad(self.products, (0, 0, 0, grown)) + targets.mT @ inputs
 
     def gram(self) -> Tensor:
-        return gaussians.unpack(self.triangle, self.dim)
+        return spd.unpack(self.triangle, self.dim)
 
 
 class DSAL(Analytic[DSALConfig]):

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from gatf.errors import UserError
-from gatf.geometry import gaussians, moments, readout, spd
+from gatf.geometry import moments, readout, spd
 from gatf.methods.base import Phase, TaskData, TaskInfo
 from gatf.methods.parts.extraction import Growing, class_means, extract
 from gatf.methods.parts.features import FeatureMethod
@@ -120,13 +120,13 @@ class TukeyMemory(Growing):
         if config.covariance == "identity":
             return torch.eye(self.dim, dtype=torch.float64, device=spreads.device).expand(len(spreads), -1, -1)
         if config.covariance == "common":
-            return gaussians.unpack(spreads.double(), self.dim)
+            return spd.unpack(spreads.double(), self.dim)
         if config.covariance == "diag":
             factor = (1 + config.shrink_diagonal) ** config.shrink_passes - 1  # all passes at once
             variances = spreads.double()
             shrunk = variances + factor * variances.mean(-1, keepdim=True)
             return torch.diag_embed(normalize(shrunk, dim=-1, eps=NORM_GUARD))
-        covs = gaussians.unpack(spreads.double(), self.dim)
+        covs = spd.unpack(spreads.double(), self.dim)
         covs = shrink(
             covs, config.shrink_diagonal, config.shrink_off_diagonal,
             passes=config.shrink_passes, mask_zeros=config.mask_zeros,
@@ -215,10 +215,10 @@ class FeCAM(FeatureMethod[FeCAMConfig]):
         if config.covariance == "identity":
             return features.new_zeros(task.new, 0)
         if config.covariance == "common":
-            return gaussians.pack(self._common(data)[None])
+            return spd.pack(self._common(data)[None])
         transformed = tukey(features, config.tukey)
         covs = moments.class_moments(transformed, labels, classes=task.new).covariance()
-        return covs.diagonal(dim1=-2, dim2=-1) if config.covariance == "diag" else gaussians.pack(covs)
+        return covs.diagonal(dim1=-2, dim2=-1) if config.covariance == "diag" else spd.pack(covs)
 
     def _common(self, data: TaskData) -> Tensor:
         """Σ ← ρ·Σ + (1 − ρ)·Σ⁽ᵗ⁾, ρ = old classes/all; Σ⁽ᵗ⁾ of all augmented features of a task together, shrunk once
@@ -233,7 +233,7 @@ class FeCAM(FeatureMethod[FeCAMConfig]):
             return new
         new = shrink(new, config.shrink_diagonal, config.shrink_off_diagonal, mask_zeros=config.mask_zeros)
         share = task.old / task.seen
-        return share * gaussians.unpack(self.memory.spreads.double(), self.feature_dim)[0] + (1 - share) * new
+        return share * spd.unpack(self.memory.spreads.double(), self.feature_dim)[0] + (1 - share) * new
 
     def feature_scores(self, features: Tensor) -> Tensor:
         classes = len(self.memory.means)

@@ -12,7 +12,7 @@ import torch
 from pydantic import PositiveInt
 from torch import Tensor, nn
 
-from gatf.geometry import gaussians
+from gatf.geometry import spd
 from gatf.geometry.moments import PooledMoments
 from gatf.geometry.readout import LinearReadout, linear_discriminant
 from gatf.methods.base import ForTask, Phase, TaskData, TaskInfo
@@ -190,10 +190,10 @@ class MomentMemory(Growing):
         self.register_buffer("triangle", torch.zeros(dim * (dim + 1) // 2, dtype=torch.float64))
 
     def get(self) -> PooledMoments:
-        return PooledMoments(self.counts, self.means, gaussians.unpack(self.triangle, self.dim))
+        return PooledMoments(self.counts, self.means, spd.unpack(self.triangle, self.dim))
 
     def set(self, total: PooledMoments) -> PooledMoments:
-        self.counts, self.means, self.triangle = total.counts, total.means, gaussians.pack(total.scatter)
+        self.counts, self.means, self.triangle = total.counts, total.means, spd.pack(total.scatter)
         return total
 
     def add(

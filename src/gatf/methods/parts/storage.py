@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from gatf.errors import UserError
-from gatf.geometry import compact, gaussians
+from gatf.geometry import compact, gaussians, spd
 from gatf.geometry.readout import Readout, bayes_readout
 
 Kept = dict[str, Tensor]
@@ -35,7 +35,7 @@ class Storage:
     def encode(self, covs: Tensor) -> Kept:
         """What is kept of covariances [C, S, S]."""
         if self.rank is None:
-            return {"triangles": gaussians.pack(covs)}
+            return {"triangles": spd.pack(covs)}
         fitted = compact.fit_low_rank(covs, self.rank)
         return {"factors": fitted.factors, "diagonals": fitted.diagonals}
 
@@ -43,7 +43,7 @@ class Storage:
         """Covariances of consecutive classes, as exactly as stored, float64 [c, S, S]."""
         chosen = {name: tensor[classes.start : classes.stop] for name, tensor in kept.items()}
         if self.rank is None:
-            return gaussians.unpack(chosen["triangles"].double(), self.dim)
+            return spd.unpack(chosen["triangles"].double(), self.dim)
         return compact.LowRank(**chosen).dense()
 
     def readout(self, means: Tensor, kept: Kept, shrink: float, *, normalise: bool) -> Readout:
