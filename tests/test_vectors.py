@@ -14,12 +14,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given as drawn
+from hypothesis import settings as bounded
+from hypothesis import strategies as st
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
 from gatf import EmbeddingClassifier, IncrementalClassifier
 from gatf.data.vectors import VectorBatch, VectorInput
 from gatf.errors import UserError
 from gatf.geometry.anchor import Affine
+from gatf.geometry.spd import unpack
 from gatf.incremental import algebra
 from gatf.incremental.gather import Gathered, hashed
 from gatf.incremental.upgrade import VectorMap, move_on_cluster, move_vectors
@@ -276,6 +280,77 @@ def test_forgetting_with_the_vectors_of_a_class_is_exact(method: str) -> None:
     never = EmbeddingClassifier(method=method, normalize=False, settings=settings)
     never.fit(given[labels != 2], labels[labels != 2])
     assert np.allclose(found, scores(never, given), rtol=0, atol=1e-9)
+
+
+def kept(method: str = "slda") -> EmbeddingClassifier:
+    settings = {"method.keep_scatter": True, **({"method.projections": 30} if method == "klda" else {})}
+    return EmbeddingClassifier(method=method, normalize=False, settings=settings)
+
+
+def assert_equal_classifiers(one: EmbeddingClassifier, other: EmbeddingClassifier) -> None:
+    """Counts, means, covariance, scores and predictions, whatever the order of the classes."""
+    assert set(one.classes_) == set(other.classes_)
+    found = []
+    for each in (one, other):
+        order = torch.from_numpy(np.argsort(each.model_.labels))
+        total = each.model_.method.memory.get()  # type: ignore[operator, union-attr]
+        found.append((total.counts[order], total.means[order], total.covariance(), total.parts[order]))
+    for mine, its in zip(*found, strict=True):
+        assert torch.allclose(mine, its, rtol=1e-9, atol=1e-9)
+    given = vectors(200, seed=5)[0]
+    assert np.allclose(scores(one, given), scores(other, given), rtol=1e-7, atol=1e-7)
+    assert np.array_equal(one.predict(given), other.predict(given))
+
+
+@bounded(deadline=None, max_examples=25)
+@drawn(
+    st.sampled_from(["slda", "klda"]), st.integers(0, 1000), st.lists(st.integers(1, 40), min_size=4, max_size=7),
+    st.data(),
+)  # fmt: skip
+def test_a_forgotten_class_was_never_learnt(method: str, seed: int, sizes: list[int], data: st.DataObject) -> None:
+    """However the items were split into updates and models."""
+    draws = np.random.default_rng(seed)
+    labels = draws.permutation(np.repeat(np.arange(len(sizes)), sizes))
+    items = (2 * draws.normal(size=(len(sizes), DIM))[labels] + draws.normal(size=(len(labels), DIM)) + 50).astype("f4")
+    gone = data.draw(st.integers(0, len(sizes) - 1))
+    model, other = kept(method), kept(method)
+    half = data.draw(st.integers(0, len(items)))
+    if min(len(np.unique(labels[:half])), len(np.unique(labels[half:]))) < 2:
+        model.fit(items, labels)
+    elif data.draw(st.booleans()):
+        model.fit(items[:half], labels[:half]).partial_fit(items[half:], labels[half:])
+    else:
+        model.fit(items[:half], labels[:half]).merge(other.fit(items[half:], labels[half:]))
+    assert "nothing of it remains in the classifier;" in model.forget(gone)
+    assert_equal_classifiers(model, kept(method).fit(items[labels != gone], labels[labels != gone]))
+
+
+def test_kept_scatter_survives_the_file_and_is_fixed(tmp_path: Path) -> None:
+    given, labels = vectors()
+    model = kept().fit(given[labels < 4], labels[labels < 4])
+    model.save(tmp_path / "m.gatf")
+    loaded = EmbeddingClassifier.load(tmp_path / "m.gatf").partial_fit(given[labels >= 4], labels[labels >= 4])
+    assert loaded.report_.bytes_per_class == 8 * (1 + DIM + DIM * (DIM + 1) // 2)
+    loaded.forget(1)
+    assert_equal_classifiers(loaded, kept().fit(given[labels != 1], labels[labels != 1]))
+    plain = EmbeddingClassifier(normalize=False).fit(given, labels)
+    with pytest.raises(UserError, match=r"'method.keep_scatter' was fixed when the model was first fitted"):
+        plain.set_params(settings={"method.keep_scatter": True}).partial_fit(given, labels)
+    with pytest.raises(UserError, match="different settings"):
+        plain.merge(loaded)
+
+
+def test_where_exact_removal_has_exceptions(tmp_path: Path) -> None:
+    given, labels = vectors()
+    model = kept().fit(given, labels).upgrade(given[:100], given[:100] @ np.eye(DIM)[::-1].astype("f4"))
+    parts = model.model_.method.memory.get()  # type: ignore[operator, union-attr]
+    assert torch.allclose(unpack(parts.parts.sum(0), DIM), parts.scatter)
+    assert "nothing of it remains in the classifier except in the choice of the map of an upgrade" in model.forget(2)
+    ranpac = EmbeddingClassifier(method="ranpac", normalize=False, settings={"method.projections": 50})
+    statement = ranpac.fit(given, labels).forget(2, given[labels == 2])
+    assert "nothing of it remains in the classifier except in the choice of the ridge" in statement
+    with pytest.raises(UserError, match="keep_scatter"):
+        EmbeddingClassifier(method="ranpac", settings={"method.keep_scatter": True}).fit(given, labels)
 
 
 def files_of_vectors(folder: Path) -> tuple[np.ndarray, np.ndarray]:

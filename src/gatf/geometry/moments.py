@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gatf.geometry.spd import symmetrise
+from gatf.geometry.spd import pack, symmetrise, unpack
 
 CHUNK_ELEMENTS = 2**20
 """Float64 elements in one padded block of `class_moments`, or in its products (8 MB)."""
@@ -139,17 +139,19 @@ class PooledMoments:
     """[C, S]; zero where the count is zero."""
     scatter: Tensor
     """Σ_n (z_n − mean of its class)(z_n − mean of its class)ᵀ, [S, S]."""
+    parts: Tensor | None = None
+    """What each class adds to the scatter, packed, [C, S(S+1)/2]; None: not kept. Both sides of a merge have it."""
 
     @classmethod
-    def of(cls, features: Tensor, labels: Tensor, *, classes: int) -> PooledMoments:
+    def of(cls, features: Tensor, labels: Tensor, *, classes: int, parts: bool = False) -> PooledMoments:
         """Features [N, S], labels [N] in 0..classes−1. Sums are products with the one-hot labels, so that they are
-        added in the same order on every run and device."""
+        added in the same order on every run and device. `parts`: keep the scatter of each class."""
         features = features.to(torch.float64)
         members = (labels[:, None] == torch.arange(classes, device=labels.device)).to(features)  # [N, C]
         counts = members.sum(0)
         means = members.mT @ features / counts.clamp_min(1)[:, None]
         centred = features - means[labels]
-        return cls(counts, means, centred.mT @ centred)
+        return cls(counts, means, centred.mT @ centred, _products(centred, labels, classes) if parts else None)
 
     def merge(self, other: PooledMoments) -> PooledMoments:
         """Moments of both sets of vectors together: class k of one is class k of the other, and where one has more
@@ -163,7 +165,12 @@ class PooledMoments:
         if not len(self.scatter):  # means alone
             return PooledMoments(total, means + delta * weight[:, None], self.scatter)
         between = apart.mT @ apart  # zero unless a class is in both
-        return PooledMoments(total, means + delta * weight[:, None], self.scatter + other.scatter + between)
+        parts = None
+        if self.parts is not None and other.parts is not None:
+            parts = _outer(apart)
+            parts[: len(self.parts)] += self.parts
+            parts[: len(other.parts)] += other.parts
+        return PooledMoments(total, means + delta * weight[:, None], self.scatter + other.scatter + between, parts)
 
     def _padded(self, classes: int) -> tuple[Tensor, Tensor]:
         more = classes - len(self.counts)
@@ -203,16 +210,43 @@ class PooledMoments:
         """Moments of the vectors after z ↦ P z + b, for P [S, S] and b [S]."""
         return PooledMoments(self.counts, self.means @ weight.mT + bias, symmetrise(weight @ self.scatter @ weight.mT))
 
+    def take(self, kept: Tensor) -> PooledMoments:
+        """Some classes alone, as if there had been no others; needs `parts`."""
+        assert self.parts is not None
+        scatter = unpack(self.parts[kept].sum(0), self.means.shape[1])
+        return PooledMoments(self.counts[kept], self.means[kept], scatter, self.parts[kept])
+
     def reordered(self, places: Tensor, classes: int) -> PooledMoments:
         """Class k becomes class `places[k]` of `classes`; classes with the same place are merged."""
+        parts = None
+        if self.parts is not None:
+            parts = self.parts.new_zeros(classes, self.parts.shape[1]).index_add_(0, places, self.parts)
         counts, means = self.counts.new_zeros(classes), self.means.new_zeros(classes, self.means.shape[1])
         if len(torch.bincount(places).nonzero()) == len(places):
             counts[places], means[places] = self.counts, self.means
-            return PooledMoments(counts, means, self.scatter)
+            return PooledMoments(counts, means, self.scatter, parts)
         counts.index_add_(0, places, self.counts)
         means.index_add_(0, places, self.sums()).div_(counts.clamp_min(1)[:, None])
         apart = (self.means - means[places]) * self.counts.sqrt()[:, None]
-        return PooledMoments(counts, means, self.scatter + apart.mT @ apart if len(self.scatter) else self.scatter)
+        if parts is not None:
+            parts.index_add_(0, places, _outer(apart))
+        scatter = self.scatter + apart.mT @ apart if len(self.scatter) else self.scatter
+        return PooledMoments(counts, means, scatter, parts)
+
+
+def _outer(vectors: Tensor) -> Tensor:
+    """z zᵀ of each row, packed, [C, S] → [C, S(S+1)/2]."""
+    rows, columns = torch.tril_indices(vectors.shape[1], vectors.shape[1], device=vectors.device)
+    return vectors[:, rows] * vectors[:, columns]
+
+
+def _products(vectors: Tensor, labels: Tensor, classes: int) -> Tensor:
+    """Σ z zᵀ of each class's rows, packed, [classes, S(S+1)/2]."""
+    found = vectors.new_zeros(classes, vectors.shape[1] * (vectors.shape[1] + 1) // 2)
+    for number in torch.unique(labels).tolist():
+        own = vectors[labels == number]
+        found[number] = pack(own.mT @ own)
+    return found
 
 
 class MomentStream:
@@ -223,13 +257,14 @@ class MomentStream:
     class's own vectors, so of n of them at most log₁₀ n digits cancel.
     """
 
-    def __init__(self, dim: int, *, scatter: bool = True) -> None:
-        """`scatter`: False for means alone."""
+    def __init__(self, dim: int, *, scatter: bool = True, parts: bool = False) -> None:
+        """`scatter`: False for means alone. `parts`: keep the scatter of each class, too."""
         self.counts = torch.zeros(0, dtype=torch.float64)
         self._shift = torch.zeros(0, dim, dtype=torch.float64)
         self._sums = torch.zeros(0, dim, dtype=torch.float64)
         side = dim if scatter else 0
         self._products = np.zeros((side, side), order="F")  # the lower triangle
+        self._parts = torch.zeros(0, dim * (dim + 1) // 2, dtype=torch.float64) if parts else None
 
     def add(self, vectors: Tensor, labels: Tensor, *, classes: int) -> None:
         """Vectors [N, S] and labels [N] in 0..classes−1; the number of classes may grow from call to call."""
@@ -246,6 +281,10 @@ class MomentStream:
         away = vectors - self._shift[labels]
         self.counts += more
         self._sums.index_add_(0, labels, away)
+        if self._parts is not None:
+            found, numbers = torch.unique(labels, return_inverse=True)
+            self._parts = torch.nn.functional.pad(self._parts, (0, 0, 0, classes - len(self._parts)))
+            self._parts.index_add_(0, found, _products(away, numbers, len(found)))
         if self._products.size:
             from scipy.linalg.blas import dsyrk  # half the work of a full product
 
@@ -259,7 +298,8 @@ class MomentStream:
         if len(scatter):
             spread = apart * self.counts.sqrt()[:, None]
             scatter = scatter - spread.mT @ spread
-        return PooledMoments(self.counts, self._shift + apart, scatter)
+        parts = None if self._parts is None else self._parts - _outer(spread)
+        return PooledMoments(self.counts, self._shift + apart, scatter, parts)
 
 
 @dataclass(frozen=True)

@@ -69,8 +69,9 @@ def merged(models: Sequence[Model]) -> Model:
 def without(model: Model, label: Label, vectors: Any = None) -> tuple[Model, str]:
     """The model without a class, and a statement of what remains of it.
 
-    With all vectors that the class was learnt from, their part in the shared covariance is subtracted too: the
-    classifier is then the one that never learnt the class."""
+    Where the model keeps the scatter of each class (`method.keep_scatter`), or with all vectors that the class was
+    learnt from, its part in the shared covariance is removed too: means, covariance and scores are then those of a
+    model that never learnt the class."""
     if label not in model.labels:
         names = [str(known) for known in model.labels]
         raise UserError(f"the model has no class '{label}'{near_misses(str(label), names)}")
@@ -81,8 +82,10 @@ def without(model: Model, label: Label, vectors: Any = None) -> tuple[Model, str
     kept = torch.tensor([number for number in range(len(model.labels)) if number != place])
     before = method.memory.get()
     smaller = PooledMoments(before.counts[kept], before.means[kept], before.scatter)
-    remains = "its name, mean and count are removed; nothing of it remains in the classifier"
-    if len(before.scatter) and vectors is not None:
+    remains = f"its name, mean and count are removed; nothing of it remains in the classifier{_chosen_with(model)}"
+    if before.parts is not None:
+        smaller = before.take(kept)
+    elif len(before.scatter) and vectors is not None:
         smaller = replace(smaller, scatter=before.scatter - _scatter_of_class(model, place, before, vectors))
     elif len(before.scatter):
         # the covariance stays, and weighs as much as the vectors that are left
@@ -102,6 +105,14 @@ def without(model: Model, label: Label, vectors: Any = None) -> tuple[Model, str
         measured=model.measured[kept] if len(model.measured) else model.measured,
         calibration=NO_CALIBRATION, history=remembered(history),
     ), f"{remains}; the temperature and the rejection threshold were measured with it"  # fmt: skip
+
+
+def _chosen_with(model: Model) -> str:
+    """What of the classifier was chosen with a class, besides sums."""
+    errors = dict(model.method.named_buffers()).get("errors")
+    left = ["of the map of an upgrade"] * any(record.upgrade is not None for record in model.history)
+    left += ["of the ridge"] * bool(errors is not None and errors.any())
+    return f" except in the choice {' and '.join(left)}" if left else ""
 
 
 def _scatter_of_class(model: Model, place: int, before: PooledMoments, vectors: Any) -> torch.Tensor:

@@ -38,6 +38,7 @@ ANCHORS_PER_UPDATE = 30
 FIXED = (
     "method.name", "method.preset", "method.readout", "method.covariance.kind",
     "method.covariance.rank", "method.distillation", "method.projections", "method.gamma", "method.unit_features",
+    "method.keep_scatter",
 )  # fmt: skip
 """Settings that fix the structure of a model, in addition to the sections backbone and scenario."""
 

@@ -121,8 +121,9 @@ class EmbeddingClassifier(IncrementalClassifier):
             config = defaults.next_config(model.config, images=1, overrides=dict(self.settings or {}))
             candidates = [(model, config.model_copy(update={"device": "cpu", "seed": model.config.seed}))]
         first = candidates[0][0]
+        memory = _closed_form(first).memory
         gathered = Gathered(
-            [_Embed(start) for start, _ in candidates], scatter=_closed_form(first).memory.has_scatter,
+            [_Embed(start) for start, _ in candidates], scatter=memory.has_scatter, parts=memory.has_parts,
             known=first.labels,
         )  # fmt: skip
         if self.engine == "ray":

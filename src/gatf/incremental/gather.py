@@ -76,9 +76,12 @@ class Sample:
 class Gathered:
     """Moments and sample of labelled vectors, by class in the order in which classes came."""
 
-    def __init__(self, embeds: Sequence[Embed], *, scatter: bool = True, known: Sequence[Label] = ()) -> None:
-        """`embeds`: the vectors are summed as each of these gives them. `known`: labels whose spelling is kept."""
-        self._embeds, self._scatter, self._known = embeds, scatter, known
+    def __init__(
+        self, embeds: Sequence[Embed], *, scatter: bool = True, parts: bool = False, known: Sequence[Label] = ()
+    ) -> None:  # fmt: skip
+        """`embeds`: the vectors are summed as each of these gives them. `known`: labels whose spelling is kept. Others:
+        see `MomentStream`."""
+        self._embeds, self._scatter, self._parts, self._known = embeds, scatter, parts, known
         self.started = time.monotonic()
         self.labels: dict[Label, int] = {}
         self.counts = np.zeros(0, dtype=np.int64)
@@ -193,7 +196,7 @@ class Gathered:
             for part, own in zip(vectors.split(rows), labels.split(rows), strict=True):
                 embedded = embed(part)
                 if place == len(self._streams):
-                    self._streams.append(MomentStream(embedded.shape[1], scatter=self._scatter))
+                    self._streams.append(MomentStream(embedded.shape[1], scatter=self._scatter, parts=self._parts))
                 self._streams[place].add(embedded, own, classes=len(self.labels))
 
 

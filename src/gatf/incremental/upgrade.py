@@ -22,6 +22,7 @@ from gatf.data.vectors import ENCODER, IDS, LABELS, VECTORS, VectorInput, as_vec
 from gatf.errors import UserError, extra
 from gatf.geometry.anchor import Affine
 from gatf.geometry.encoder_maps import (
+    EncoderMap,
     PairedVectors,
     candidates,
     class_corrections,
@@ -32,6 +33,7 @@ from gatf.geometry.encoder_maps import (
     transport,
 )
 from gatf.geometry.moments import PooledMoments
+from gatf.geometry.spd import pack, unpack
 from gatf.incremental import defaults
 from gatf.incremental.gather import on_cluster
 from gatf.incremental.store import Store
@@ -107,6 +109,8 @@ def upgrade_images(
         method=method, shape=shape, images=len(images), device=model.config.device, seed=model.config.seed,
         overrides=overrides,
     )  # fmt: skip
+    if method == known:
+        config = config.model_copy(update={"method": model.config.method})
     start = new_model(_without_correction(config), images, shape)
     return upgrade(model, start, _features(model, images), _features(start, images), labels)
 
@@ -161,7 +165,7 @@ def upgrade(model: Model, start: Model, old: Tensor, new: Tensor, labels: Any = 
     found = pairs.map(*kinds[chosen])
     means, within = transport(stored.means, cov, found)
     means = means + class_corrections(found.errors, numbers, len(means))[0]
-    _take(method, stored, means, within)
+    _take(method, stored, means, within, _moved_parts(stored, found))
     sizes, losses = [], []
     now, _ = _accuracy(probabilities.argmax(1), probabilities, numbers)
     for share in (4, 2):
@@ -232,10 +236,22 @@ def _statistics(model: Model) -> PooledMoments:
     return replace(plain, scatter=plain.scatter * plain.freedom())
 
 
-def _take(method: "ClosedForm[Any]", stored: PooledMoments, means: Tensor, cov: Tensor) -> None:
+def _take(
+    method: "ClosedForm[Any]", stored: PooledMoments, means: Tensor, cov: Tensor, parts: Tensor | None = None
+) -> None:
     """Make these the classes of a method."""
-    total = PooledMoments(stored.counts, means, cov)
-    method.solve(method.memory.set(replace(total, scatter=cov * total.freedom())))
+    method.solve(method.memory.set(PooledMoments(stored.counts, means, cov * stored.freedom(), parts)))
+
+
+def _moved_parts(stored: PooledMoments, found: EncoderMap) -> Tensor | None:
+    """The scatter of each class in the new space, whose sum is that of `transport`; None where it is not kept."""
+    if stored.parts is None:
+        return None
+    moved = []
+    for part, count in zip(stored.parts, stored.counts.tolist(), strict=True):
+        weight, scatter = found.affine.weight, unpack(part, stored.means.shape[1])
+        moved.append(pack(weight @ scatter @ weight.mT + max(0.0, count - 1) * found.residual))
+    return torch.stack(moved)
 
 
 def _accuracy(predicted: Tensor, probabilities: Tensor, numbers: Tensor) -> tuple[float, float]:

@@ -8,13 +8,13 @@ from pydantic import PositiveInt
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from gatf.methods.parts.closed_form import Discriminant, DiscriminantConfig, LinearRule, MomentMemory
+from gatf.methods.parts.closed_form import Discriminant, LinearRule, MomentMemory, SeparableConfig
 from gatf.settings import Positive
 
 NORM_GUARD = 1e-12
 
 
-class KLDAConfig(DiscriminantConfig):
+class KLDAConfig(SeparableConfig):
     name: str = "klda"
     projections: PositiveInt = 2000
     """D: number of random Fourier features (paper: 5 000)."""
@@ -52,7 +52,7 @@ class KLDA(Discriminant[KLDAConfig]):
         super().__init__(*args)
         width, gamma = self.config.projections, self.config.gamma
         self.kernel = self.make(lambda: FourierFeatures(self.feature_dim, width, gamma), "kernel")
-        self.memory = MomentMemory(width)
+        self.memory = MomentMemory(width, parts=self.config.keep_scatter)
         self.rule = LinearRule(width)
 
     def embedded(self, features: Tensor) -> Tensor:

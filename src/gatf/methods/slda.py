@@ -6,10 +6,10 @@ from typing import Any
 
 from gatf.geometry.gaussians import Gaussians
 from gatf.geometry.leave_one_out import LeaveOneOut
-from gatf.methods.parts.closed_form import Discriminant, DiscriminantConfig, LinearRule, MomentMemory
+from gatf.methods.parts.closed_form import Discriminant, LinearRule, MomentMemory, SeparableConfig
 
 
-class SLDAConfig(DiscriminantConfig):
+class SLDAConfig(SeparableConfig):
     name: str = "slda"
 
 
@@ -22,7 +22,7 @@ class SLDA(Discriminant[SLDAConfig]):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self.memory = MomentMemory(self.feature_dim)
+        self.memory = MomentMemory(self.feature_dim, parts=self.config.keep_scatter)
         self.rule = LinearRule(self.feature_dim)
 
     def leave_one_out(self) -> LeaveOneOut:

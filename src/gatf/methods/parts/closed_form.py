@@ -45,6 +45,13 @@ class DiscriminantConfig(ClosedFormConfig):
     """Correct for the noise in the mean of a class with few images; off: as published."""
 
 
+class SeparableConfig(DiscriminantConfig):
+    """Exact removal of classes."""
+
+    keep_scatter: bool = False
+    """Store the scatter of each class: S(S+1)/2 numbers for S features. `gatf forget` then removes classes exactly."""
+
+
 DiscriminantConfigT = TypeVar("DiscriminantConfigT", bound=DiscriminantConfig, covariant=True)
 
 
@@ -180,20 +187,29 @@ class MomentMemory(Growing):
     counts: Tensor
     means: Tensor
     triangle: Tensor
+    triangles: Tensor | None
     has_scatter: ClassVar[bool] = True
 
-    def __init__(self, dim: int) -> None:
+    def __init__(self, dim: int, *, parts: bool = False) -> None:
+        """`parts`: keep what each class adds to the scatter."""
         super().__init__()
         self.dim = dim
         self.register_buffer("counts", torch.zeros(0, dtype=torch.float64))
         self.register_buffer("means", torch.zeros(0, dim, dtype=torch.float64))
         self.register_buffer("triangle", torch.zeros(dim * (dim + 1) // 2, dtype=torch.float64))
+        self.register_buffer("triangles", self.triangle.new_zeros(0, len(self.triangle)) if parts else None)
+
+    @property
+    def has_parts(self) -> bool:
+        """Whether the scatter of each class is kept."""
+        return self.triangles is not None
 
     def get(self) -> PooledMoments:
-        return PooledMoments(self.counts, self.means, spd.unpack(self.triangle, self.dim))
+        return PooledMoments(self.counts, self.means, spd.unpack(self.triangle, self.dim), self.triangles)
 
     def set(self, total: PooledMoments) -> PooledMoments:
         self.counts, self.means, self.triangle = total.counts, total.means, spd.pack(total.scatter)
+        self.triangles = total.parts
         return total
 
     def add(
@@ -202,7 +218,8 @@ class MomentMemory(Growing):
         """Moments of what `transform` makes of features [N, S], a block of rows at a time, and of all before."""
         total = self.get()
         for rows, numbers in zip(features.split(ROWS), labels.split(ROWS), strict=True):
-            total = total.merge(PooledMoments.of(transform(rows), numbers, classes=classes))
+            more = PooledMoments.of(transform(rows), numbers, classes=classes, parts=self.has_parts)
+            total = total.merge(more)
         return self.set(total)
 
     def merge(self, moments: PooledMoments) -> PooledMoments:
@@ -210,8 +227,8 @@ class MomentMemory(Growing):
         return self.set(self.get().merge(moments))
 
     def bytes_per_class(self) -> int:
-        """What one more class takes: its mean and its count; the scatter is all classes'."""
-        return self.means.element_size() * (self.dim + 1)
+        """What one more class takes: its mean, its count and its own scatter, if kept; the other is all classes'."""
+        return self.means.element_size() * (self.dim + 1 + (0 if self.triangles is None else self.triangles.shape[1]))
 
 
 class LinearRule(Growing):
