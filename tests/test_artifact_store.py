@@ -416,6 +416,21 @@ def test_a_linked_model_is_updated_in_place_under_one_lock(store: Store, grown: 
     assert {file.name for file in link.parent.iterdir()} == {"link.gatf"}
 
 
+def test_a_hard_link_is_a_second_model(store: Store, grown: Any, tmp_path: Path) -> None:
+    """An update replaces one of the two names, so the other needs no lock and keeps its model."""
+    teach(store, grown, 0)
+    other = Store(tmp_path / "other.gatf")
+    other.path.hardlink_to(store.path)
+    before = other.path.read_bytes()
+    with other.writing():
+        teach(store, grown, 1)
+    assert other.path.read_bytes() == before != store.path.read_bytes()
+    assert (store.versions(), other.versions()) == ([0], [])
+    with store.writing():
+        store.rollback()
+    assert store.path.read_bytes() == other.path.read_bytes() == before
+
+
 def test_a_link_that_leads_to_itself_is_one_sentence(tmp_path: Path) -> None:
     for name, target in (("a", "b"), ("b", "a"), ("c", "c")):
         (tmp_path / name).symlink_to(target)
