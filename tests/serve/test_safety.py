@@ -1,6 +1,8 @@
 """Every promise of the server's about what it refuses, and how."""
 
 import asyncio
+import base64
+import gc
 import io
 import json
 import logging
@@ -13,7 +15,7 @@ import time
 import tracemalloc
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -504,6 +506,111 @@ def test_bodies_in_memory_share_a_limit_and_small_ones_always_get_in(
         assert other("POST", "/v1/predict", smaller, content_type=its_kind).status == 422
         first.close()
         until(lambda: client("POST", "/v1/predict", body, content_type=kind).status == 422)
+
+
+PADDED = encoded(Image.new("L", (8, 8)), "PNG") + bytes(2**21)
+
+
+def lost(client: Client, body: bytes, kind: str) -> None:
+    """A request that ends before its body does."""
+    head = f"POST /v1/predict HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: {kind}\r\n"
+    with socket.create_connection(("127.0.0.1", client.port), timeout=30) as connection:
+        connection.sendall(head.encode() + f"Content-Length: {len(body)}\r\n\r\n".encode() + body[: len(body) // 2])
+
+
+@pytest.mark.parametrize(
+    ("parts", "status"),
+    [
+        ([("image", PADDED)], 200),
+        ([("image", bytes(2**21))], 422),
+        ([("image", PADDED), ("image", b"no image")], 422),
+        ([("image", PADDED), ("other", b"")], 422),
+        ([("image", PADDED[:45] + bytes(2**21))], 422),
+        ([("image", PADDED)], None),
+        (json.dumps({"images": [base64.b64encode(PADDED).decode()]}), 200),
+        (json.dumps({"images": [base64.b64encode(bytes(2**21)).decode()]}), 422),
+        (json.dumps({"images": [base64.b64encode(PADDED).decode() + "!"]}), 422),
+        (json.dumps({"pictures": [base64.b64encode(PADDED).decode()]}), 422),
+        ('{"images": ["' + "A" * 2**21, 422),
+    ],
+    ids=["image", "no image", "second is none", "wrong part", "damaged", "lost", "json", "json: no image",
+         "json: wrong", "json: unknown field", "json: damaged"],
+)  # fmt: skip
+def test_the_body_of_a_request_is_freed_with_its_response(
+    taught: Path, parts: list[tuple[str, bytes]] | str, status: int | None
+) -> None:
+    """Nothing waits for Python's search for cycles, which can be a hundred requests away."""
+    body, kind = (parts.encode(), "application/json") if isinstance(parts, str) else form(parts)
+    with serving(Options(taught)) as (client, _):
+
+        def ask() -> None:
+            if status is None:
+                lost(client, body, kind)
+            else:
+                assert client("POST", "/v1/predict", body, content_type=kind).status == status
+
+        ask()
+        assert client.get("/healthz").status == 200
+        gc.collect()
+        gc.disable()
+        tracemalloc.start()
+        try:
+            for _ in range(6):
+                ask()
+            until(lambda: tracemalloc.get_traced_memory()[0] < 2**21, 5)
+        finally:
+            tracemalloc.stop()
+            gc.enable()
+
+
+def test_a_json_body_is_freed_when_its_images_are_decoded(taught: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else each counted byte would take two."""
+    reached, go_on = threading.Event(), threading.Event()
+
+    def waiting(*given: Any) -> Any:
+        reached.set()
+        assert go_on.wait(60)
+        return check_image(*given)
+
+    monkeypatch.setattr("gatf.serve.decoding.check_image", waiting)
+    body = json.dumps({"images": [base64.b64encode(PADDED).decode()]}).encode()
+    with serving(Options(taught)) as (client, _):
+        tracemalloc.start()
+        try:
+            before = tracemalloc.get_traced_memory()[0]
+            kind = {"content_type": "application/json"}
+            asking = threading.Thread(target=client, args=("POST", "/v1/predict", body), kwargs=kind)
+            asking.start()
+            assert reached.wait(60)
+            held = tracemalloc.get_traced_memory()[0] - before
+        finally:
+            tracemalloc.stop()
+            go_on.set()
+            asking.join()
+    assert held < 1.2 * len(body)
+
+
+def test_images_that_are_given_up_leave_the_queue_at_once() -> None:
+    """Their bytes count no longer, so they must be freed."""
+    lane, begun, go_on = Lane("test"), threading.Event(), threading.Event()
+
+    def holding() -> Generator[None, None, None]:
+        begun.set()
+        assert go_on.wait(60)
+        yield
+
+    async def give_up() -> None:
+        first = asyncio.ensure_future(lane.run("a", 1, 1, holding()))
+        await asyncio.to_thread(begun.wait, 60)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await lane.run("a", 1, 1, holding())
+        assert not lane._tasks
+        go_on.set()
+        await first
+
+    asyncio.run(give_up())
+    lane.close()
 
 
 @pytest.mark.parametrize("data", [b"", b"hello", b"\x89PNG\r\n\x1a\n", b"%!PS-Adobe-3.0 EPSF-3.0", bomb(50, 50)])

@@ -164,7 +164,7 @@ async def _images(request: Request, studio: Studio) -> list[bytes] | schemas.Pre
             await read_multipart(request.headers["content-type"], request.stream(), sink, studio.limits, turn)
             return sink.images
         case "application/json":
-            body = await request.body()
+            body = b"".join([piece async for piece in request.stream()])  # `request.body()` would keep it
             return await studio.decoders.requests.once(
                 client_of(request.scope), len(body), lambda: _images_in_json(body, studio)
             )

@@ -87,7 +87,10 @@ class Batcher:
             self.waiting_images += len(question.pixels)
             self._waiting.append(waiting)
             self._changed.notify()
-        return await waiting.future
+        try:
+            return await waiting.future
+        finally:
+            del waiting  # as in `decoding.Lane.run`
 
     def _run(self) -> None:
         while True:
@@ -98,6 +101,7 @@ class Batcher:
                     return
                 batch = self._next()
             self._answer(batch)
+            del batch  # while this thread waits, it keeps no images
 
     def _next(self) -> list[tuple[_Waiting, slice]]:
         """The images of the next batch, all for one model. Clients take turns, and so do the requests of a client."""

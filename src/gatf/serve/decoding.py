@@ -66,8 +66,12 @@ class Lane:
         with self.budget.taken(work, client):
             task = _Task(client, work, work / count, steps, asyncio.get_running_loop().create_future())
             self._add(task)
-            result: T = await task.future
-            return result
+            try:
+                result: T = await task.future
+                return result
+            finally:
+                self._drop(task)
+                del task  # an error's traceback has this frame: a cycle of references, which would keep the images
 
     async def once(self, client: str, work: float, make: Callable[[], T]) -> T:
         """The result of a function, which is one step."""
@@ -87,8 +91,14 @@ class Lane:
 
     def _add(self, task: _Task) -> None:
         with self._changed:
-            self._tasks.append(task)
-            self._changed.notify()
+            if not task.future.done():
+                self._tasks.append(task)
+                self._changed.notify()
+
+    def _drop(self, task: _Task) -> None:
+        with self._changed:
+            if task in self._tasks:
+                self._tasks.remove(task)
 
     def _next(self) -> _Task:
         task = min(self._tasks, key=lambda task: (self._spent.get(task.client, self._now), task.work))
@@ -106,16 +116,21 @@ class Lane:
                 if self._closed:
                     return
                 task = self._next()
-            if task.future.done():
-                continue
-            try:
-                next(task.steps)
-            except StopIteration as end:
-                settle(task.future, end.value)
-            except Exception as error:
-                settle(task.future, error)
-            else:
-                self._add(task)
+            self._do(task)
+            del task  # while this thread waits, it keeps no images
+
+    def _do(self, task: _Task) -> None:
+        """One step, unless the caller has given up."""
+        if task.future.done():
+            return
+        try:
+            next(task.steps)
+        except StopIteration as end:
+            settle(task.future, end.value)
+        except Exception as error:
+            settle(task.future, error)
+        else:
+            self._add(task)
 
 
 class Decoders:

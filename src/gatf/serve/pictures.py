@@ -103,17 +103,8 @@ class MultipartReader:
     def __init__(self, boundary: bytes, sink: ImageSink, limits: Limits) -> None:
         from python_multipart.multipart import MultipartParser
 
-        self.sink, self.limits = sink, limits
-        self.ended = False
-        self._headers: dict[bytes, bytes] = {}
-        self._field = self._value = b""
-        self._kind, self._size, self._text = "", 0, b""
-        callbacks: dict[str, Callable[..., None]] = {
-            "on_part_begin": self._begin, "on_header_field": self._header_field, "on_header_value": self._header_value,
-            "on_header_end": self._header_end, "on_headers_finished": self._headers_finished,
-            "on_part_data": self._data, "on_part_end": self._part_end, "on_end": self._end,
-        }  # fmt: skip
-        self._parser: Any = MultipartParser(boundary, callbacks)  # type: ignore[arg-type]
+        self._parts = _Parts(sink, limits)
+        self._parser: Any = MultipartParser(boundary, self._parts.callbacks())  # type: ignore[arg-type]
 
     def feed(self, data: bytes) -> None:
         from python_multipart.exceptions import FormParserError
@@ -124,8 +115,27 @@ class MultipartReader:
             raise not_understood("the multipart body is malformed") from None
 
     def close(self) -> None:
-        if not self.ended:
+        if not self._parts.ended:
             raise not_understood("the multipart body has no end")
+
+
+class _Parts:
+    """What the parser calls. It does not know the parser: a cycle of references would keep images in memory after the
+    response, until Python looks for cycles."""
+
+    def __init__(self, sink: ImageSink, limits: Limits) -> None:
+        self.sink, self.limits = sink, limits
+        self.ended = False
+        self._headers: dict[bytes, bytes] = {}
+        self._field = self._value = b""
+        self._kind, self._size, self._text = "", 0, b""
+
+    def callbacks(self) -> dict[str, Callable[..., None]]:
+        return {
+            "on_part_begin": self._begin, "on_header_field": self._header_field, "on_header_value": self._header_value,
+            "on_header_end": self._header_end, "on_headers_finished": self._headers_finished,
+            "on_part_data": self._data, "on_part_end": self._part_end, "on_end": self._end,
+        }  # fmt: skip
 
     def _begin(self) -> None:
         self._headers, self._field, self._value = {}, b"", b""
