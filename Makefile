@@ -21,7 +21,7 @@ test: $(VENV)/.installed-dev lint
 quick: $(VENV)/.installed-dev
 	$(VENV)/bin/pytest -n 2 --dist worksteal -m "not slow"
 
-# the slowest tests, in CPU seconds, into docs/contributing.md
+# print the slowest tests, in CPU seconds
 slowest: $(VENV)/.installed-dev
 	rm -f .costs.jsonl
 	$(VENV)/bin/pytest -n 2 --dist worksteal --costs .costs.jsonl

@@ -32,19 +32,20 @@ def section(heading: str) -> str:
     return found[1]
 
 
-def tables(text: str) -> list[list[list[str]]]:
-    """The body of every table: rows of cells."""
-    blocks = re.findall(r"(?:^\|.*\n)+", text, flags=re.MULTILINE)
-    return [[line.strip("|\n").split(" | ") for line in block.splitlines()[2:]] for block in blocks]
+def lists(text: str) -> list[list[tuple[str, str]]]:
+    """Every list: what stands before and after the first colon of its entries."""
+    blocks = re.findall(r"(?:^- .*\n)+", text, flags=re.MULTILINE)
+    entries = [[line.removeprefix("- ").partition(": ") for line in block.splitlines()] for block in blocks]
+    return [[(head, body) for head, _, body in block] for block in entries]
 
 
-def names(cell: str) -> list[str]:
-    """What a cell has as code, but for remarks in brackets."""
-    return re.findall(r"`([^`]+)`", re.sub(r"\(.*?\)", "", cell))
+def names(text: str) -> list[str]:
+    """What a text has as code, but for remarks in brackets."""
+    return re.findall(r"`([^`]+)`", re.sub(r"\(.*?\)", "", text))
 
 
-def first_column(table: list[list[str]]) -> list[str]:
-    return [name for row in table for name in names(row[0])]
+def listed(entries: list[tuple[str, str]]) -> list[str]:
+    return [name for head, _ in entries for name in names(head)]
 
 
 @pytest.fixture(scope="module")
@@ -62,16 +63,16 @@ def metadata(path: Path) -> dict[str, str]:
 def test_the_run_folder(run: Path) -> None:
     found = {f"{path.name}/" if path.is_dir() else path.name for path in run.iterdir()}
     made_by_others = {REPORT, f"{EXPLAINED}.csv", f"{EXPLAINED}.json", "tensorboard/", "wandb/"}
-    assert set(first_column(tables(section("The run folder"))[0])) == found | made_by_others
+    assert set(listed(lists(section("The run folder"))[0])) == found | made_by_others
 
 
 def test_events(run: Path) -> None:
     """A run gives every kind but a warning; the fields of the kinds are generated from the classes that write them."""
-    documented = {names(row[0])[0]: row[2] for row in tables(section("Events"))[0]}
+    documented = {names(head)[0]: body for head, body in lists(section("Events"))[0]}
     assert list(documented) == list(KINDS)
     reported = RunFolder(run).read_events()
     assert {event.kind for event in reported} == set(KINDS) - {"warning", "step", "features_extracted"}
-    by_name = {names(row[0])[0]: names(row[2]) for row in tables(section("Notices"))[0]}
+    by_name = {names(head)[0]: names(body) for head, body in lists(section("Notices"))[0]}
     for event in reported:
         if isinstance(event, Notice):
             assert set(event.values) <= set(by_name[event.name])
@@ -86,36 +87,36 @@ def test_every_notice_of_a_method_is_listed() -> None:
     compensated = {
         name for name, method in METHODS.items() if issubclass(method, DriftCompensated)
     }  # by their own name
-    assert named | compensated == set(first_column(tables(section("Notices"))[0]))
+    assert named | compensated == set(listed(lists(section("Notices"))[0]))
 
 
 def test_the_summary(run: Path) -> None:
-    """Its table is generated from the class that writes it."""
-    assert first_column(tables(section("Summary"))[0]) == list(json.loads((run / SUMMARY).read_text(encoding="utf-8")))
+    """Its list is generated from the class that writes it."""
+    assert listed(lists(section("Summary"))[0]) == list(json.loads((run / SUMMARY).read_text(encoding="utf-8")))
 
 
 def test_the_table_of_a_bench(run: Path) -> None:
     results = [Result("digits", "gatf", RunFolder(run).read_summary())]
     header = next(csv.reader(io.StringIO(to_csv(aggregate(results)))))
-    documented = first_column(tables(section("The bench folder"))[1])
+    documented = listed(lists(section("The bench folder"))[1])
     place = documented.index("_std")  # "the same names with `_std`", after the means
     documented[place : place + 1] = [f"{name}_std" for name in documented[documented.index("seeds") + 1 : place]]
     assert sorted(documented) == sorted(header)
 
 
 def test_checkpoints(run: Path) -> None:
-    (tensors,) = tables(section("Checkpoints"))
+    (tensors,) = lists(section("Checkpoints"))
     newest = max(RunFolder(run).checkpoints.iterdir())
     header = metadata(newest)
     assert f"`{header['kind']}`" in section("Checkpoints")
     assert all(f"`{field}`" in section("Checkpoints") for field in json.loads(header["model"]))
-    prefixes = {name.split(".")[0] for name in first_column(tensors)}
+    prefixes = {name.split(".")[0] for name in listed(tensors)}
     with safe_open(newest, framework="np") as file:
         assert {name.split(".")[0] for name in file.keys()} <= prefixes  # noqa: SIM118
 
 
 def test_diagnostics(run: Path) -> None:
-    documented = {names(row[0])[0]: names(row[1]) for row in tables(section("Diagnostics"))[0]}
+    documented = {names(head)[0]: names(body) for head, body in lists(section("Diagnostics"))[0]}
     found = {}
     for path in RunFolder(run).diagnostics.glob("*.csv"):
         found[path.name] = path.read_text(encoding="utf-8").splitlines()[0].split(",")
@@ -131,12 +132,10 @@ def test_the_model_file(tmp_path: Path) -> None:
     classifier.save(tmp_path / "some.gatf")
     header = metadata(tmp_path / "some.gatf")
     described = json.loads(header["model"])
-    keys, fields, history, tensors = tables(section("The model file"))
-    assert sorted(first_column(keys)) == sorted(header)
-    assert sorted(first_column(fields)) == sorted(
-        [*described, "adapt", "central_share"]
-    )  # of some pretrained networks only
-    assert set(described["history"][0]) <= set(first_column(history))  # some fields belong to some records
+    keys, fields, history, tensors = lists(section("The model file"))
+    assert sorted(listed(keys)) == sorted(header)
+    assert sorted(listed(fields)) == sorted([*described, "adapt", "central_share"])  # of some pretrained networks only
+    assert set(described["history"][0]) <= set(listed(history))  # some fields belong to some records
     with safe_open(tmp_path / "some.gatf", framework="np") as file:
         found = {name if "." not in name else "method.…" for name in file.keys()}  # noqa: SIM118
-    assert set(first_column(tensors)) == found
+    assert set(listed(tensors)) == found

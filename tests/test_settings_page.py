@@ -22,7 +22,7 @@ class Outer(Strict):
     """Of a run."""
 
     name: str
-    """Which | one."""
+    """Which one."""
     sizes: tuple[PositiveInt, ...] | None = None
     """Of every
     task."""
@@ -38,26 +38,20 @@ def tool(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return importlib.import_module("update_docs")
 
 
-def test_a_row_for_every_field_that_is_no_section(tool: ModuleType) -> None:
-    assert tool.settings_table(Outer, "run.").splitlines() == [
-        "| setting | default, other values | meaning |",
-        "|---|---|---|",
-        r"| `run.name` | required, text | Which \| one. |",
-        "| `run.sizes` | `null`, list of int > 0 | Of every task. |",
-        "| `run.kind` | `b`, `a`, `c` | Which kind. |",
+def test_an_entry_for_every_field_that_is_no_section(tool: ModuleType) -> None:
+    assert tool.setting_list(Outer, "run.").splitlines() == [
+        "- `run.name` (required, text): Which one.",
+        "- `run.sizes` (`null`, list of int > 0): Of every task.",
+        "- `run.kind` (`b`, `a`, `c`): Which kind.",
     ]
-    inline = tool.settings_table(Outer, "method.").splitlines()[-2:]
-    assert inline == [
-        "| `method.first.rate` | `0.5`, > 0 | How fast. |",
-        "| `method.next.rate` | `2.0`, > 0 | How fast. |",
-    ]
+    inline = tool.setting_list(Outer, "method.").splitlines()[-2:]
+    assert inline == ["- `method.first.rate` (`0.5`, > 0): How fast.", "- `method.next.rate` (`2.0`, > 0): How fast."]
 
 
 def test_sections_carry_their_own_defaults(tool: ModuleType) -> None:
     assert list(tool.sections(Outer)) == [("first", Inner(rate=0.5)), ("next", Inner(rate=2.0))]
-    table = tool.settings_table(Inner, "next.", {"rate": 2.0})
-    assert table.splitlines()[2:] == ["| `next.rate` | `2.0`, > 0 | How fast. |"]
-    assert tool.settings_table(Inner, "next.", {}) == ""
+    assert tool.setting_list(Inner, "next.", {"rate": 2.0}) == "- `next.rate` (`2.0`, > 0): How fast."
+    assert tool.setting_list(Inner, "next.", {}) == ""
 
 
 @pytest.mark.parametrize(
@@ -88,4 +82,4 @@ def test_a_field_without_a_description_is_named(tool: ModuleType) -> None:
         width: int = 3
 
     with pytest.raises(SystemExit, match=r"net\.width of Silent has no description"):
-        tool.settings_table(Silent, "net.")
+        tool.setting_list(Silent, "net.")

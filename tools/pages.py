@@ -229,10 +229,10 @@ def table_of(bench: str) -> str:
     usual = Counter(row["seeds"] for row in stored).most_common(1)[0][0]
     rows = [
         [row["row"] if row["seeds"] == usual else f"{row['row']} (seeds: {row['seeds']})",
-         *(spread(row[of], row[f"{of}_std"]) for of in columns), f"{row['bytes_per_class']:,}"]
+         *(spread(row[of], row[f"{of}_std"]) for of in columns)]
         for row in stored
     ]  # fmt: skip
-    return table([f"method, {usual} seeds", *columns.values(), "bytes per class"], rows)
+    return table([f"method, {usual} seeds", *columns.values()], rows)
 
 
 def same_seeds(bench: str, one: str, other: str, root: Path = RESULTS) -> tuple[list[float], list[float]]:
@@ -818,12 +818,6 @@ def coverage() -> str:
     return f"Covered: {share:.0f} % of the lines. Lowest: {least}.\n"
 
 
-def slowest() -> str:
-    found = read(BENCHMARKS, "slowest")
-    rows = [(f"`{test.removeprefix('tests/')}`", fixed(seconds)) for test, seconds in found["slowest"][:6]]
-    return table(("test", "CPU seconds"), [*rows, (f"all {found['tests']} tests", fixed(found["seconds"], 0))])
-
-
 # studies: docs/privacy.md, docs/protocol.md, the lab notebook
 
 
@@ -1140,7 +1134,6 @@ PARTS: dict[str, Part] = {
     "torture:long": torture_long,
     "torture:load": server_load,
     "torture:attacks": server_attacks,
-    "slowest": slowest,
     "mutants": mutants,
     "coverage": coverage,
     "membership": membership,

@@ -29,7 +29,7 @@ PLACE = re.compile(r"(Eq\. \d+|Theorem \d+|Thm \d+|Alg\. \d+|Sec\. \d+(?:\.\d+)?
 
 
 def paper_map() -> str:
-    """A row for every function or class whose docstring names a place in a paper."""
+    """Every function or class whose docstring names a place in a paper."""
     rows = []
     for path in sorted((ROOT / "src").rglob("*.py")):
         tree = ast.parse(path.read_text(encoding="utf-8"))
@@ -44,10 +44,8 @@ def paper_map() -> str:
         "",
         "Generated from docstrings by `python tools/update_docs.py`.",
         "",
-        "| function | place | what |",
-        "|---|---|---|",
     ]
-    lines += [f"| `{name}` | {places} | {what} |" for name, places, what in sorted(rows)]
+    lines += [f"- `{name}` ({places}): {what}" for name, places, what in sorted(rows)]
     return "\n".join(lines) + "\n"
 
 
@@ -63,8 +61,6 @@ def commands() -> str:
         "Generated from the commands by `python tools/update_docs.py`. `gatf COMMAND --help` explains every option.",
         "Errors are one sentence; the exit code is then 2.",
         "",
-        "| command | purpose | options |",
-        "|---|---|---|",
     ]
     pending: list[tuple[str, Any]] = [("gatf", typer.main.get_command(app))]
     while pending:
@@ -80,7 +76,8 @@ def commands() -> str:
             max(each.opts, key=len) for each in command.params if each.param_type_name == "option" and not each.hidden
         ]
         usage = " ".join([name, *arguments])
-        lines.append(f"| `{usage}` | {first_sentence(command.help)} | {', '.join(f'`{each}`' for each in options)} |")
+        described = f"- `{usage}`: {first_sentence(command.help)}"
+        lines.append(described + (f" Options: {', '.join(f'`{each}`' for each in options)}" if options else ""))
     return "\n".join(lines) + "\n"
 
 
@@ -96,39 +93,16 @@ def definitions(tree: ast.Module) -> list[tuple[str, ast.FunctionDef | ast.Class
 
 
 def method_table() -> str:
-    """A row for every method: its paper, what it trains, what it keeps."""
+    """A row for every method: its paper, what it trains, what it keeps, in bytes too for the features of ResNet-18."""
+    from gatf.cli.catalogue import bytes_kept
     from gatf.methods import METHODS
 
     rows = []
     for name, method in METHODS.items():
         card = method.card
         paper = f"[{card.venue} {card.year}]({card.url})" if card.authors else "–"
-        rows.append([f"`{name}`", paper, card.trains, card.keeps])
-    return table(["method", "paper", "trains", "keeps for each class"], rows, left=4)
-
-
-def memory(name: str) -> str:
-    """Bytes that a method keeps for each class, for the features of ResNet-18."""
-    from gatf.cli.catalogue import bytes_kept
-    from gatf.methods import METHODS
-
-    kept = f"{bytes_kept(name):,}"
-    return kept if METHODS[name].exemplar_free else f"{kept} and the images"
-
-
-def which_table() -> str:
-    """A row for every method: accuracies and bytes in the tables of this repository."""
-    from gatf.methods import METHODS
-
-    stored = [{row["row"]: row for row in pages.read(pages.RESULTS / bench, "table")} for bench in ("digits", "glyphs")]
-    birds = {row["row"]: row for row in pages.aggregate(each.run.result for each in pages.collected(pages.PHOTOS))
-             if row["setting"] == pages.PHOTOS}  # fmt: skip
-    benches = [*stored, pages.first_rows(), birds]
-    rows = []
-    for name in (name for name in METHODS if name in stored[0]):  # gatf-release has no results
-        accuracies = [pages.fixed(bench.get(name, {}).get("a_last")) for bench in benches]
-        rows.append([f"`{name}`", *accuracies, memory(name)])
-    return table(["method", "digits", "characters", "CIFAR-100", "birds", "bytes per class"], rows)
+        rows.append([f"`{name}`", paper, card.trains, card.keeps, f"{bytes_kept(name):,}"])
+    return table(["method", "paper", "trains", "keeps for each class", "bytes"], rows, left=4)
 
 
 def operations_table() -> str:
@@ -169,7 +143,8 @@ def in_cell(text: str) -> str:
 SETTINGS = """\
 # Settings
 
-Every setting of a run, generated from the config models by `python tools/update_docs.py`.
+Every setting of a run: its path, its default, other possible values, and its meaning. `python tools/update_docs.py`
+generates this page from the config models.
 
 Use a path such as `data.image_size` with `--set` on the command line, and in `overrides` or `settings` in Python.
 Recipes and a run's `config.yaml` have the same names as nested sections. Values are YAML: `null`, `true`, or `[a, b]`
@@ -181,7 +156,7 @@ that it names. `{first,next}` stands for two settings, one of each section.
 """
 WORDS: dict[Any, str] = {str: "text", bool: "bool", type(None): "`null`"}
 EXPLAINED_BEFORE = ("method.name", "method.base.name")
-"""Paths that the text before a table explains."""
+"""Paths that the text before a list explains."""
 BOUNDS = {"gt": ">", "ge": "≥", "lt": "<", "le": "≤"}
 
 
@@ -191,7 +166,7 @@ def settings_page() -> str:
     from gatf.config import RunConfig
     from gatf.methods import METHODS
 
-    parts = [SETTINGS, "## The run itself", settings_table(RunConfig)]
+    parts = [SETTINGS, "## The run itself", setting_list(RunConfig)]
     described: dict[type[BaseModel], str] = {}
     for path, section in sections(RunConfig):
         model = type(section)
@@ -202,23 +177,23 @@ def settings_page() -> str:
         if model in described:
             parts[-1] = f"The same settings as in `{described[model]}`, with another default for"
             values = {name: value for name, value in values.items() if value != default(model.model_fields[name])}
-        parts.append(settings_table(model, f"{path}.", values))
+        parts.append(setting_list(model, f"{path}.", values))
         described.setdefault(model, path)
     parts += ["## `method`", METHOD_SETTINGS]
     shared = shared_configs(method.Config for method in METHODS.values())
     for base in sorted(shared, key=lambda base: len(base.__mro__)):
         users = [f"`{name}`" for name, method in METHODS.items() if issubclass(method.Config, base)]
         own = own_values(base, shared)
-        parts += [f"### {shared_title(base)}", f"Shared by {', '.join(users)}.", settings_table(base, "method.", own)]
+        parts += [f"### {shared_title(base)}", f"Shared by {', '.join(users)}.", setting_list(base, "method.", own)]
         parts += choices(base, own)
     defaults: dict[str, str] = {}
     for name, method in METHODS.items():
-        parts += [f"### `{name}`", f"{method.card.summary[0].upper()}{method.card.summary[1:]}."]
+        parts.append(f"### `{name}`")
         bases = [base for base in method.Config.__mro__ if base in shared]
         links = [f"[{shared_title(base)}](#{shared_title(base).lower().replace(' ', '-')})" for base in bases]
         parts.append(f"Shared settings: {', '.join(links)}." if links else "")
         own = own_values(method.Config, bases)
-        parts += [settings_table(method.Config, "method.", own), *choices(method.Config, own)]
+        parts += [setting_list(method.Config, "method.", own), *choices(method.Config, own)]
         given = flat({"backbone": RunConfig.model_fields["backbone"].default.model_dump()}
                      | {"optimisation": RunConfig.model_fields["optimisation"].default.model_dump()}
                      | {"method": method.Config(name=name).model_dump()})  # fmt: skip
@@ -228,8 +203,8 @@ def settings_page() -> str:
         parts.append(f"Defaults in other sections: {text}." if elsewhere else "")
         for preset, changes in method.Config.presets.items():
             parts.append(f"`preset={preset}` sets {changed(flat(changes), given | flat(method.defaults))}.")
-    parts += ["## Bench recipes", "The keys of a [bench recipe](benches.md):", settings_table(BenchRecipe)]
-    parts += ["An entry of `methods` is the name of a method, or a mapping with these keys:", settings_table(Row)]
+    parts += ["## Bench recipes", "The keys of a [bench recipe](benches.md):", setting_list(BenchRecipe)]
+    parts += ["An entry of `methods` is the name of a method, or a mapping with these keys:", setting_list(Row)]
     return "\n\n".join(part.strip() for part in parts if part) + "\n"
 
 
@@ -252,30 +227,25 @@ def sections(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, Ba
             yield from sections(type(field.default), f"{prefix}{name}.")
 
 
-def settings_table(model: type[BaseModel], prefix: str = "", values: dict[str, Any] | None = None) -> str:
-    """A row for every field that is no section, with its own default; or for those in `values`, with that default.
-    Sections of a method are part of its table."""
-    rows = setting_rows(model, prefix, values)
-    return "\n".join(["| setting | default, other values | meaning |", "|---|---|---|", *rows]) if rows else ""
-
-
-def setting_rows(model: type[BaseModel], prefix: str, values: dict[str, Any] | None = None) -> list[str]:
+def setting_list(model: type[BaseModel], prefix: str = "", values: dict[str, Any] | None = None) -> str:
+    """An entry for every field that is no section, with its own default; or for those in `values`, with that default.
+    Sections of a method are part of its list."""
     from gatf.settings import descriptions
 
-    texts, rows = descriptions(model), []
+    texts, entries = descriptions(model), []
     for name, field in model.model_fields.items():
         path = prefix + name
         if path in EXPLAINED_BEFORE or (values is not None and name not in values):
             continue
         if is_section(field.annotation):
             if prefix.startswith("method."):
-                rows += setting_rows(field.annotation, f"{path}.", dict(default(field)))
+                entries.append(setting_list(field.annotation, f"{path}.", dict(default(field))))
             continue
         if name not in texts:
             raise SystemExit(f"{path} of {model.__name__} has no description: write one under the field")
         value = default(field) if values is None else values[name]
-        rows.append(f"| `{path}` | {default_and_range(field, value)} | {in_cell(texts[name])} |")
-    return rows
+        entries.append(f"- `{path}` ({default_and_range(field, value)}): {' '.join(texts[name].split())}")
+    return "\n".join(entries)
 
 
 def shared_configs(configs: Iterable[type[BaseModel]]) -> list[type[BaseModel]]:
@@ -318,7 +288,7 @@ def choices(config: type[BaseModel], fields: Iterable[str] | None = None) -> lis
         annotation = config.model_fields[name].annotation
         for model in filter(is_section, get_args(annotation)):
             chosen = model.model_fields["name"].default
-            parts += [f"With `method.{name}.name={chosen}`:", settings_table(model, f"method.{name}.")]
+            parts += [f"With `method.{name}.name={chosen}`:", setting_list(model, f"method.{name}.")]
     return parts
 
 
@@ -385,44 +355,38 @@ def kind(annotation: Any, metadata: Iterable[Any] = ()) -> str:
 # parts of docs/formats.md and docs/model-file.md
 
 
-def event_table() -> str:
-    """A row for every kind of event, with its fields; those of all events of a task are in the text."""
+def event_list() -> str:
+    """Every kind of event, with its fields; those of all events of a task are in the text."""
     from gatf.io.events import KINDS, TaskEvent
 
-    rows = []
+    entries = []
     for name, event in KINDS.items():
         described = "; ".join(f"`{field}`: {text[:-1]}" for field, (_, text) in documented_fields(event).items()
                               if not (field == "task" and issubclass(event, TaskEvent)))  # fmt: skip
-        rows.append([f"`{name}`", in_cell(event.__doc__ or ""), described])
-    return table(["event", "meaning", "fields"], rows, left=3)
+        entries.append(f"- `{name}`: {in_cell(event.__doc__ or '')} {described}".rstrip())
+    return "\n".join(entries) + "\n"
 
 
-def record_table() -> str:
+def record_list() -> str:
     """The fields of an update's record."""
     from gatf.model.record import UpdateRecord
     from gatf.settings import descriptions
 
     texts = descriptions(UpdateRecord)
-    fields = UpdateRecord.model_fields
-    return table(["field", "meaning"], [[f"`{name}`", in_cell(texts.get(name, ""))] for name in fields], left=2)
+    entries = [f"- `{name}`: {in_cell(texts.get(name, ''))}" for name in UpdateRecord.model_fields]
+    return "\n".join(entry.removesuffix(": ") for entry in entries) + "\n"
 
 
-def summary_table() -> str:
+def summary_list() -> str:
     """The fields of a run's summary."""
     from gatf.io.run_folder import DERIVED, Summary
 
     properties = [getattr(Summary, name) for name in DERIVED]
-    rows = [
-        f"| `{name}` | {kind(found.fget.__annotations__['return'])} | {in_cell(found.__doc__)} |"
+    described = documented_fields(Summary) | {
+        name: (kind(found.fget.__annotations__["return"]), in_cell(found.__doc__))
         for name, found in zip(DERIVED, properties, strict=True)
-    ]
-    return "\n".join([fields_table(Summary), *rows]) + "\n"
-
-
-def fields_table(described: type[Any]) -> str:
-    """A row for every field of a dataclass."""
-    rows = [f"| `{name}` | {shown} | {text} |" for name, (shown, text) in documented_fields(described).items()]
-    return "\n".join(["| field | type | meaning |", "|---|---|---|", *rows])
+    }
+    return "\n".join(f"- `{name}` ({shown}): {text}" for name, (shown, text) in described.items()) + "\n"
 
 
 def documented_fields(described: type[Any]) -> dict[str, tuple[str, str]]:
@@ -443,12 +407,11 @@ PAGES = {"cli.md": commands, "paper-map.md": paper_map, "settings.md": settings_
 PARTS: dict[str, pages.Part] = {
     **pages.PARTS,
     "methods": method_table,
-    "which": which_table,
     "operations": operations_table,
     "rehearsal": rehearsal_table,
-    "events": event_table,
-    "record": record_table,
-    "summary": summary_table,
+    "events": event_list,
+    "record": record_list,
+    "summary": summary_list,
 }
 """Parts of pages, between markers of that name."""
 
