@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch.utils.data import Dataset
+from sklearn.datasets import load_digits
+from torch.utils.data import Dataset, TensorDataset
 
 import gatf
 from gatf.data.inputs import read_labelled
@@ -45,6 +46,39 @@ def test_streams_of_avalanche() -> None:
     scenario = gatf.Scenario.from_continuum(stream, stream)
     assert scenario.task_sizes == (2, 1)
     assert scenario.source.image_shape == (3, 8, 8)
+
+
+def real_digits() -> tuple[np.ndarray, np.ndarray]:
+    data = load_digits()
+    return np.repeat(np.rint(data.images * (255 / 16)).astype(np.uint8)[..., None], 3, -1), data.target
+
+
+@pytest.mark.filterwarnings("default")
+def test_the_real_continuum() -> None:
+    library = pytest.importorskip("continuum", exc_type=ImportError)  # without torchvision, it does not import
+    images, labels = real_digits()
+    data = library.datasets.InMemoryDataset(images, labels)
+    tasks = [library.ClassIncremental(data, initial_increment=4, increment=2) for _ in range(2)]
+    scenario = gatf.Scenario.from_continuum(*tasks)
+    assert scenario.task_sizes == (4, 2, 2, 2)
+    expected = np.concatenate([images[np.isin(labels, each)] for each in ([0, 1, 2, 3], [4, 5], [6, 7], [8, 9])])
+    assert np.array_equal(scenario.source.train.images.permute(0, 2, 3, 1).numpy(), expected)
+
+
+@pytest.mark.filterwarnings("default")
+def test_the_real_avalanche() -> None:
+    library = pytest.importorskip("avalanche.benchmarks", exc_type=ImportError)
+    images, labels = real_digits()
+    data = TensorDataset(torch.from_numpy(images).movedim(-1, 1).float() / 255, torch.from_numpy(labels))
+    data.targets = labels.tolist()
+    benchmark = library.nc_benchmark(data, data, n_experiences=5, task_labels=False, seed=1)
+    scenario = gatf.Scenario.from_continuum(benchmark.train_stream, benchmark.test_stream)
+    classes = [sorted(task.classes_in_this_experience) for task in benchmark.train_stream]
+    assert list(scenario.class_names) == [str(label) for task in classes for label in task]
+    assert sorted(map(bytes, scenario.source.train.images.movedim(1, -1).numpy())) == sorted(map(bytes, images))
+    benchmark = library.ni_benchmark(data, data, n_experiences=2)
+    with pytest.raises(UserError, match="every class must be in exactly one task"):
+        gatf.Scenario.from_continuum(benchmark.train_stream, benchmark.test_stream)
 
 
 def test_classes_in_two_tasks_are_refused() -> None:
