@@ -202,9 +202,9 @@ class BackboneConfig(Strict):
     (8 to 16 pixels), `timm:<model>` (extra `timm`), or `vectors`, the identity for embeddings."""
     width: PositiveInt = 64
     """Channels of the first stage of ResNets and `small`; each later stage doubles them."""
-    stem: Literal["3x3", "3x3pool", "7x7"] = "3x3"
-    """First layer of ResNets: 3×3 for 32 and 64 pixels, 7×7 of stride 2 with pooling for 224. `3x3pool` costs four
-    times as much as `7x7`."""
+    stem: Literal["auto", "3x3", "3x3pool", "7x7"] = "auto"
+    """First layer of ResNets: 3×3, or 7×7 of stride 2 with pooling; auto: 3×3 up to 64 pixels. `3x3` costs 16 times
+    as much as `7x7`, `3x3pool` four times."""
     bottleneck: PositiveInt | None = 64
     """Dimension S of a linear layer after the pooled features; null: no such layer."""
     bottleneck_init: Literal["auto", "random", "pca"] = "auto"

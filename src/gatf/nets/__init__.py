@@ -11,7 +11,7 @@ from gatf.nets.foreign import Wrapped, probe_dim, timm_backbone, wrap_backbone
 from gatf.nets.identity import Vectors
 from gatf.nets.mobile import EfficientNetLite0, EfficientNetLite1, EfficientNetLite2, MobileNetV2
 from gatf.nets.pretrained import load_pretrained
-from gatf.nets.resnet import ResNet18, ResNet50
+from gatf.nets.resnet import ResNet18, ResNet50, Stem
 from gatf.nets.small import SmallNet
 from gatf.settings import INSIDE, PYTHON, VECTORS, BackboneConfig
 
@@ -25,6 +25,8 @@ MOBILE = {
 }
 BACKBONES = (*RESNETS, *MOBILE, "small", VECTORS)
 """Names of the shipped backbones."""
+LARGEST_FOR_3X3 = 64
+"""Side of images up to which `stem=auto` is 3x3."""
 
 
 def build_backbone(
@@ -60,7 +62,8 @@ def _with_norm(backbone: Backbone, config: BackboneConfig) -> Backbone:
 
 def _fresh(config: BackboneConfig, channels: int, side: int) -> Backbone:
     if config.name in RESNETS:
-        return RESNETS[config.name](channels, width=config.width, stem=config.stem, bottleneck=config.bottleneck)
+        stem: Stem = config.stem if config.stem != "auto" else "3x3" if side <= LARGEST_FOR_3X3 else "7x7"
+        return RESNETS[config.name](channels, width=config.width, stem=stem, bottleneck=config.bottleneck)
     if config.name in MOBILE:
         return MOBILE[config.name](channels, bottleneck=config.bottleneck)
     if config.name == "small":
