@@ -147,6 +147,8 @@ def test_mistakes_are_one_sentence_and_lose_nothing(call: Any, shop: Path, photo
         (["predict", shop, tmp_path / "empty"], "holds no images"),
         (["predict", tmp_path / "not.gatf", month], "zip archive"),
         (["predict", shop, month, "--json", "--csv"], "choose one"),
+        (["predict", month / "d0" / "00.png", shop], "it is a PNG image"),
+        (["export", shop, shop], "give an ONNX file"),
         (["inspect", tmp_path / "nowhere.gatf"], "there is no model"),
         (["rollback", tmp_path / "nowhere" / "shop.gatf"], "there is no model"),
     ):

@@ -410,6 +410,8 @@ def export(
     from gatf.model.file import load, model_path
     from gatf.model.onnx import export_onnx
 
+    if target.suffix == ".gatf" or target.resolve() == model.resolve():
+        raise UserError(f"{target} is a model's name: give an ONNX file, e.g. {target.with_suffix('.onnx')}")
     digest = container.inspect(model_path(model)).digest
     checked = export_onnx(load(model, answering=True), target, digest=digest)
     say(f"{target}: {_size(target)}; {checked}")

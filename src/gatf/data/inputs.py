@@ -231,7 +231,7 @@ def labelled_items(dataset: Any) -> tuple[list[Any], list[Any]]:
 def read_class_folders(folder: Path) -> tuple[ImageInput, np.ndarray]:
     """One folder per class, the folder's name being the class's."""
     if not folder.is_dir():
-        raise UserError(f"there is no folder {folder}")
+        raise UserError(f"there is no folder {folder}" if not folder.exists() else f"{folder} is no folder")
     paths: list[str] = []
     names: list[str] = []
     for name in class_folders(folder):

@@ -37,7 +37,8 @@ CHUNK = 2**16
 FOREIGN = {
     b"PK\x03\x04": "a zip archive (PyTorch's own files are zips, too)",
     b"\x80\x02": "a pickle", b"\x80\x03": "a pickle", b"\x80\x04": "a pickle", b"\x80\x05": "a pickle",
-    b"\x89HDF": "an HDF5 file", b"\x1f\x8b": "a gzip archive", b"\x93NUMPY": "a NumPy file",
+    b"\xff\xd8\xff": "a JPEG image", b"\x89PNG": "a PNG image", b"\x89HDF": "an HDF5 file",
+    b"\x1f\x8b": "a gzip archive", b"\x93NUMPY": "a NumPy file",
 }  # fmt: skip
 """First bytes of files that users mistake for models."""
 

@@ -72,7 +72,7 @@ def beside(model: Path) -> tuple[Exported | None, str | None]:
 
 def _export_of(model: Path, path: Path) -> tuple[Exported | None, str | None]:
     """The export at this path, if it is of this very model; else perhaps a sentence."""
-    if not model.is_file() or not path.is_file():
+    if not model.is_file() or not path.is_file() or path == model:
         return None, None
     try:
         import onnxruntime
