@@ -66,7 +66,7 @@ audit: $(VENV)/bin/python
 
 # build, check and install both distributions; make release-check RELEASE=--no-install is quick
 release-check: $(VENV)/.installed-dev
-	$(PIP) build check-jsonschema
+	$(PIP) build check-jsonschema uv
 	$(VENV)/bin/python tools/release_check.py $(RELEASE)
 
 docs: $(VENV)/.installed-dev

@@ -5,8 +5,8 @@ python tools/release_check.py --no-install build, contents, metadata, workflows 
 python tools/release_check.py --extras hub build as above, then only the installations with these extras
 
 Each installation is an empty environment: without extras, with each extra alone, with all, and from the source
-distribution. `pip check` and a smoke command run in each. `constraints-cpu.txt` pins torch. The outcomes are written to
-benchmarks/results/release.json.
+distribution. `uv pip check` and a smoke command run in each. `constraints-cpu.txt` pins torch. The outcomes are
+written to benchmarks/results/release.json.
 """
 
 import argparse
@@ -143,29 +143,26 @@ def install(package: Path, extra: str) -> str | None:
     """Install into an empty environment and run the smoke commands; the error, if any."""
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
-        subprocess.run([sys.executable, "-m", "venv", str(folder / "env")], check=True)
         (folder / "fixtures.py").write_text(FIXTURES, encoding="utf-8")
         target, plugin = f"{package}[{extra}]" if extra else str(package), ROOT / "docs" / "examples" / "plugin"
-        pip = f"pip install --quiet --disable-pip-version-check -c {ROOT / 'constraints-cpu.txt'}"
+        uv = f"{Path(sys.executable).with_name('uv')} --quiet"
+        install = f"{uv} pip install -c {ROOT / 'constraints-cpu.txt'}"
         smoke = [SMOKE[name] for name in (SMOKE if "," in extra else [extra])]
-        path = f"{folder / 'env' / 'bin'}{os.pathsep}{os.environ['PATH']}"
-        clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-        environment = clean | {"PATH": path, "WANDB_MODE": "offline", "GATF_CACHE": str(folder / "cache")}
-        for command in (
-            f"{pip} torch '{target}'",
-            f"{pip} --no-deps {plugin}",
-            "pip check",
-            "python fixtures.py",
-            *smoke,
-        ):
+        environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {
+            "VIRTUAL_ENV": str(folder / ".venv"),
+            "PATH": f"{folder / '.venv' / 'bin'}{os.pathsep}{os.environ['PATH']}",
+            "GATF_CACHE": str(folder / "cache"),
+            "WANDB_MODE": "offline",
+        }
+        commands = (
+            f"{uv} venv --python {sys.executable} .venv", f"{install} torch '{target}'",
+            f"{install} --no-deps {plugin}", f"{uv} pip check", "python fixtures.py", *smoke,
+        )  # fmt: skip
+        for command in commands:
             done = subprocess.run(
-                ["sh", "-c", command],
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                cwd=folder,
+                ["sh", "-c", command], stdin=subprocess.DEVNULL, capture_output=True, text=True, cwd=folder,
                 env=environment,
-            )
+            )  # fmt: skip
             if done.returncode:
                 print(f"{package.name}[{extra}] FAILS: {command}\n{(done.stdout + done.stderr)[-3000:]}", flush=True)
                 return f"{command} failed"
