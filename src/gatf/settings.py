@@ -3,18 +3,24 @@
 `config.RunConfig` puts them together; the modules below it import only the section they need.
 """
 
-import ast
-import inspect
-import textwrap
 import types
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, make_dataclass
 from difflib import get_close_matches
 from enum import Enum
-from itertools import pairwise
-from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, Union, cast, get_args, get_origin
+from functools import cache
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, Union, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeInt,
+    PositiveInt,
+    TypeAdapter,
+    ValidationError,
+    model_validator,
+)
 from pydantic.fields import FieldInfo
 
 from gatf.errors import UserError, near_misses
@@ -67,23 +73,27 @@ AffectsLaterTasksOnly = Annotated[T, Effect.LATER_TASKS_ONLY]
 """The setting acts in training, but not before the second task."""
 
 
+DOCUMENTED: dict[str, Any] = {"__pydantic_config__": ConfigDict(use_attribute_docstrings=True)}
+
+
 class Strict(BaseModel):
     """Frozen, and unknown keys are errors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, defer_build=True)
 
 
+@cache
 def descriptions(model: type[BaseModel]) -> dict[str, str]:
-    """The text below each field. It is read from the source on demand, because imports should not wait for it."""
-    found = {}
-    for base in reversed(model.__mro__):
-        if not issubclass(base, BaseModel) or base is BaseModel:
-            continue
-        body = cast(ast.ClassDef, ast.parse(textwrap.dedent(inspect.getsource(base))).body[0]).body
-        for field, text in pairwise(body):
-            if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
-                found[ast.unparse(field.target)] = inspect.cleandoc(str(text.value.value))
-    return found
+    """The text below each field. pydantic reads it from the source for a stand-in with the same name and place, on
+    demand: `use_attribute_docstrings` in the models themselves would read it at every import."""
+    found: dict[str, str] = {}
+    for base in model.__bases__:
+        found |= descriptions(base) if issubclass(base, Strict) else {}
+    own = [(name, Any) for name in vars(model).get("__annotations__", {}) if name in model.model_fields]
+    place = {"__module__": model.__module__, "__qualname__": model.__qualname__}
+    fields = TypeAdapter(make_dataclass(model.__name__, own, namespace=place | DOCUMENTED)).json_schema()
+    texts = {name: field.get("description") for name, field in fields.get("properties", {}).items()}
+    return found | {name: text for name, text in texts.items() if text is not None}
 
 
 class GlyphsConfig(Strict):
