@@ -21,7 +21,7 @@ from gatf.data.vectors import VectorBatch, VectorInput
 from gatf.training.context import RunContext
 
 CLASSES, DIM = 1000, 256
-COUNTS, DIMS = (100_000, 1_000_000, 10_000_000), (64, 256, 768, 1536)
+COUNTS, DIMS = (100_000, 1_000_000, 10_000_000), (64, 768, 1536)
 COMPARED, COMPARED_CLASSES, TEST = 200_000, 100, 20_000
 NOISE = 4.0
 """Spread around class means of variance 1: the classes overlap."""

@@ -514,7 +514,9 @@ NOT_PACKAGES = ("system", "processor", "processors", "threads")
 
 def machine() -> str:
     """What the benchmarks ran on, and which results come from quick runs."""
-    wholes = {name: read(BENCHMARKS, name) for name in (*COMPARED, "covariance", "growth", "commands", "serving")}
+    wholes = {
+        name: read(BENCHMARKS, name) for name in (*COMPARED, "covariance", "growth", "commands", "serving", "vectors")
+    }
     environments = {name: whole["environment"] for name, whole in wholes.items()}
 
     def by_benchmark(key: str) -> str:
@@ -906,6 +908,26 @@ def adaptation() -> str:
     )
 
 
+def vectors() -> str:
+    """How time and memory of learning grow with the number of vectors and their dimension."""
+    rows = [
+        [number(one["count"]), one["dim"], number(one["seconds"]), number(one["ours"]), fixed(100 * one["ratio"], 2),
+         size(one["peak_bytes"])]
+        for one in read(BENCHMARKS, "vectors")["results"] if "dim" in one
+    ]  # fmt: skip
+    head = ["vectors", "dimension", "CPU s", "vectors per CPU s", "of reading them from memory %", "peak memory"]
+    return table(head, rows)
+
+
+def vectors_compared() -> str:
+    """The same vectors learnt by others."""
+    found = [one for one in read(BENCHMARKS, "vectors")["results"] if "classifier" in one]
+    rows = [["gatf, `slda`", number(found[0]["ours"]), fixed(found[0]["accuracy"])]]
+    rows += [[f"scikit-learn, {one['classifier']}", number(one["reference"]), fixed(one["accuracy_reference"])]
+             for one in found]  # fmt: skip
+    return table(["classifier", "vectors per CPU s", "accuracy %"], rows)
+
+
 ENCODERS = {
     "lite0": "Lite0", "lite1": "Lite1", "lite2": "Lite2", "mobilenet_v2": "MobileNetV2", "tfidf": "TF-IDF",
     "minilm": "MiniLM", "minilm128": "MiniLM to 128",
@@ -1147,6 +1169,8 @@ PARTS: dict[str, Part] = {
     "serving": partial(comparisons, "serving"),
     "covariances": covariances,
     "precision": precisions,
+    "vectors": vectors,
+    "vectors:compared": vectors_compared,
     "growth": growth,
     "growth-commands": growth_of_commands,
     "torture": torture_runs,
