@@ -357,13 +357,13 @@ def first_version() -> str:
     rows = []
     for row in sorted(first_rows().values(), key=lambda row: -row["a_last"]):
         found, further = gaps.get(row["row"], {}), long.get(row["row"], {})
-        parts = (found.get(name) for name in ("probe", "transport", "readout", "representation"))
+        parts = (found.get(name) for name in ("transport", "readout", "representation"))
         rows.append([
             row["row"], row["seeds"], *(spread(row[of], row[f"{of}_std"]) for of in ("a_last", "a_inc")),
             fixed(further.get("a_last")), *map(fixed, parts),
         ])  # fmt: skip
-    head = ["method", "seeds", "A_last %", "A_inc %", "20 tasks: A_last %", "linear probe %", "transport gap",
-            "readout gap", "representation gap"]  # fmt: skip
+    head = ["method", "seeds", "A_last %", "A_inc %", "20 tasks: A_last %", "transport gap", "readout gap",
+            "representation gap"]  # fmt: skip
     return table(head, rows)
 
 

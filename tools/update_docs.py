@@ -93,7 +93,7 @@ def definitions(tree: ast.Module) -> list[tuple[str, ast.FunctionDef | ast.Class
 
 
 def method_table() -> str:
-    """A row for every method: its paper, what it trains, what it keeps, in bytes too for the features of ResNet-18."""
+    """A row for every method: its paper, and what it keeps, in bytes too for the features of ResNet-18."""
     from gatf.cli.catalogue import bytes_kept
     from gatf.methods import METHODS
 
@@ -101,8 +101,8 @@ def method_table() -> str:
     for name, method in METHODS.items():
         card = method.card
         paper = f"[{card.venue} {card.year}]({card.url})" if card.authors else "–"
-        rows.append([f"`{name}`", paper, card.trains, card.keeps, f"{bytes_kept(name):,}"])
-    return table(["method", "paper", "trains", "keeps for each class", "bytes"], rows, left=4)
+        rows.append([f"`{name}`", paper, card.keeps, f"{bytes_kept(name):,}"])
+    return table(["method", "paper", "keeps for each class", "bytes"], rows, left=3)
 
 
 def operations_table() -> str:

@@ -17,11 +17,11 @@ def key(seed: int, *purpose: str | int) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 
 
-def generator(seed: int, *purpose: str | int, device: torch.device | str = "cpu") -> torch.Generator:
+def generator(seed: int, *purpose: str | int) -> torch.Generator:
     """A fresh generator for one purpose, e.g. `generator(seed, "shuffle", task, epoch)`."""
     import torch  # not at the top: reading images needs keys, and no torch
 
-    return torch.Generator(device).manual_seed(key(seed, *purpose))
+    return torch.Generator().manual_seed(key(seed, *purpose))
 
 
 @contextmanager

@@ -83,9 +83,7 @@ def drawn(candidates: int, count: int, dim: int, draws: torch.Generator) -> tupl
     return torch.randperm(candidates, generator=draws)[:count], torch.randn(count, dim, generator=draws)
 
 
-def transfer_matrix(
-    before: Tensor, after: Tensor, *, epochs: int, lr: float, draws: torch.Generator, batch: int = PAIRS
-) -> Tensor:
+def transfer_matrix(before: Tensor, after: Tensor, *, epochs: int, lr: float, draws: torch.Generator) -> Tensor:
     """W of the affine map, started at the identity, that Adam fits to pairs of features [N, S] by their mean distance,
     [S, S]."""
     with torch.enable_grad():
@@ -93,7 +91,7 @@ def transfer_matrix(
         bias = before.new_zeros(before.shape[1]).requires_grad_()
         optimiser = torch.optim.Adam([weight, bias], lr=lr)
         for _ in range(epochs):
-            for rows in upload(torch.randperm(len(before), generator=draws), before.device).split(batch):
+            for rows in upload(torch.randperm(len(before), generator=draws), before.device).split(PAIRS):
                 optimiser.zero_grad()
                 mapped = nn.functional.linear(before[rows], weight, bias)
                 (after[rows] - mapped).norm(dim=1).mean().backward()
