@@ -41,7 +41,7 @@ def assert_equal(learner: Any, path: Path, images: np.ndarray) -> None:
     pixels = images[:, None] if images.ndim == 3 else images
     scores, chances, labels = answers(path, pixels)
     assert labels == learner.predict(images).tolist()
-    expected = learner._forward(images).scores.numpy()
+    expected = learner.decision_function(images)
     assert np.abs(scores - expected).max() < 1e-3
     np.testing.assert_allclose(chances, learner.predict_proba(images), atol=1e-3)
     one = answers(path, pixels[:1])[0]
@@ -81,7 +81,7 @@ def test_the_graph_of_every_readout_gives_the_methods_scores(
     learner.fit(images[chosen][:90], labels[chosen][:90])
     with torch.no_grad():
         scores, _, numbers = Graph(learner.model_).eval()(torch.from_numpy(images[:60, None]))
-    np.testing.assert_allclose(scores.numpy(), learner._forward(images[:60]).scores.numpy(), rtol=1e-4, atol=1e-3)
+    np.testing.assert_allclose(scores.numpy(), learner.decision_function(images[:60]), rtol=1e-4, atol=1e-3)
     assert learner.classes_[numbers.numpy()].tolist() == learner.predict(images[:60]).tolist()
 
 
@@ -159,7 +159,7 @@ def test_scores_of_millions_are_compared_by_their_size(tiny_classifier: Callable
     assert export_onnx(learner.model_, tmp_path / "shop.onnx") == "onnxruntime gives the same predictions"
     scores, _, labels = answers(tmp_path / "shop.onnx", np.ascontiguousarray(images.transpose(0, 3, 1, 2)))
     assert labels == learner.predict(images).tolist()
-    np.testing.assert_allclose(scores, learner._forward(images).scores.numpy(), atol=1e-5 * np.abs(scores).max())
+    np.testing.assert_allclose(scores, learner.decision_function(images), atol=1e-5 * np.abs(scores).max())
 
 
 def test_a_wrong_graph_is_not_written(grown: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -288,7 +288,7 @@ def test_certified_predictions_survive_the_error(grown: Any, digit_images: Digit
     assert 0 < certified.mean() < 1
     assert (answers == grown.predict(images)).all()
     model = grown.model_
-    features = grown._forward(images).features
+    features = torch.from_numpy(grown.transform(images))
     numbers = torch.from_numpy(np.searchsorted(grown.classes_, answers))
     common = Certifier(model.certifier.stored, model.errors).certificates(features, numbers)
     by_class = model.certifier.certified_by_class(features, numbers)

@@ -37,7 +37,7 @@ class NetworkSource:
         differing = _differences(_training(theirs), _training(config)) or summary.config_changes
         if differing:
             differences = "; ".join(differing)
-            if summary.config_changes or _differences(_first_training(theirs), _first_training(config)):
+            if summary.config_changes or _differences(first_training(theirs), first_training(config)):
                 raise UserError(f"{folder} trained other networks than this run would: {differences}")
             self.tasks, self.why_first_alone = 1, differences
         missing = [str(task + 1) for task in range(self.tasks) if not place.after_task(task).is_file()]
@@ -87,7 +87,7 @@ def _training(config: RunConfig) -> dict[str, Any]:
     return _settings(config, config.method.training())
 
 
-def _first_training(config: RunConfig) -> dict[str, Any]:
+def first_training(config: RunConfig) -> dict[str, Any]:
     """The settings that the first task's network depends on. They include the later batch size: the larger batch
     determines the number of threads and the precision of all tasks."""
     found = _settings(config, config.method.first_training())

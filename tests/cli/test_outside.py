@@ -14,7 +14,7 @@ from gatf.config import load_config
 from gatf.errors import UserError
 from gatf.io import container
 from gatf.model import file as model_file
-from gatf.network_reuse import _first_training
+from gatf.network_reuse import first_training
 
 ROOT = Path(__file__).parents[2]
 SHORT = ["--epochs", "1", "--device", "cpu", "--no-report", "--quiet", "--set", "scenario.stop_after=2"]
@@ -102,7 +102,7 @@ class TestSubclass:
         """Its code may train otherwise, even in the first task."""
         config = load_config("digits", method=mine, overrides={"method.preset": "plus"})
         assert config.method.readout == "rda"  # type: ignore[attr-defined]
-        ours, theirs = (_first_training(load_config("digits", method=name)) for name in ("gatf", mine))
+        ours, theirs = (first_training(load_config("digits", method=name)) for name in ("gatf", mine))
         assert ours != theirs
 
 

@@ -17,6 +17,7 @@ from gatf.geometry import (
     readout,
     ridge_readout,
 )
+from gatf.geometry.packed import PackedForms
 
 F64 = torch.float64
 
@@ -133,10 +134,10 @@ def test_packed_scores_of_many_classes_are_minus_the_distances(make_spd, dim, mo
     for rule in (bayes_readout(classes), mahalanobis_readout(classes), rda_readout(classes, 0.5, 0.1)):
         constants = 0 if rule.constants is None else rule.constants
         expected = -rule.distances(points) - constants
-        got = rule._packed.scores(points)[0]
+        got = PackedForms.of(rule).scores(points)[0]
         torch.testing.assert_close(got, expected, rtol=2e-6, atol=2e-6 * float(expected.abs().max()))
         monkeypatch.setattr("gatf.geometry.packed.PACKED_ELEMENTS", 7)  # a row at a time
-        torch.testing.assert_close(rule._packed.scores(points)[0], got, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(PackedForms.of(rule).scores(points)[0], got, rtol=1e-5, atol=1e-5)
         monkeypatch.undo()
 
 
@@ -159,7 +160,7 @@ def test_packed_scores_choose_as_float64_does_where_float32_cannot(make_spd):
     for classes in (twins, far):
         points = classes.means.repeat(5, 1) + torch.randn(200, 8, generator=seeded(5), dtype=F64)
         rule = mahalanobis_readout(classes)
-        packed, unsure = rule._packed.scores(points)
+        packed, unsure = PackedForms.of(rule).scores(points)
         best = rule.distances(points).argmin(1)
         assert not torch.equal(packed.argmax(1), best)  # float32 alone would not do
         assert torch.equal(rule.scores(points).argmax(1), best)

@@ -12,13 +12,14 @@ from torch.nn.functional import cross_entropy
 
 from gatf.config import RunConfig
 from gatf.data.augment import rotation_labels_appended
-from gatf.data.loader import Batch, shuffled
+from gatf.data.loader import Batch, TaskInfo, shuffled
 from gatf.experiment import Experiment, resume, start
 from gatf.io import container
 from gatf.io.events import Event, Step, Task
 from gatf.methods.efc import EFC, drift_weights, elastic_drift, feature_matrix, prototype_labels, rehearsal_counts
 from gatf.training.loop import Interrupted
 from gatf.training.optim import build_optimiser
+from gatf.training.phase import Phase
 
 from .conftest import begun_task_1
 
@@ -145,13 +146,21 @@ def batches(experiment: Experiment, count: int) -> list[Batch]:
     ]
 
 
+def begun(method: EFC, task: TaskInfo) -> Phase:
+    """The phase of a task, its networks in the mode of training."""
+    (phase,) = method.phases(task)
+    assert phase.set_mode is not None
+    phase.set_mode()
+    return phase
+
+
 class TestLoss:
     def test_terms_by_hand(self, tiny_config: Tiny) -> None:
         """The second step: 2 + 2 classes give 4 prototypes and 4 images of the first batch."""
         experiment, method, task = begun_task_1(tiny_config("efc"), EFC)
-        method._set_mode()
+        phase = begun(method, task)
         first, second = batches(experiment, 2)
-        method._next_loss(first, task)
+        phase.loss(first)
         with torch.no_grad():
             for parameter in method.backbone.parameters():
                 parameter.mul_(1.05)
@@ -163,7 +172,7 @@ class TestLoss:
             return drawn[-1][0]
 
         method._sample = recording  # type: ignore[method-assign]
-        terms = method._next_loss(second, task)
+        terms = phase.loss(second)
         ((sampled, labels),) = drawn
         assert len(labels) == 4
         assert labels.max() < 2
@@ -178,9 +187,8 @@ class TestLoss:
 
     def test_the_first_step_rehearses_prototypes_only(self, tiny_config: Tiny) -> None:
         experiment, method, task = begun_task_1(tiny_config("efc"), EFC)
-        method._set_mode()
         (first,) = batches(experiment, 1)
-        term = method._next_loss(first, task)["rehearsal"]
+        term = begun(method, task).loss(first)["rehearsal"]
         gradients = torch.autograd.grad(
             term, [p for p in method.backbone.parameters() if p.requires_grad], allow_unused=True
         )
@@ -230,10 +238,9 @@ class TestBatchNorm:
 class TestMemory:
     def test_the_last_batch_is_no_state_and_deleted_after_the_task(self, tiny_config: Tiny) -> None:
         experiment, method, task = begun_task_1(tiny_config("efc"), EFC)
-        method._set_mode()
-        before = set(method.state_dict())
+        phase, before = begun(method, task), set(method.state_dict())
         (first,) = batches(experiment, 1)
-        method._next_loss(first, task)
+        phase.loss(first)
         assert method._last is first
         assert set(method.state_dict()) == before
         method.end_task(experiment.task_data(1))

@@ -226,7 +226,8 @@ def test_few_matrices_exist_at_once(kind: str, monkeypatch: pytest.MonkeyPatch) 
     assert max(made) == 4
     made.clear()
     for rule in ("bayes", "mahalanobis", "nmc"):
-        memory.rule, memory._readout = rule, None  # type: ignore[assignment]
+        memory.rule = rule  # type: ignore[assignment]
+        memory.release_readout()
         assert memory.scores(torch.zeros(3, 6)).shape == (3, 11)
     assert made == []
 
@@ -373,7 +374,7 @@ def test_a_model_that_chooses_comes_back_from_its_file(
     assert (loaded.predict_proba(images[:50]) == classifier.predict_proba(images[:50])).all()
     with torch.no_grad():
         scores, _, _ = Graph(loaded.model_).eval()(torch.from_numpy(images[:50, None]))
-    torch.testing.assert_close(scores, loaded._forward(images[:50]).scores, rtol=1e-4, atol=1e-3)
+    torch.testing.assert_close(scores, torch.from_numpy(loaded.decision_function(images[:50])), rtol=1e-4, atol=1e-3)
 
 
 @pytest.mark.parametrize("method", ["gatf", "adagauss"])
@@ -460,12 +461,14 @@ def test_the_exported_graph_gives_the_methods_scores(grown_compact: Any, digit_i
     memory = grown_compact.model_.method.memory
     before = memory.rule
     try:
-        memory.rule, memory._readout = rule, None
+        memory.rule = rule
+        memory.release_readout()
         with torch.no_grad():
             scores, _, _ = Graph(grown_compact.model_).eval()(torch.from_numpy(images[:, None]))
-        expected = grown_compact._forward(images).scores
+        expected = torch.from_numpy(grown_compact.decision_function(images))
     finally:
-        memory.rule, memory._readout = before, None
+        memory.rule = before
+        memory.release_readout()
     torch.testing.assert_close(scores, expected, rtol=1e-5, atol=1e-4)
 
 

@@ -94,10 +94,15 @@ def test_incomplete_batches_are_left_out_where_the_release_does(recipe: str, tas
     assert (stages.first.drop_last, stages.next.drop_last) == (dropped, dropped)
 
 
+def terms_of(method: PASS, task: TaskInfo, batch: Batch) -> dict[str, Tensor]:
+    (phase,) = method.phases(task)
+    return phase.loss(batch)
+
+
 class TestLoss:
     def test_prototypes_never_train_the_backbone(self, tiny_config: Tiny) -> None:
         method, task, batch = at_task_1(tiny_config("pass"))
-        term = method._loss(batch, task)["prototype"]
+        term = terms_of(method, task, batch)["prototype"]
         gradients = torch.autograd.grad(term, list(method.backbone.parameters()), allow_unused=True, retain_graph=True)
         assert all(gradient is None for gradient in gradients)
         assert all(gradient.abs().max() > 0 for gradient in torch.autograd.grad(term, list(method.heads.parameters())))
@@ -106,7 +111,7 @@ class TestLoss:
         off = {"prototype": 0, "distill": 0, "rotation": False, "temperature": 1.0}
         method, task, batch = at_task_1(tiny_config("pass", **{f"method.{name}": value for name, value in off.items()}))
         method.eval()
-        terms = method._loss(batch, task)
+        terms = terms_of(method, task, batch)
         assert set(terms) == {"ce"}
         logits = method.heads(method.backbone(batch.images))
         assert logits.shape[1] == 4  # two classes a task, global
@@ -116,7 +121,7 @@ class TestLoss:
         method, task, batch = at_task_1(tiny_config("pass"))
         method.teacher = deepcopy(method.backbone)  # to the last bit, which folded batch-norm is not
         method.eval()
-        term = method._loss(batch, task)["distill"]
+        term = terms_of(method, task, batch)["distill"]
         assert term.item() == 0
         gradients = torch.autograd.grad(term, list(method.backbone.parameters()))
         assert all(torch.equal(gradient, torch.zeros_like(gradient)) for gradient in gradients)
@@ -130,7 +135,7 @@ class TestLoss:
 
         def terms(times: int) -> dict[str, Tensor]:
             images, labels = batch.images.repeat(times, 1, 1, 1), batch.labels.repeat(times)
-            return method._loss(Batch(images, labels, 0, 0, torch.Generator().manual_seed(0)), task)
+            return terms_of(method, task, Batch(images, labels, 0, 0, torch.Generator().manual_seed(0)))
 
         once, twice = terms(1), terms(2)
         assert once["distill"].item() > 0
@@ -157,7 +162,7 @@ class TestLoss:
             return sample(count, draws)
 
         method.prototypes.sample = counting  # type: ignore[method-assign]
-        method._loss(batch, TaskInfo(index=1, old=4, new=2, images=80))
+        terms_of(method, TaskInfo(index=1, old=4, new=2, images=80), batch)
         assert counts == [12]
 
 
