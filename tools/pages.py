@@ -224,7 +224,7 @@ def reused(runs: Sequence[Collected]) -> str:
 def table_of(bench: str) -> str:
     """A bench of which only the table is stored, in `results/<bench>/table.json`; rows name another number of seeds
     than the usual one."""
-    columns = {"a_last": "A_last %", "a_inc": "A_inc %", "forgetting": "forgetting"}
+    columns = {"a_last": "A_last %", "a_inc": "A_inc %"}
     stored = read(RESULTS / bench, "table")
     usual = Counter(row["seeds"] for row in stored).most_common(1)[0][0]
     rows = [
