@@ -1,22 +1,23 @@
 """How much accuracy does a model keep when its encoder is replaced and the old items are gone?
 
-    python experiments/encoders.py FEATURES [rows|text|pairs|chain|shuffled ...]
+    python experiments/encoders.py FEATURES [rows|text|maps|pairs|chain|shuffled ...]
 
 Results that are in the record already are kept.
 
 FEATURES is a folder for extracted features, made where missing from GATF_DATA and the packages with the weights of
 EfficientNet-Lite0, -Lite1, -Lite2 and MobileNetV2. Four fifths of the classes are learnt with the old encoder, the rest
 after the upgrade with the new one; accuracy is over all classes. No pair is a training or a test image. `text` needs
-the sentences of `text.py` in GATF_DATA/banking77.
+the sentences of `text.py` in GATF_DATA/banking77. `maps` compares maps and a covariance that `gatf upgrade` leaves out.
 """
 
+import copy
 import os
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
-from itertools import pairwise
+from functools import cache, partial
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +30,10 @@ from text import embedded, sentences
 from torch import nn
 
 from gatf import EmbeddingClassifier
+from gatf.geometry.encoder_maps import RIDGES, EncoderMap, PairedVectors, transport
 from gatf.geometry.moments import PooledMoments
 from gatf.geometry.readout import linear_discriminant
+from gatf.geometry.spd import cholesky
 from gatf.nets.mobile import EfficientNetLite0, EfficientNetLite1, EfficientNetLite2, MobileNetV2
 from gatf.nets.pretrained import IMAGENET, LITE, load_pretrained, packaged_weights
 
@@ -45,6 +48,8 @@ COUNTS = (1000, 300, 100, 2500, 5000)
 BATCH = 32
 RANK, HIDDEN, EPOCHS, PAIRS_AT_ONCE = 64, 256, 60, 256
 """Of Drift-Adapter's trained maps."""
+SAMPLES = 64
+"""Per class, for the mean of a class after a map that bends."""
 
 
 def pixels(folder: Path, data: str) -> Any:
@@ -168,6 +173,7 @@ class Study:
                 mine = training[self.y[training] == number]
                 rank[mine] = np.arange(len(mine))
             self.learnt, self.pairs, self.test = training[rank[training] < 60], training[rank[training] >= 60], rest
+        self._before: EmbeddingClassifier | None = None
         self.first, self.later = (
             self.learnt[self.y[self.learnt] < self.old],
             self.learnt[self.y[self.learnt] >= self.old],
@@ -178,9 +184,10 @@ class Study:
 
     def before(self) -> EmbeddingClassifier:
         """The model of the first classes with the old encoder."""
-        model = EmbeddingClassifier(normalize=False).fit(self.x[self.first], self.y[self.first])
-        assert model.classes_.tolist() == list(range(self.old))
-        return model
+        if self._before is None:
+            self._before = EmbeddingClassifier(normalize=False).fit(self.x[self.first], self.y[self.first])
+            assert self._before.classes_.tolist() == list(range(self.old))
+        return copy.deepcopy(self._before)
 
     def finished(self, learnt: PooledMoments, vectors: np.ndarray, *, few_images: bool = True) -> float:
         """Accuracy in percent of slda on these moments, after learning the last classes, too."""
@@ -288,6 +295,71 @@ def trained(net: nn.Module, new: np.ndarray, old: np.ndarray) -> Any:
     return torch.no_grad()(net)
 
 
+def other_maps(study: Study) -> dict[str, float]:
+    """Accuracy in percent with maps and a covariance that `gatf upgrade` does not have, and with its own choice."""
+    rows = study.pairs[:PAIRS]
+    old, new, truth = study.x[rows], study.z[rows], study.y[rows]
+    stored = study.before().model_.method.memory.get()
+    model = study.before().upgrade(old, new)
+    chosen, pairs = model.report_.upgrade, PairedVectors(torch.from_numpy(old), torch.from_numpy(new))
+    found = pairs.map(chosen.map, chosen.ridge)
+    means, cov = transport(stored.means, stored.covariance(), found)
+
+    def accuracy(means: torch.Tensor, cov: torch.Tensor) -> float:
+        total = PooledMoments(stored.counts, means, cov * stored.freedom())
+        return study.finished(total, study.z, few_images=False)
+
+    noise = torch.randn(SAMPLES, len(stored.covariance()), generator=torch.Generator().manual_seed(0)).double()
+    drawn = (stored.means[:, None] + noise @ cholesky(stored.covariance()).lower.mT).flatten(0, 1)  # class by class
+    bent = residual_of(found, pairs.old)(drawn).reshape(len(means), SAMPLES, -1).mean(1)
+    labelled = study.before().upgrade(old, new, truth).model_.method.memory.get()
+    known = truth < study.old
+    own = PooledMoments.of(pairs.new[known], torch.from_numpy(truth[known]), classes=study.old)
+    dim = len(cov)
+    return {
+        "own": accuracy(means, cov),
+        "residual MLP": accuracy(means + bent, cov),
+        "kernel ridge": accuracy(kernel_means(pairs, stored.means, drawn), cov),
+        "labelled": accuracy(labelled.means, labelled.covariance()),
+        "labelled, blended covariance": accuracy(
+            labelled.means, (dim * labelled.covariance() + own.scatter) / (dim + own.freedom())
+        ),
+    }
+
+
+def residual_of(found: EncoderMap, old: torch.Tensor) -> Any:
+    """A residual MLP for what an affine map leaves over, trained like Drift-Adapter's on scaled pairs."""
+    mean, scale, size = old.mean(0), old.std(0).mean(), found.errors.std()
+    inputs, targets = ((old - mean) / scale).numpy(), (found.errors / size).numpy()
+    net = nn.Sequential(nn.Linear(inputs.shape[1], HIDDEN), nn.GELU(), nn.Linear(HIDDEN, targets.shape[1]))
+    learnt = trained(net, inputs, targets)
+    return lambda vectors: learnt(((vectors - mean) / scale).float()).double() * size
+
+
+def kernel_means(pairs: PairedVectors, means: torch.Tensor, drawn: torch.Tensor) -> torch.Tensor:
+    """Class means after kernel ridge regression, with a linear kernel and a share of a Gaussian one of median width;
+    share and ridge have the least squared error of left-out pairs. `drawn` are samples of the classes, [C · K, S]."""
+    old, new = pairs.old - pairs.mean_old, pairs.new - pairs.mean_new
+    straight, apart = old @ old.mT, torch.cdist(old, old).square()
+    width = apart.median()
+    near = torch.exp(-torch.cdist(drawn - pairs.mean_old, old).square() / width)
+    near = near.reshape(len(means), -1, len(old)).mean(1)
+    best, found = float("inf"), means
+    for share in (0.1, 0.3, 1.0):
+        level = share * straight.diagonal().mean()
+        values, vectors = torch.linalg.eigh(straight + level * torch.exp(-apart / width))
+        for ridge in RIDGES:
+            shrunk = 1 / (values + ridge * pairs.level)
+            leverage = (vectors.square() @ (values * shrunk) + 1 / len(old)).clamp_max(1 - 1e-6)
+            fitted = vectors @ ((values * shrunk)[:, None] * (vectors.mT @ new))
+            error = float(((new - fitted) / (1 - leverage)[:, None]).square().sum())
+            if error < best:
+                kernel = (means - pairs.mean_old) @ old.mT + level * near
+                best = error
+                found = pairs.mean_new + kernel @ (vectors * shrunk) @ (vectors.mT @ new)
+    return found
+
+
 def record(section: str, key: dict[str, Any], measure: Callable[[], Any]) -> None:
     """Add a result, unless it is there."""
     if any({name: one[name] for name in key} == key for one in load("encoders", {}).get(section, [])):
@@ -313,20 +385,23 @@ def main(folder: Path, sections: list[str]) -> None:
             record("shuffled", {"data": data}, partial(study.upgraded, study.x[right], study.z[wrong]))
     if "chain" in sections:
         chain(folder)
-    if "pairs" in sections:
+    if "maps" in sections:
         for data in DATA:
-            study = Study(folder, data, "lite0", "lite2")
-            other = Study(folder, DATA[1 - DATA.index(data)], "lite0", "lite2")
-            for count in COUNTS:
-                for of, source, pool in (
-                    ("mixture", study, study.pairs),
-                    ("new classes", study, study.later),
-                    ("other data", other, other.pairs),
-                    ("labelled", study, study.pairs),
-                ):
-                    if count <= len(pool) and (of, count) != ("mixture", PAIRS):  # that is one of "rows"
-                        key = {"data": data, "of": of, "count": count}
-                        record("pairs", key, partial(row, study, pool[:count], of, source))
+            record("maps", {"data": data}, partial(other_maps, Study(folder, data, "lite0", "lite2")))
+    if "pairs" in sections:
+        studies = cache(partial(Study, folder))
+        for count, (old, new), data in product(COUNTS, UPGRADES, DATA):
+            study, other = (studies(each, old, new) for each in (data, DATA[1 - DATA.index(data)]))
+            for of, source, pool in (
+                ("new classes", study, study.later),
+                ("other data", other, other.pairs),
+                ("mixture", study, study.pairs),
+                ("labelled", study, study.pairs),
+            ):
+                known = (of, count) == ("mixture", PAIRS)  # one of "rows"
+                if count <= len(pool) and not known and (of != "labelled" or (old, new) == UPGRADES[0]):
+                    key = {"data": data, "old": old, "new": new, "of": of, "count": count}
+                    record("pairs", key, partial(row, study, pool[:count], of, source))
 
 
 def rows(folder: Path, upgrades: list[tuple[str, str, str]]) -> None:
@@ -362,4 +437,4 @@ def chain(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2:] or ["rows", "text", "shuffled", "chain", "pairs"])
+    main(Path(sys.argv[1]), sys.argv[2:] or ["rows", "text", "maps", "shuffled", "chain", "pairs"])

@@ -11,6 +11,7 @@ from pages import (
     EXPERIMENTS,
     FIRST,
     MAIN,
+    MAIN_UPGRADE,
     RESULTS,
     ROOT,
     collected,
@@ -50,7 +51,8 @@ def main() -> None:
 def upgrades() -> None:
     """Accuracy over the number of pairs, for data sets where upgrades were run with at least three numbers."""
     for data in ("cub200", "cifar100"):
-        found = {one["count"]: one for one in encoder_counts() if (one["data"], one["of"]) == (data, "mixture")}
+        found = {one["count"]: one for one in encoder_counts()
+                 if (one["data"], one["of"], one["old"], one["new"]) == (data, "mixture", *MAIN_UPGRADE)}  # fmt: skip
         if len(found) < 3:
             continue
         shown = {
