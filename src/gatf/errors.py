@@ -79,6 +79,19 @@ def extra(module: str, extra_name: str = "data") -> Any:
         raise UserError(f"this needs '{module}': pip install 'gatf-cil[{extra_name}]'") from None
 
 
+def connected_ray(address: str | None = None) -> Any:
+    """The module `ray` (extra `cluster`), connected to the cluster at this address or to one that it starts here."""
+    ray = extra("ray", "cluster")
+    if not ray.is_initialized():
+        here = {"include_dashboard": False} if address is None else {}
+        try:
+            ray.init(address=address, log_to_driver=False, **here)
+        except Exception as error:  # Ray raises plain exceptions
+            what = f"no Ray cluster answers at {address}" if address is not None else "Ray did not start"
+            raise UserError(f"{what}: {str(error).strip().splitlines()[0]}") from None
+    return ray
+
+
 def deprecated(name: str, replacement: str, removed_in: str) -> None:
     """Warn the caller's caller that a public name is going to be removed: names last one minor release longer."""
     warnings.warn(

@@ -11,6 +11,7 @@ import torch
 
 from gatf.bench import executors
 from gatf.bench.plan import load_plan
+from gatf.errors import UserError
 
 
 def test_parallel_runs_take_gpus_in_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,3 +49,13 @@ def test_a_cluster_is_asked_for_gpus(
     plan = load_plan("digits", methods="finetune", seeds="0", overrides={"device": device})
     executors.RayCluster(gpus=asked).execute(plan.runs, tmp_path, Mock())
     assert options["num_gpus"] == expected
+
+
+def test_a_cluster_that_does_not_answer_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ray = Mock(init=Mock(side_effect=Exception("The node timed out.\nMore.")))
+    ray.is_initialized.return_value = False
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    with pytest.raises(UserError, match=r"^no Ray cluster answers at 10.0.0.1: The node timed out\.$"):
+        executors.RayCluster("10.0.0.1").execute([], tmp_path, Mock())
+    with pytest.raises(UserError, match=r"^Ray did not start: The node timed out\.$"):
+        executors.RayCluster().execute([], tmp_path, Mock())

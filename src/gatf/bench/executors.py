@@ -17,7 +17,7 @@ from gatf import experiment
 from gatf.bench.plan import PlannedRun
 from gatf.bench.progress import LiveTable
 from gatf.config import read_recipe, validated
-from gatf.errors import ExitCode, UserError
+from gatf.errors import ExitCode, UserError, connected_ray
 from gatf.io.events import Listener
 from gatf.io.run_folder import RunFolder
 from gatf.io.signals import stop_signals
@@ -136,13 +136,7 @@ class RayCluster:
     """GPUs per run; fractions share a GPU. None: one if the cluster has GPUs and the runs may use them."""
 
     def execute(self, jobs: Sequence[PlannedRun], folder: Path, watcher: LiveTable) -> None:
-        try:
-            import ray
-        except ImportError:
-            raise UserError("--executor ray needs the extra: pip install 'gatf-cil[cluster]'") from None
-        if not ray.is_initialized():
-            here = {"include_dashboard": False} if self.address is None else {}
-            ray.init(address=self.address, log_to_driver=False, **here)
+        ray = connected_ray(self.address)
         gpus = self.gpus
         if gpus is None:
             gpus = float(ray.cluster_resources().get("GPU", 0) > 0 and any(run.config.device != "cpu" for run in jobs))

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from gatf.data.class_names import spelled_as_known
 from gatf.data.vectors import VectorBatch, VectorInput
-from gatf.errors import UserError, extra
+from gatf.errors import UserError, connected_ray
 from gatf.geometry.moments import MomentStream, PooledMoments
 from gatf.model.state import Label
 
@@ -223,9 +223,7 @@ def on_cluster(
     function: Callable[[Any, Any], Any], parts: Sequence[Any], shared: Any, stop: Callable[[], bool] = lambda: False
 ) -> Iterator[Any]:
     """function(part, shared) of each part, computed by workers of a Ray cluster, in order; ends early on `stop`."""
-    ray = extra("ray", "cluster")
-    if not ray.is_initialized():
-        ray.init(log_to_driver=False)
+    ray = connected_ray()
     task, shared = ray.remote(function), ray.put(shared)
     for reference in [task.remote(part, shared) for part in parts]:
         while not ray.wait([reference], timeout=1)[0]:
