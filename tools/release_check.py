@@ -52,7 +52,8 @@ SMOKE = {
     "hub": f"{LEARN} && gatf push m.gatf ./shelf && gatf pull ./shelf && python -c 'import huggingface_hub'",
     "onnx": f"{LEARN} && gatf export m.gatf m.onnx",
     "pretrained": "gatf learn m.gatf photos && gatf predict m.gatf photos",
-    "studio": f"{LEARN} && (timeout 20 gatf serve m.gatf --port 0 | grep http)",
+    "studio": LEARN + " && { gatf serve m.gatf --port 0 > served & server=$!; }"
+    " && until grep http served; do kill -0 $server || exit 1; sleep 1; done && kill $server",
     "timm": f"{RUN} --dataset stripes --set backbone.name=timm:resnet10t",
     "tune": "gatf tune --dataset stripes --search 'method.topology=[0.0, 1.0]' --trials 1 --epochs 1 --tasks 2",
     **{name: f"{RUN} --dataset stripes --track {name}" for name in TRACKERS},
@@ -74,7 +75,8 @@ def main() -> int:
         tried = {f"wheel[{extra}]": install(wheel, extra) for extra in wanted}
         tried |= {"sdist[]": install(source, "")} if args.extras is None else {}
         problems += [f"{name}: {error}" for name, error in tried.items() if error]
-        record(tried, wheel, source)
+        known = json.loads(OUT.read_text(encoding="utf-8"))["failures"] if args.extras is not None else {}
+        record(known | tried, wheel, source)
     print("\n".join(problems) or f"{wheel.name} and {source.name} are ready to publish")
     return 1 if problems else 0
 
@@ -153,6 +155,7 @@ def install(package: Path, extra: str) -> str | None:
             "PATH": f"{folder / '.venv' / 'bin'}{os.pathsep}{os.environ['PATH']}",
             "GATF_CACHE": str(folder / "cache"),
             "WANDB_MODE": "offline",
+            "RAY_raylet_start_wait_time_s": "600",
         }
         commands = (
             f"{uv} venv --python {sys.executable} .venv", f"{install} torch '{target}'",
