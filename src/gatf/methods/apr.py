@@ -177,7 +177,7 @@ class APR(FeatureMethod[APRConfig]):
         (features,), limits = pool_features(data, TRANSPORTED, old)
         chosen = nearest_images(features, means, config.transport_candidates)
         draws = generator(self.seed, "transfer", data.info.index)
-        moved, carried, counts = [], [], []
+        moved, covariances, counts = [], [], []
         for group, images in candidate_images(data, TRANSPORTED, chosen):
             for number, candidates in enumerate(images, start=group.start):
                 attacked = self._attacked(candidates, number, limits)
@@ -190,10 +190,10 @@ class APR(FeatureMethod[APRConfig]):
                     before, after, epochs=config.transfer_epochs, lr=config.transfer_lr, draws=draws
                 )
                 cov = spd.unpack(spreads[number].double(), self.feature_dim)
-                carried.append(spd.pack(matrix.double() @ cov @ matrix.double().mT))
+                covariances.append(spd.pack(matrix.double() @ cov @ matrix.double().mT))
         found = torch.tensor(counts, dtype=torch.float64)
         self.note("apr", successes_mean=float(found.mean()), fallbacks=float((found == 0).sum()))
-        return finite(torch.stack(moved)), torch.stack(carried)
+        return finite(torch.stack(moved)), torch.stack(covariances)
 
     def _attacked(self, candidates: Tensor, number: int, limits: Limits) -> Tensor:
         """The candidates [m, C, H, W] that an attack brings nearest to their own prototype, at most m."""

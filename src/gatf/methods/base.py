@@ -121,7 +121,7 @@ class Method(nn.Module, ABC, Generic[ConfigT]):
 
     @abstractmethod
     def begin_task(self, task: TaskInfo) -> None:
-        """Make what lives for one task: heads, frozen teacher, auxiliary modules. Depends on nothing but `task`, the
+        """Make what lives for one task: heads, frozen teacher, auxiliary modules. Depends only on `task`, the
         seed and the state of earlier tasks, so that a resumed run can call it again before loading its checkpoint."""
 
     @abstractmethod

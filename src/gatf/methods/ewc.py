@@ -132,11 +132,11 @@ class EWC(LinearHeads[EWCConfig]):
         """F_new, the mean over the batches of one augmented pass."""
         config, task = self.config, data.info.index
         size, drop_last = self.optimisation.stage(task).batch_size, config.fisher_drop_last
-        at_rest = config.fix_bn and task > 0 and config.fisher_bn == "as_trained"
+        fixed = config.fix_bn and task > 0 and config.fisher_bn == "as_trained"
         batches = data.batches("train", batch_size=size, purpose="fisher", order=shuffled, drop_last=drop_last)
         total: dict[str, Tensor] = {}
         with buffers_restored(network):
-            training_mode(network, fix_bn=at_rest)()
+            training_mode(network, fix_bn=fixed)()
             for batch in batches:
                 for name, square in batch_squares(network, batch, config.label_mode, names).items():
                     total[name] = total[name] + square if name in total else square

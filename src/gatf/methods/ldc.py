@@ -43,11 +43,11 @@ def projector_stage(config: LDCConfig, images: int) -> StageConfig:
 
 def projector_phase(projector: nn.Module, old: nn.Module, new: nn.Module, stage: StageConfig) -> Phase:
     """Fit W·f_{t−1}(x) ≈ f_t(x) on current images, both networks frozen, no label read."""
-    at_rest = cache(lambda: folded(new))  # made in the first step, when its training is over
+    frozen = cache(lambda: folded(new))  # made in the first step, when its training is over
 
     def loss(batch: Batch) -> dict[str, Tensor]:
         with torch.no_grad():
-            before, after = old(batch.images), at_rest()(batch.images)
+            before, after = old(batch.images), frozen()(batch.images)
         return {"projector": mse_loss(projector(before), after)}
 
     def set_mode() -> None:

@@ -43,7 +43,7 @@ class MeanMemory(MomentMemory):
         members = one_hot(labels, classes).double()  # [N, C]
         more, grown = members.sum(0), classes - len(self.counts)
         counts, means = pad(self.counts, (0, grown)), pad(self.means, (0, 0, 0, grown))
-        away = members.T @ features.double() - more[:, None] * means  # Σ (z − mean so far)
+        away = members.T @ features.double() - more[:, None] * means  # Σ (z − mean before)
         self.counts = counts + more
         self.means = means + away / self.counts.clamp_min(1)[:, None]
         return self.get()

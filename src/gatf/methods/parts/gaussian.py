@@ -34,7 +34,7 @@ class GaussianMethod(FeatureMethod[ConfigT], ABC):
 
 
 class GaussianClassifier(Protocol):
-    """As much of a method as judging its answers needs."""
+    """The part of a method that certificates and novelty scores use."""
 
     def feature_scores(self, features: Tensor) -> Tensor: ...
 

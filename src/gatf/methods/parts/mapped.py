@@ -137,10 +137,10 @@ class MappedGaussians(GaussianMethod[MapConfigT], ABC):
         self, module: nn.Module, task: TaskInfo, on_epoch_start: Callable[[int, TaskData], None] | None = None
     ) -> Phase:
         """AdaGauss's adapter stage: with both networks frozen, fit the map, of which `module` is trained."""
-        at_rest = cache(lambda: folded(self.backbone))  # made in the first step, when the backbone's training is over
+        frozen = cache(lambda: folded(self.backbone))  # made in the first step, when the backbone's training is over
 
         def loss(batch: Batch) -> dict[str, Tensor]:
-            old, new = frozen_features(self.teacher, batch.images), frozen_features(at_rest(), batch.images)
+            old, new = frozen_features(self.teacher, batch.images), frozen_features(frozen(), batch.images)
             moved = self.map(old)
             terms = {"adapter": mse_loss(moved, new)}
             return terms | {f"adapter_{name}": term for name, term in self.collapse_term(moved, batch).items()}

@@ -37,7 +37,7 @@ RDA_CHOICES = tuple(
     )
 )
 """Candidate mixtures and shrinkages of `rda`. On a tie the first one wins."""
-HELD_BACK = 5
+HELD_OUT_EVERY = 5
 """One image in this many is held out to choose the mixture and shrinkage of `rda`."""
 PLAIN_SAMPLES, SAMPLES_PER_DIMENSION = 10_000, 16
 """Samples per Gaussian that transport it: independent ones as published, or mirrored ones with exact moments."""
@@ -195,7 +195,7 @@ class GaussianMemory(Growing):
 
         if self.rule == "rda":
             image = torch.arange(len(features), device=features.device) % (len(features) // 2)  # plain, then mirrored
-            held = image % HELD_BACK == 0
+            held = image % HELD_OUT_EVERY == 0
             self.evidence += _evidence(gaussians_of(~held), features[held], labels[held] - data.info.old)
         new = gaussians_of(slice(None))
         self._join([(self.means, self._kept()), (new.means, self.storage.encode(new.covs))])
