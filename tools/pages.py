@@ -876,6 +876,25 @@ def few_images() -> str:
     return table(head, rows)
 
 
+def near_copies() -> str:
+    """What similar features say about copies of images, and what copies do to the reported accuracy."""
+    rows, sentences = [], []
+    for name, one in read(EXPERIMENTS, "near_copies").items():
+        title = {"cub200": "CUB-200", "cifar100": "CIFAR-100"}[name]
+        for threshold, share in one["originals"].items():
+            found = [100 * edit["found"][threshold] for edit in one["edits"].values()]
+            rows.append([title, threshold, fixed(min(found)), fixed(max(found)), fixed(100 * share, 2)])
+        alone, copied = one["accuracy"]["alone"], one["accuracy"]["with a copy each"]
+        sentences.append(
+            f"{title}: with a copy of each image the reported accuracy rises from {fixed(alone['reported'])} to "
+            f"{fixed(copied['reported'])} %, that of test images from {fixed(alone['test'])} to "
+            f"{fixed(copied['test'])} %. Comparing {one['images']:,} images takes {fixed(one['grouping_seconds'], 2)} "
+            f"CPU-seconds, extracting their features {fixed(one['embedding_seconds'], 0)}."
+        )
+    head = ["data", "cosine at least", "copies found %, worst edit", "best edit", "other images %"]
+    return table(head, rows) + "\n" + " ".join(sentences) + "\n"
+
+
 def photo_networks() -> str:
     rows = [[one["data"], one["row"], fixed(one["accuracy"]), fixed(one["seconds"])]
             for one in read(EXPERIMENTS, "photo_networks")]  # fmt: skip
@@ -1227,6 +1246,7 @@ PARTS: dict[str, Part] = {
     "epochs": epochs,
     "threads": threads,
     "few-images": few_images,
+    "near-copies": near_copies,
     "photo-networks": photo_networks,
     "adaptation": adaptation,
     "refits": refits,
