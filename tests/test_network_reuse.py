@@ -57,6 +57,20 @@ def test_the_same_bits_without_training(network_source: Path, method: str, tiny_
     assert phases == ({"projector"} if method == "ldc" else set())  # which is trained on the two networks
 
 
+@pytest.mark.parametrize("method", ["slda", "ranpac", "klda", "acil", "ds-al"])
+def test_closed_form_methods_share_the_network_of_the_first_task(
+    method: str, tiny_config: Tiny, tmp_path: Path
+) -> None:
+    start(tiny_config("ncm", keep_networks=True), tmp_path / "lender")
+    trained = start(tiny_config(method), tmp_path / "trained")
+    taken = start(tiny_config(method), tmp_path / "taken", networks_from=tmp_path / "lender")
+    assert taken.accuracy_matrix == trained.accuracy_matrix
+    assert same_model(tmp_path / "trained", tmp_path / "taken")
+    assert not any(isinstance(event, Epoch) for event in RunFolder(tmp_path / "taken").read_events())
+    with pytest.raises(UserError, match="trained other networks"):  # which trains in every task
+        NetworkSource(tmp_path / "lender", tiny_config("gatf-lda"))
+
+
 @pytest.mark.parametrize(
     ("method", "settings"),
     [

@@ -18,7 +18,7 @@ from gatf.methods.base import Batch, ForTask, Phase, TaskData, TaskInfo
 from gatf.methods.parts.anchor import drift_moments
 from gatf.methods.parts.closed_form import Discriminant, DiscriminantConfig, LinearRule, MomentMemory
 from gatf.methods.parts.extraction import frozen_features
-from gatf.settings import AffectsLaterTasksOnly, NotNegative, Positive
+from gatf.settings import AffectsLaterTasksOnly, MethodConfig, NotNegative, Positive
 
 
 class GATFLDAConfig(DiscriminantConfig):
@@ -29,6 +29,13 @@ class GATFLDAConfig(DiscriminantConfig):
     """Weight of the squared distance between old and new features."""
     ridge: AffectsLaterTasksOnly[Positive] = 1.0
     """Regularisation ρ of the anchor."""
+
+    def training(self) -> dict[str, Any]:
+        """Other than those of methods whose network is frozen after the first task."""
+        return MethodConfig.training(self)
+
+    def first_training(self) -> dict[str, Any]:
+        return MethodConfig.first_training(self)
 
 
 class GATFLDA(Discriminant[GATFLDAConfig]):

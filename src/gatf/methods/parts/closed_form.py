@@ -31,6 +31,13 @@ class ClosedFormConfig(MethodConfig):
     train_first: bool | None = None
     """Train the network with cross-entropy in the first task; later it is frozen. Default: unless it is pretrained."""
 
+    def training(self) -> dict[str, Any]:
+        """All train the first task's network alike."""
+        return {"train_first": self.train_first}
+
+    def first_training(self) -> dict[str, Any]:
+        return self.training()
+
 
 ClosedFormConfigT = TypeVar("ClosedFormConfigT", bound=ClosedFormConfig, covariant=True)
 
