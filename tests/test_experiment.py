@@ -16,6 +16,7 @@ import pytest
 import torch
 import yaml
 
+from gatf import session
 from gatf.config import RunConfig, load_config, nest
 from gatf.errors import Diverged, UserError
 from gatf.experiment import Experiment, resume, start
@@ -349,21 +350,69 @@ def test_a_method_that_looks_back_is_caught(tiny_config: Tiny, tmp_path: Path) -
             next(iter(data.batches("test")))
 
 
-def test_a_compiled_backbone_learns_what_a_plain_one_learns(
-    tmp_path: Path, tiny_config: Tiny, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("method", ["gatf", "lwf", "ldc"])
+def test_compiled_networks_learn_what_plain_ones_learn(
+    method: str, tmp_path: Path, tiny_config: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Captured as a graph but run as it is: generating code for it would take half a minute."""
-    compiled = []
-    through_dynamo = partial(torch.compile, backend="eager")
-    monkeypatch.setattr(torch, "compile", lambda function, mode: compiled.append(function) or through_dynamo(function))
-    settings = {"scenario.stop_after": 2, "optimisation.next.epochs": 1, "optimisation.first.epochs": 1}
-    plain = start(tiny_config("gatf", **settings), tmp_path / "plain")
-    fast = start(tiny_config("gatf", compile=True, **settings), tmp_path / "compiled")
-    assert len(compiled) == 1
+    """Captured as graphs but run as they are: generating code for them would take half a minute.
+
+    The teacher is captured once, although every task makes a new one, and each step after task 0 calls it compiled.
+    """
+    torch._dynamo.reset()
+    captured: list[int] = []
+    calls: list[int] = []
+    original = torch.compile
+
+    def watched(function: Callable[..., Any], mode: None) -> Callable[..., Any]:
+        number = len(captured)
+        captured.append(0)
+        calls.append(0)
+
+        def capture(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+            captured[number] += 1
+            return graph.forward
+
+        through_dynamo = original(function, backend=capture)
+
+        def call(*arguments: Any) -> Any:
+            calls[number] += 1
+            return through_dynamo(*arguments)
+
+        return call
+
+    stages = {"epochs": 2, "batch_size": 40}
+    settings: dict[str, Any] = {f"optimisation.{n}.{key}": stages[key] for n in ("first", "next") for key in stages}
+    if method == "gatf":
+        settings["method.refine"] = True  # the frozen student is another copy of the same layers
+    plain = start(tiny_config(method, **settings), tmp_path / "plain")
+    steps: list[Step] = []
+    monkeypatch.setattr(torch, "compile", watched)
+    heard = (lambda event: steps.append(event) if isinstance(event, Step) and event.task > 0 else None,)
+    fast = start(tiny_config(method, compile=True, **settings), tmp_path / "compiled", heard)
     assert fast.accuracy_matrix == plain.accuracy_matrix
     expected, found = (outcome(tmp_path / name)[0] for name in ("plain", "compiled"))
     assert expected.keys() == found.keys()
     assert all(torch.allclose(expected[name], found[name], atol=1e-4) for name in expected)
+    assert plain.tasks > 2
+    assert captured[1] == (2 if method == "ldc" else 1)  # once per size of batches; the projector has larger ones
+    frozen = [event for event in steps if event.phase in ("adapter", "projector")]  # they call two frozen networks
+    assert calls[1] == len(steps) + len(frozen)
+
+
+def test_recorded_graphs_reuse_their_memory_from_step_to_step(
+    tmp_path: Path, tiny_config: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each step begins with the mark that torch's CUDA graphs need; `compile=true` has none."""
+    marks: list[None] = []
+    monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", lambda: marks.append(None))
+    monkeypatch.setattr(torch, "compile", lambda function, mode: function)
+    experiment = Experiment(tiny_config("gatf", compile=True))
+    phases = session._Compiled(experiment.method, torch.device("cuda"), graphs=True).within_steps
+    batch = next(iter(experiment.task_data(0).batches("train")))
+    experiment.method.begin_task(experiment.task_info(0))
+    (phase,) = phases(experiment.method.phases(experiment.task_info(0)))
+    phase.loss(batch)
+    assert len(marks) == 1
 
 
 def test_compiling_needs_a_compiler(tmp_path: Path, tiny_config: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:

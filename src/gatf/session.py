@@ -3,6 +3,7 @@
 A run loops over the tasks of a scenario on one session. An update of a classifier is one more task on a session."""
 
 import shutil
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property, partial
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from gatf import distributed
 from gatf.config import RunConfig, differences
 from gatf.data.base import ImageSet
-from gatf.data.loader import TaskData, TaskInfo, views
+from gatf.data.loader import Batch, TaskData, TaskInfo, views
 from gatf.data.preprocessing import Preprocessing
 from gatf.devices import available_device, check_float64, set_determinism
 from gatf.errors import Diverged, UserError
@@ -70,7 +71,9 @@ class Session:
         self.preprocessing = preprocessing.suited_to(self.method.backbone)
         self.pipeline = self.preprocessing.pipeline(config.data)
         if config.compile:
-            compile_backbone(self.method.backbone, self.device, graphs=config.compile == "reduce-overhead")
+            compiled = _Compiled(self.method, self.device, graphs=config.compile == "reduce-overhead")
+            phases = self.method.phases
+            self.method.phases = lambda task: compiled.within_steps(phases(task))  # type: ignore[method-assign]
         if distributed.world() > 1:
             self.method.backbone = share_batch_norm(self.method.backbone, self.device)
 
@@ -265,18 +268,50 @@ def build_method(
     return method_class(config.method.name)(config.method, backbone, config.optimisation, config.seed)
 
 
-def compile_backbone(backbone: nn.Module, device: torch.device, *, graphs: bool = False) -> None:
-    """Have the backbone compiled when training first calls it, or say why it cannot be.
+class _Compiled:
+    """Has backbone and teachers compiled when a training step first calls them, or says why they cannot be.
 
-    In eval mode it runs uncompiled: batches of other sizes and modes would each be compiled again. With `graphs` the
-    launches of a step are recorded as CUDA graphs.
+    Outside a step they run as they are: batches of other sizes and modes would each be compiled again. With `graphs`
+    the launches of a step are recorded as CUDA graphs, whose outputs the next step overwrites.
     """
-    if distributed.world() > 1:
-        raise UserError("compile=true is for runs of one process; leave it out with several")
-    if graphs and device.type != "cuda":
-        raise UserError(f"compile=reduce-overhead records CUDA graphs, but device is {device.type}; use compile=true")
-    if device.type == "cpu" and not any(shutil.which(name) for name in ("c++", "g++", "clang++")):
-        raise UserError("compile=true needs a C++ compiler (g++ or clang++) on the PATH")
-    plain = backbone._call_impl
-    compiled = torch.compile(plain, mode="reduce-overhead" if graphs else None)
-    backbone._compiled_call_impl = lambda images: compiled(images) if backbone.training else plain(images)
+
+    def __init__(self, method: Method, device: torch.device, *, graphs: bool = False) -> None:
+        if distributed.world() > 1:
+            raise UserError("compile=true is for runs of one process; leave it out with several")
+        if graphs and device.type != "cuda":
+            raise UserError(
+                f"compile=reduce-overhead records CUDA graphs, but device is {device.type}; use compile=true"
+            )
+        if device.type == "cpu" and not any(shutil.which(name) for name in ("c++", "g++", "clang++")):
+            raise UserError("compile=true needs a C++ compiler (g++ or clang++) on the PATH")
+        mode = "reduce-overhead" if graphs else None
+        self._graphs, self._in_step = graphs, False
+        self._replace_call(torch.compile(lambda net, images: net._call_impl(images), mode=mode), method.backbone)
+        # one function for the teachers of all tasks, which have the same layers: it is compiled once
+        teacher = torch.compile(lambda net, images: net._call_impl(images), mode=mode)
+        method.on_frozen_copy = partial(self._replace_call, teacher)
+
+    def _replace_call(self, compiled: Callable[[nn.Module, Tensor], Tensor], net: nn.Module) -> None:
+        here = weakref.ref(net)  # a cycle would keep a dropped teacher in memory
+
+        def call(images: Tensor) -> Tensor:
+            net = here()
+            assert net is not None
+            return compiled(net, images) if self._in_step else net._call_impl(images)
+
+        net._compiled_call_impl = call
+
+    def within_steps(self, phases: list[Phase]) -> list[Phase]:
+        """The phases, whose losses now run compiled networks."""
+        for phase in phases:
+            phase.loss = partial(self._step, phase.loss)
+        return phases
+
+    def _step(self, loss: Callable[[Batch], dict[str, Tensor]], batch: Batch) -> dict[str, Tensor]:
+        if self._graphs:
+            torch.compiler.cudagraph_mark_step_begin()
+        self._in_step = True
+        try:
+            return loss(batch)
+        finally:
+            self._in_step = False

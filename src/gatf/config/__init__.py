@@ -59,8 +59,8 @@ class RunConfig(Strict):
     """Precision of the networks; the geometry always uses float64. auto: bfloat16 if the hardware computes it; results
     then depend on the machine."""
     compile: bool | Literal["reduce-overhead"] = False
-    """Compile the backbone with torch.compile, which needs a C++ compiler (docs/performance.md). reduce-overhead: also
-    record CUDA graphs."""
+    """Compile backbone and teacher with torch.compile, which needs a C++ compiler. reduce-overhead: also record CUDA
+    graphs (docs/gpu.md)."""
     deterministic: Determinism = "auto"
     """For CUDA devices. auto: deterministic cuDNN and cuBLAS algorithms, no TF32. true: also refuse operations without
     a deterministic implementation. false: the fastest algorithms, and TF32."""

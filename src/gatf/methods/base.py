@@ -104,6 +104,8 @@ class Method(nn.Module, ABC, Generic[ConfigT]):
         self.optimisation = optimisation
         self.seed = seed
         self.notices: list[Notice] = []
+        self.on_frozen_copy: Callable[[nn.Module], None] | None = None
+        """Receives the copies that contain the backbone; the session compiles them."""
 
     @property
     def feature_dim(self) -> int:
@@ -186,7 +188,10 @@ class Method(nn.Module, ABC, Generic[ConfigT]):
 
     def frozen_copy(self, module: nn.Module) -> nn.Module:
         """A teacher: a copy in eval mode whose parameters take no gradient, its batch-norm folded away."""
-        return folded(module).requires_grad_(False)
+        copy = folded(module).requires_grad_(False)
+        if self.on_frozen_copy is not None and self.backbone in module.modules():
+            self.on_frozen_copy(copy)
+        return copy
 
     @contextmanager
     def frozen(self) -> Iterator[None]:

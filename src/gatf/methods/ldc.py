@@ -1,6 +1,7 @@
 """LDC (Gomez-Villa et al., "Exemplar-free Continual Representation Learning via Learnable Drift Compensation", ECCV
 2024)."""
 
+from collections.abc import Callable
 from functools import cache
 from math import ceil
 
@@ -11,6 +12,7 @@ from torch.nn.functional import mse_loss
 
 from gatf.methods.base import Batch, ForTask, Phase, TaskData, TaskInfo
 from gatf.methods.parts.compensation import DriftCompensated, DriftConfig, Report
+from gatf.methods.parts.extraction import frozen_features
 from gatf.methods.parts.prototypes import finite
 from gatf.nets.folding import folded
 from gatf.settings import Positive, StageConfig
@@ -41,13 +43,15 @@ def projector_stage(config: LDCConfig, images: int) -> StageConfig:
     )  # fmt: skip
 
 
-def projector_phase(projector: nn.Module, old: nn.Module, new: nn.Module, stage: StageConfig) -> Phase:
+def projector_phase(
+    projector: nn.Module, old: nn.Module, new: nn.Module, stage: StageConfig,
+    frozen_copy: Callable[[nn.Module], nn.Module] = folded,
+) -> Phase:  # fmt: skip
     """Fit W·f_{t−1}(x) ≈ f_t(x) on current images, both networks frozen, no label read."""
-    frozen = cache(lambda: folded(new))  # made in the first step, when its training is over
+    frozen = cache(lambda: frozen_copy(new))  # made in the first step, when its training is over
 
     def loss(batch: Batch) -> dict[str, Tensor]:
-        with torch.no_grad():
-            before, after = old(batch.images), frozen()(batch.images)
+        before, after = frozen_features(old, batch.images), frozen_features(frozen(), batch.images)
         return {"projector": mse_loss(projector(before), after)}
 
     def set_mode() -> None:
@@ -74,7 +78,8 @@ class LDC(DriftCompensated[LDCConfig]):
         phases = super().phases(task)
         if self.compensates(task):
             stage = projector_stage(self.config, task.images)
-            phases.append(projector_phase(self.projector, self.base.teacher, self.base.network(self), stage))
+            networks = self.base.teacher, self.base.network(self)
+            phases.append(projector_phase(self.projector, *networks, stage, self.frozen_copy))
         return phases
 
     @torch.no_grad()

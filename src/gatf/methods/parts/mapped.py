@@ -19,7 +19,6 @@ from gatf.methods.parts.extraction import frozen_features
 from gatf.methods.parts.gaussian import GaussianMethod
 from gatf.methods.parts.losses import anti_collapse, check_batches, has_covariance
 from gatf.methods.parts.memory import GaussianMemory, GaussiansConfig, Rule
-from gatf.nets.folding import folded
 from gatf.nets.mlp import feature_mlp
 from gatf.settings import AffectsLaterTasksOnly, AffectsReadoutOnly, NotNegative, Positive, StageConfig, Strict
 
@@ -137,7 +136,7 @@ class MappedGaussians(GaussianMethod[MapConfigT], ABC):
         self, module: nn.Module, task: TaskInfo, on_epoch_start: Callable[[int, TaskData], None] | None = None
     ) -> Phase:
         """AdaGauss's adapter stage: with both networks frozen, fit the map, of which `module` is trained."""
-        frozen = cache(lambda: folded(self.backbone))  # made in the first step, when the backbone's training is over
+        frozen = cache(lambda: self.frozen_copy(self.backbone))  # made in the first step, after its training
 
         def loss(batch: Batch) -> dict[str, Tensor]:
             old, new = frozen_features(self.teacher, batch.images), frozen_features(frozen(), batch.images)
