@@ -4,7 +4,7 @@ python benchmarks/rehearsal.py DATA [--tables paper-table1,…] [--methods ROWS]
 
 DATA has the folders of the data sets that are there (cifar100, cub200, …). Each printed row replaces the same row in
 results/rehearsal.txt, so that rows can be rehearsed one after the other. `--memory` rehearses as on a smaller machine:
-what does not fit is measured with a part of its batch and extrapolated, which is quicker.
+what does not fit is measured with a part of its batch and extrapolated. Stand-ins have as many images as the originals.
 """
 
 import argparse
@@ -13,6 +13,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -46,12 +47,12 @@ def make_stand_ins(folder: Path, data: Path) -> None:
     for place in data.iterdir():
         (folder / place.name).symlink_to(place.resolve())
     if not (folder / "imagenet100").exists():
-        for part, count in (("train", 52), ("val", 4)):
+        for part, count in (("train", 1300), ("val", 50)):
             folder_of_images(folder / "imagenet100" / part, imagenet100_wnids("adagauss"), count, 224)
     if not (folder / "tinyimagenet").exists():
         place = folder / "tinyimagenet" / "tiny-imagenet-200"
         names = tuple(f"n{1443537 + number:08d}" for number in range(200))
-        folder_of_images(place / "train", names, 52, 64)
+        folder_of_images(place / "train", names, 500, 64)
         for name in names:
             images = place / "train" / name / "images"
             images.mkdir()
@@ -59,11 +60,10 @@ def make_stand_ins(folder: Path, data: Path) -> None:
                 image.rename(images / f"{name}_{image.name}")
         (place / "val" / "images").mkdir(parents=True)
         rows = []
-        for name in names:
-            (place / "val" / "images" / f"{name}.JPEG").hardlink_to(
-                place / "train" / name / "images" / f"{name}_0.JPEG"
-            )
-            rows.append(f"{name}.JPEG\t{name}\t0\t0\t63\t63\n")
+        for name, number in product(names, range(50)):
+            image = place / "train" / name / "images" / f"{name}_0.JPEG"
+            (place / "val" / "images" / f"{name}_{number}.JPEG").hardlink_to(image)
+            rows.append(f"{name}_{number}.JPEG\t{name}\t0\t0\t63\t63\n")
         (place / "val" / "val_annotations.txt").write_text("".join(rows), encoding="utf-8")
 
 
@@ -105,6 +105,7 @@ def main() -> int:
         make_weights(folder / "hub")
         environment = {
             **os.environ, "GATF_DATA": str(folder / "data"), "HF_HOME": str(folder / "hub"), "HF_HUB_OFFLINE": "1",
+            "GATF_CACHE": str(folder / "cache"),
         }  # fmt: skip
         for table in given.tables.split(","):
             command = [sys.executable, "-m", "gatf", "bench", table, "--rehearse", "--set", "device=cpu"]

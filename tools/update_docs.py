@@ -115,16 +115,16 @@ def operations_table() -> str:
 
 
 def rehearsal_table() -> str:
-    """Peak memory of each row and minutes of all rows, from the output that `benchmarks/rehearsal.py` recorded."""
+    """Peak memory of each row and processor time of all, from the output that `benchmarks/rehearsal.py` recorded."""
     memory: dict[str, dict[str, str]] = {}
     minutes: dict[str, float] = {}
     for line in (pages.BENCHMARKS / "rehearsal.txt").read_text(encoding="utf-8").splitlines():
-        found = re.fullmatch(r"(.+?), (.+): .+ per run, peak memory (\S+) GB(, .+)? \(rehearsed in (\S+) (\w+)\)", line)
+        found = re.fullmatch(r"(.+?), (.+): .+ per run, peak memory (\S+) GB(, .+)? \(.+, (\d+) CPU-s\)", line)
         assert found is not None, line
         memory.setdefault(found[2], {})[found[1]] = f"≈ {found[3]}" if found[4] else found[3]
-        minutes[found[1]] = minutes.get(found[1], 0.0) + float(found[5]) * {"s": 1 / 60, "min": 1, "h": 60}[found[6]]
+        minutes[found[1]] = minutes.get(found[1], 0.0) + int(found[5]) / 60
     body = [[f"`{row}`", *(cells.get(setting, "–") for setting in minutes)] for row, cells in memory.items()]
-    body.append(["minutes of the rehearsal", *(f"{spent:.0f}" for spent in minutes.values())])
+    body.append(["CPU minutes of the rehearsal", *(f"{spent:.0f}" for spent in minutes.values())])
     return table(["GB at its peak", *(f"`{setting}`" for setting in minutes)], body)
 
 

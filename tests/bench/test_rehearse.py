@@ -7,10 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
 
 from gatf.bench import probe
 from gatf.bench.plan import load_plan
-from gatf.config import RunConfig
+from gatf.config import validated
+from gatf.experiment import Experiment
+from gatf.io.events import Epoch
+from gatf.io.parsing import parse_yaml
+from gatf.io.run_folder import RunFolder
+from gatf.nets.small import SmallNet
 
 pytestmark = pytest.mark.slow
 
@@ -69,7 +76,7 @@ def test_a_killed_process_is_reported_in_words(tmp_path: Path, monkeypatch: pyte
 def test_what_does_not_fit_is_estimated_with_a_part_of_the_batch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Any
 ) -> None:
-    large = "assert part > 4 or exec('raise MemoryError()')\n    return 60.0, 8192.0"
+    large = "assert part > 4 or exec('raise MemoryError()')\n    return 60.0, 8192.0, 30.0"
     code, out = rehearsed_with(large, tmp_path, monkeypatch, call)
     assert code == 1
     assert "60 s per run, peak memory 8.0 GB, does not fit here: estimated with 1/16 of the batch" in out
@@ -77,20 +84,55 @@ def test_what_does_not_fit_is_estimated_with_a_part_of_the_batch(
     assert "0 failed, 1 do not fit into memory" in out
 
 
+def config_of(method: str, **stage: Any) -> str:
+    """A config of digits as the process of a row receives it."""
+    stages = {f"optimisation.{name}.{key}": value for name in ("first", "next") for key, value in stage.items()}
+    small = {"backbone.name": "small", "backbone.width": 8, "backbone.bottleneck": 32, "device": "cpu"}
+    return load_plan("digits", methods=method, overrides=stages | small).runs[0].config.to_yaml()
+
+
 def test_memory_is_extrapolated_to_the_whole_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     """1 GB, and 16 MB for each image of a batch. The bottleneck shrinks with it: gatf needs it to be smaller."""
-    run = probe._short_run
+    run = Experiment.run
 
-    def measured(config: RunConfig) -> Any:
-        experiment, short, events = run(config)
-        memory = 1024.0 + 16 * config.optimisation.first.batch_size
-        return experiment, replace(short, peak_memory_mb=[memory] * short.tasks), events
+    def measured(self: Experiment, *rest: Any) -> Any:
+        summary = run(self, *rest)
+        memory = 1024.0 + 16 * self.config.optimisation.first.batch_size
+        return replace(summary, peak_memory_mb=[memory] * summary.tasks)
 
-    monkeypatch.setattr(probe, "_short_run", measured)
-    sizes = {f"optimisation.{stage}.batch_size": 128 for stage in ("first", "next")}
-    small = {"backbone.name": "small", "backbone.width": 8, "backbone.bottleneck": 32}
-    config = load_plan("digits", methods="gatf", overrides={**sizes, **small, "device": "cpu"}).runs[0].config.to_yaml()
-    assert probe.measured(config, steps=1, part=4)[1] == pytest.approx(1024 + 16 * 128)
+    monkeypatch.setattr(Experiment, "run", measured)
+    assert probe.measured(config_of("gatf", batch_size=128), steps=1, part=4)[1] == pytest.approx(1024 + 16 * 128)
+
+
+def test_a_rehearsal_trains_one_whole_batch_and_sees_few_images_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two images per class fill the batch again and again; statistics and evaluation see each of them once."""
+    trained, others = [], []
+    forward = SmallNet.forward
+
+    def watched(self: SmallNet, images: Tensor) -> Tensor:
+        (trained if torch.is_grad_enabled() else others).append(len(images))
+        return forward(self, images)
+
+    monkeypatch.setattr(SmallNet, "forward", watched)
+    probe.measured(config_of("finetune", batch_size=64, warmup=0.5, epochs=10), steps=1, few=2)
+    assert trained == [64, 64]  # one step in each of two tasks
+    assert sum(others) < 64
+
+
+def test_an_estimate_counts_the_epochs_of_every_phase(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each epoch of the short run takes one second for 64 images. gatf refines its map in half of a task's epochs."""
+    read = RunFolder.read_events
+
+    def one_second(self: RunFolder) -> list[Any]:
+        return [replace(event, seconds=1.0) if isinstance(event, Epoch) else event for event in read(self)]
+
+    monkeypatch.setattr(RunFolder, "read_events", one_second)
+    config = config_of("gatf", batch_size=64, epochs=20).replace("refine: false", "refine: true")
+    images = [Experiment(validated(parse_yaml(config))).task_info(task).images for task in range(5)]
+    loaded = [16, 64, 64, 64, 64]  # four rotations of each image of task 0
+    seconds = sum(20 * count / batch for count, batch in zip(images, loaded, strict=True))
+    seconds += sum(10 * count / 64 for count in images[1:])
+    assert probe.measured(config, steps=1, few=2)[0] == pytest.approx(seconds, rel=0.01)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux reports available memory")

@@ -1,32 +1,37 @@
 """Estimates of time and memory of a bench: a few measured steps of every row, extrapolated."""
 
+import math
 import multiprocessing
+import os
 import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from gatf import experiment
 from gatf.bench.executors import description
 from gatf.bench.plan import Plan, PlannedRun
 from gatf.config import RunConfig, validated
 from gatf.data.base import rank_in_class
-from gatf.data.loader import TaskInfo
+from gatf.data.loader import Order, TaskInfo, shuffled
 from gatf.devices import available_device
 from gatf.errors import UserError
-from gatf.io.events import Epoch, Event, TaskStart
+from gatf.io.events import Epoch
 from gatf.io.parsing import parse_yaml
-from gatf.io.run_folder import RunFolder, Summary
+from gatf.io.run_folder import RunFolder
+from gatf.training.phase import Phase
 
-PROBE_EPOCHS = 2
-"""Two, so that a phase with half the epochs has one."""
 PROBE_STEPS = 3
+FEW = 2
+"""Images per class in a rehearsal. They are repeated until a batch is full."""
 PARTS, LEAST = (1, 4, 16), 64
 """A rehearsal that runs out of memory is repeated with a quarter of the batch, then with a 16th; its memory is
 extrapolated from that and from a 64th."""
@@ -46,6 +51,8 @@ class Estimate:
     """Peak memory of the GPU or the process; None if the row did not have its own process."""
     probed: float = 0.0
     """Seconds of the measurement itself."""
+    processor: float = 0.0
+    """Its processor seconds."""
     part: int = 1
     """The batch was divided by this, because the whole one does not fit; memory is extrapolated."""
 
@@ -78,8 +85,8 @@ def _rehearsed(one: Estimate, config: str) -> Estimate:
     for part in PARTS:
         with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process:
             try:
-                seconds, memory = process.submit(_isolated, config, part).result()
-                return replace(one, seconds=seconds, memory_mb=memory, part=part, why="")
+                seconds, memory, processor = process.submit(_isolated, config, part).result()
+                return replace(one, seconds=seconds, memory_mb=memory, processor=processor, part=part, why="")
             except MemoryError as error:
                 one = replace(one, why=description(error))
             except Exception as error:  # a rehearsal exists to find any error
@@ -87,12 +94,13 @@ def _rehearsed(one: Estimate, config: str) -> Estimate:
     return one
 
 
-def _isolated(config: str, part: int) -> tuple[float, float]:
-    """`measured` in its own process; `MemoryError` when memory runs out, where the system would kill the process."""
+def _isolated(config: str, part: int) -> tuple[float, float, float]:
+    """`measured` in its own process, and its processor seconds; `MemoryError` when memory runs out, where the system
+    would kill the process."""
     if available_device(validated(parse_yaml(config)).device) == "cpu":
         limit_memory()
     try:
-        return measured(config, steps=1, part=part)
+        return *measured(config, steps=1, few=FEW, part=part), sum(os.times()[:4])
     except RuntimeError as error:
         if isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error):
             raise MemoryError(str(error)) from None
@@ -119,12 +127,12 @@ def _rows(plan: Plan) -> dict[tuple[str, str], list[PlannedRun]]:
     return groups
 
 
-def measured(text: str, *, steps: int = PROBE_STEPS, part: int = 1) -> tuple[float, float]:
+def measured(text: str, *, steps: int = PROBE_STEPS, few: int | None = None, part: int = 1) -> tuple[float, float]:
     """Seconds that a run with this config (YAML) will take, and the peak of its memory in MB.
 
-    Time two tasks with two epochs of a few steps each, then scale by images × epochs of the whole run. All later tasks
-    count like the second one; statistics count as measured, and evaluation by the number of test images. `part` divides
-    the batch; memory is then extrapolated.
+    Time two tasks with a few steps per phase, then scale by images × epochs of the whole run. All later tasks count
+    like the second one; statistics count as measured, and evaluation by the number of test images. `few` are the images
+    per class, by default enough for the steps. `part` divides the batch; memory is then extrapolated.
     """
     config = validated(parse_yaml(text))
     whole = experiment.Experiment(config)
@@ -132,39 +140,83 @@ def measured(text: str, *, steps: int = PROBE_STEPS, part: int = 1) -> tuple[flo
     images, tests = [whole.task_info(task).images for task in tasks], [_tests(whole, task) for task in tasks]
     classes = max(whole.scenario.task_sizes)
     del whole
-    least = 0.0
-    if part > 1:  # before the larger part, because the peak of a process does not fall
-        least = max(_short_run(shortened(config, classes, steps=steps, part=LEAST))[1].peak_memory_mb)
-    probe, short, events = _short_run(shortened(config, classes, steps=steps, part=part))
-    memory = max(short.peak_memory_mb)
+    epochs = 1 if few is not None and available_device(config.device) == "cpu" else 2  # on a GPU the first warms up
+    short = partial(_Short, config, classes, steps=steps, few=few, epochs=epochs)
+    least = max(short(LEAST).summary.peak_memory_mb) if part > 1 else 0.0  # before the larger: a peak does not fall
+    probe = short(part)
+    memory = max(probe.summary.peak_memory_mb)
     if part > 1:
         memory += (memory - least) * (1 - 1 / part) / (1 / part - 1 / LEAST)
-    phases = [_phases(events, task) for task in range(short.tasks)]
+    last = probe.summary.tasks - 1
     began = time.perf_counter()
-    probe.evaluate(len(phases) - 1)
-    per_test = (time.perf_counter() - began) / max(_tests(probe, len(phases) - 1), 1)
-    scale = config.optimisation.first.epochs / PROBE_EPOCHS
-    epochs = [{one.name: one.epochs * scale for one in phases[0]}, _epochs_later(probe, config)]
+    probe.experiment.evaluate(last)
+    per_test = (time.perf_counter() - began) / max(_tests(probe.experiment, last), 1)
     total = 0.0
     for task in tasks:
-        like = min(task, len(phases) - 1)
-        total += sum(one.per_image * images[task] * epochs[like].get(one.name, 0.0) for one in phases[like])
-        other = short.seconds[like] - sum(one.training for one in phases[like]) - per_test * _tests(probe, like)
-        total += max(other, 0.0) + per_test * tests[task]
+        like = min(task, last)
+        phases = [phase for phase in probe.phases.values() if phase.task == like]
+        total += images[task] * sum(phase.epochs * phase.seconds[-1] / phase.images for phase in phases)
+        other = probe.summary.seconds[like] - sum(sum(phase.seconds) for phase in phases)
+        total += max(other - per_test * _tests(probe.experiment, like), 0.0) + per_test * tests[task]
     return total, memory
 
 
-def _short_run(config: RunConfig) -> tuple[experiment.Experiment, Summary, list[Event]]:
-    """Run it on as many test images as training images per class and task."""
-    probe = experiment.Experiment(config)
-    scenario, tests = probe.scenario, probe.scenario.source.test
-    groups = tests.labels + scenario.source.classes * scenario.tasks(tests).clamp_min(0)  # a class in each domain
-    rank = rank_in_class(groups, torch.bincount(groups))
-    probe.scenario = scenario.with_tests(torch.nonzero(rank < (config.data.max_per_class or 1)).squeeze(1))
-    with tempfile.TemporaryDirectory() as name:
-        folder = RunFolder(Path(name))
-        folder.create(config.to_yaml())
-        return probe, probe.run(folder.path, ()), folder.read_events()
+@dataclass
+class _TimedPhase:
+    task: int
+    epochs: int
+    """In the whole run."""
+    images: int
+    """Per epoch of the short run."""
+    seconds: list[float] = field(default_factory=list)
+    """Of its epochs."""
+
+
+class _Short:
+    """A run of two tasks with a few steps per epoch."""
+
+    def __init__(self, config: RunConfig, classes: int, part: int, *, steps: int, few: int | None, epochs: int) -> None:
+        """With as many test images as training images per class and task."""
+        config = shortened(config, classes, steps=steps, few=few, part=part)
+        self.experiment = experiment.Experiment(config)
+        scenario, tests = self.experiment.scenario, self.experiment.scenario.source.test
+        groups = tests.labels + scenario.source.classes * scenario.tasks(tests).clamp_min(0)  # a class in each domain
+        rank = rank_in_class(groups, torch.bincount(groups))
+        kept = torch.nonzero(rank < (config.data.max_per_class or 1)).squeeze(1)
+        self.experiment.scenario = scenario.with_tests(kept)
+        self.phases: dict[tuple[int, str], _TimedPhase] = {}
+        method = self.experiment.method
+        method.phases = partial(self._short_phases, method.phases, steps, epochs)  # type: ignore[method-assign]
+        with tempfile.TemporaryDirectory() as name:
+            folder = RunFolder(Path(name))
+            folder.create(config.to_yaml())
+            self.summary = self.experiment.run(folder.path, ())
+            for event in folder.read_events():
+                if isinstance(event, Epoch):
+                    self.phases[event.task, event.phase].seconds.append(event.seconds)
+
+    def _short_phases(
+        self, phases: Callable[[TaskInfo], list[Phase]], steps: int, epochs: int, task: TaskInfo
+    ) -> list[Phase]:
+        """The method's phases with a few epochs and steps."""
+        found = phases(task)
+        for phase in found:
+            images = steps * phase.loaded
+            self.phases[task.index, phase.name] = _TimedPhase(task.index, phase.stage.epochs, images)
+            changes = {"epochs": min(epochs, phase.stage.epochs), "warmup": 0.0}
+            phase.stage = phase.stage.model_copy(update=changes)
+            phase.order = _repeated(phase.order or shuffled, images)
+        return found
+
+
+def _repeated(order: Order, images: int) -> Order:
+    """The same order, repeated or cut so that it visits a number of images."""
+
+    def repeated(labels: Tensor, draws: torch.Generator) -> Tensor:
+        visited = order(labels, draws)
+        return visited.repeat(-(-images // max(len(visited), 1)))[:images]
+
+    return repeated
 
 
 def _tests(of: experiment.Experiment, task: int) -> int:
@@ -172,45 +224,20 @@ def _tests(of: experiment.Experiment, task: int) -> int:
     return len(of.scenario.members(of.scenario.source.test, 0, task)[0])
 
 
-@dataclass(frozen=True)
-class _TimedPhase:
-    name: str
-    epochs: int
-    per_image: float
-    """Seconds per image and epoch, of the last epoch: the first one warms up."""
-    training: float
-    """Seconds of all epochs."""
-
-
-def _phases(events: list[Event], task: int) -> list[_TimedPhase]:
-    """The timed phases of a task of the probe."""
-    images = next(event.images for event in events if isinstance(event, TaskStart) and event.task == task)
-    seconds: dict[str, list[float]] = {}
-    for event in events:
-        if isinstance(event, Epoch) and event.task == task:
-            seconds.setdefault(event.phase, []).append(event.seconds)
-    return [_TimedPhase(name, len(each), each[-1] / images, sum(each)) for name, each in seconds.items()]
-
-
-def _epochs_later(probe: experiment.Experiment, config: RunConfig) -> dict[str, float]:
-    """Epochs per phase of a later task with the whole run's settings; the method reports them after the probe."""
-    last = probe.task_info(len(probe.scenario) - 1)
-    following = TaskInfo(last.index + 1, last.seen, last.new, last.images)
-    probe.method.optimisation = config.optimisation
-    probe.method.begin_task(following)
-    return {phase.name: float(phase.stage.epochs) for phase in probe.method.phases(following)}
-
-
-def shortened(config: RunConfig, classes: int, *, steps: int = PROBE_STEPS, part: int = 1) -> RunConfig:
-    """The same run with two tasks, two epochs and a few steps each, of a `part`-th of the batch and of the bottleneck,
-    which methods with covariances need to be smaller than the batch."""
+def shortened(
+    config: RunConfig, classes: int, *, steps: int = PROBE_STEPS, few: int | None = None, part: int = 1
+) -> RunConfig:
+    """The same run with two tasks, few images, a `part`-th of the batch and of the bottleneck, which methods with
+    covariances need to be smaller than the batch."""
     values = config.model_dump(mode="json")
     if config.backbone.bottleneck is not None:
         values["backbone"]["bottleneck"] = max(config.backbone.bottleneck // part, 1)
     stages = [values["optimisation"][stage] for stage in ("first", "next")]
     for stage in stages:
-        stage |= {"epochs": PROBE_EPOCHS, "batch_size": max(stage["batch_size"] // part, 2)}
-    few = -(-steps * max(stage["batch_size"] for stage in stages) // classes)
+        stage["batch_size"] = max(stage["batch_size"] // part, 2)
+    few = few or -(-steps * max(stage["batch_size"] for stage in stages) // classes)
+    if config.data.evaluate_on != "test":
+        few = max(few, math.ceil(1 / config.data.val_fraction))
     values["data"]["max_per_class"] = min(few, config.data.max_per_class or few)
     values["scenario"]["stop_after"] = min(2, config.scenario.stop_after or 2)
     return validated({**values, "diagnostics": False, "checkpoint_every": None})

@@ -129,7 +129,8 @@ def print_rehearsal(plan: "Plan", console: "Console") -> int:
             return
         each = f"{duration(one.seconds)} per run, peak memory {one.memory_mb / 1024:.1f} GB"
         smaller = f", does not fit here: estimated with 1/{one.part} of the batch" if one.part > 1 else ""
-        print_plain(console, harmless(f"{row}: {each}{smaller} (rehearsed in {duration(one.probed)})"))
+        spent = f"rehearsed in {duration(one.probed)}, {one.processor:.0f} CPU-s"
+        print_plain(console, harmless(f"{row}: {each}{smaller} ({spent})"))
 
     found = rehearse(plan, finished)
     known = [one.seconds * one.runs for one in found if one.seconds is not None]
