@@ -90,6 +90,10 @@ def test_the_model_learns_merges_forgets_and_moves(client: Client, tmp_path: Pat
     forgotten = post(client, "/v1/forget", {"label": "b"})
     assert "% of it" in forgotten.json["message"]
     assert classes() == list("acdefg")
+    assert client("POST", "/v1/rollback", b"").status == 200
+    assert classes() == list("abcdefg")
+    assert post(client, "/v1/forget", {"label": "b"}).status == 200
+    assert classes() == list("acdefg")
     assert post(client, "/v1/rename", {"label": "a", "name": "the first"}).status == 200
     assert classes() == ["the first", *"cdefg"]
     assert post(client, "/v1/rename", {"label": "the first", "name": "a"}).status == 200
@@ -98,7 +102,7 @@ def test_the_model_learns_merges_forgets_and_moves(client: Client, tmp_path: Pat
     assert post(client, "/v1/upgrade?encoder=clip@2", archive(old=old, new=old @ view)).json["state"] == "done"
     found = post(client, "/v1/predict", {"vectors": (old @ view).tolist(), "encoder": "clip@2"}).json["answers"]
     assert np.mean([answer["label"] == name for answer, name in zip(found, expected, strict=True)]) > 0.9
-    assert [each["state"] for each in client("GET", "/v1/updates").json["updates"]] == 7 * ["done"]
+    assert [each["state"] for each in client("GET", "/v1/updates").json["updates"]] == 8 * ["done"]
 
 
 def test_bad_changes_are_one_sentence_and_change_nothing(client: Client, tmp_path: Path) -> None:
