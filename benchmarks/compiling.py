@@ -13,8 +13,6 @@ import tempfile
 from harness import Report, options, seconds, take_turns
 from training import BATCH, Ours
 
-from gatf.session import compile_backbone
-
 
 def main() -> None:
     arguments = options("compiling", __doc__)
@@ -27,7 +25,7 @@ def compare(arguments: argparse.Namespace) -> None:
     ours = Ours(BATCH)
     batch, eager = ours.batch, ours.method.backbone.train()
     compiled = Ours(BATCH).method.backbone.train()
-    compile_backbone(compiled, batch.device)
+    compiled.compile()
 
     def step(net: object) -> None:
         net(batch).sum().backward()  # type: ignore[operator]

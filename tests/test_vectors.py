@@ -122,7 +122,7 @@ def test_kinds_of_arrays(kind: object) -> None:
         (lambda x, y: (x, [1, "a"] * 150), "all text or all whole numbers"),
         (lambda x, y: (np.ma.masked_less(x, 0), y), "some numbers of the vectors are masked"),
         (lambda x, y: (torch.from_numpy(x).to_sparse(), y), "sparse, quantised or meta tensor"),
-        (lambda x, y: (x, np.zeros(len(x), dtype=int)), "at least two classes, not of one"),
+        (lambda x, y: (x, np.zeros(len(x), dtype=int)), "at least two classes, and y has only one class"),
         (lambda x, y: (x, None), "requires y"),
     ],
 )

@@ -87,7 +87,7 @@ def update_model(
     """The model after learning these images; raises `Interrupted` if the context's `stop` returns True."""
     started = time.monotonic()
     if not model.labels and len(np.unique(labels)) < 2:
-        raise UserError("a first fit needs images of at least two classes, not of one")
+        raise UserError("a first fit needs images of at least two classes, and y has only one class")
     if leaves_out(model.method):
         held_out = 0.0
     preprocessing = model.preprocessing
@@ -119,7 +119,7 @@ def update_with_vectors(
     """
     assert gathered.sample is not None
     if not model.labels and len(gathered.labels) < 2:
-        raise UserError("a first fit needs vectors of at least two classes, not of one")
+        raise UserError("a first fit needs vectors of at least two classes, and y has only one class")
     sample, aside = gathered.sample, gathered.held_out(held_out, FEWEST_TO_SPLIT)
     classes, labels = arranged(model, np.array(list(gathered.labels)))
     hashes, times = np.unique(sample.hashes, return_counts=True)
