@@ -17,6 +17,7 @@ import torch
 from hypothesis import given as drawn
 from hypothesis import settings as bounded
 from hypothesis import strategies as st
+from PIL import Image
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
 from gatf import EmbeddingClassifier, IncrementalClassifier
@@ -469,3 +470,15 @@ def test_the_reported_seconds_include_reading(monkeypatch: pytest.MonkeyPatch) -
     read = Gathered.add
     monkeypatch.setattr(Gathered, "add", add)
     assert EmbeddingClassifier().fit(*vectors()).report_.seconds >= 0.3
+
+
+def test_a_model_of_vectors_does_not_learn_images(tmp_path: Path, call: Any) -> None:
+    np.savez(tmp_path / "v.npz", embedding=np.eye(4, 8).repeat(5, 0), label=np.arange(4).repeat(5).astype(str))
+    assert call("learn", tmp_path / "m.gatf", tmp_path / "v.npz")[0] == 0
+    before = (tmp_path / "m.gatf").read_bytes()
+    for name in ("a", "b"):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        Image.fromarray(np.full((9, 9, 3), 80, dtype=np.uint8)).save(tmp_path / "photos" / name / "0.png")
+    code, _, err = call("learn", tmp_path / "m.gatf", tmp_path / "photos")
+    assert (code, "takes vectors" in err) == (2, True)
+    assert (tmp_path / "m.gatf").read_bytes() == before

@@ -51,7 +51,7 @@ SMOKE = {
     "docs": f"cd {ROOT} && zensical build --clean --strict",
     "hub": f"{LEARN} && gatf push m.gatf ./shelf && gatf pull ./shelf && python -c 'import huggingface_hub'",
     "onnx": f"{LEARN} && gatf export m.gatf m.onnx",
-    "pretrained": "gatf learn m.gatf photos && gatf predict m.gatf photos",
+    "pretrained": "gatf learn photos.gatf photos && gatf predict photos.gatf photos",
     "studio": LEARN + " && { gatf serve m.gatf --port 0 > served & server=$!; }"
     " && until grep http served; do kill -0 $server || exit 1; sleep 1; done && kill $server",
     "timm": f"{RUN} --dataset stripes --set backbone.name=timm:resnet10t",

@@ -185,6 +185,8 @@ def choose_strategy(parameters: Parameters, model: Model | None, images: ImageIn
     a `UserError` here, before anything is trained."""
     if not 0 <= parameters.held_out < 1:
         raise UserError(f"held_out must be at least 0 and below 1, not {parameters.held_out!r}")
+    if model is not None and model.preprocessing.takes_vectors:
+        raise UserError("the model takes vectors and cannot learn images; give vectors or begin a new model")
     shape, adapt = parameters.shape(images, model), parameters.adaptation(model)
     trained: tuple[Model | None, RunConfig] | None = None
     if not _stays_pretrained(parameters, model, images, shape):
